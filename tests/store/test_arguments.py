@@ -1,4 +1,4 @@
-"""What a call refuses: one table of odd arguments, and the same error of each kind of store, awaited and blocking."""
+"""Refused arguments: one table of odd arguments, and the same error from each kind of store, async and blocking."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TTLS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 async def not_needed(client: Any, lease: int) -> None:
-    """Operations on a key that is there, which keeps its own lease."""
+    """Call operations on an existing key, which keeps its own lease."""
     await client.append("there", b"")
     for operation in (Append("there", b"", lease), Create("there", b"", lease)):
         await client.transact(then=[operation])
@@ -115,7 +115,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 async def look(client: Any) -> None:
-    """Make each call with each odd argument; bytes-like values are taken, and nothing else."""
+    """Make each call with each odd argument; only bytes-like values are accepted."""
     wrong = []
     for calls, arguments, expected in TABLE:
         for name, call in calls.items():
@@ -123,7 +123,7 @@ async def look(client: Any) -> None:
                 try:
                     await call(client, odd)
                     said = type(None).__name__
-                except Exception as error:  # noqa: BLE001 - which, is the question
+                except Exception as error:  # noqa: BLE001 - the test compares the errors
                     said = type(error).__name__
                 if said != expected.__name__:
                     wrong.append(f"{name} of {shown(odd)}: {said}, not {expected.__name__}")
@@ -149,7 +149,7 @@ async def test_odd_prefixes_of_watches_are_refused_by_every_store(url: str) -> N
 
 
 async def test_a_call_that_is_refused_is_not_made_after_a_reconnect() -> None:
-    """A time limit that is no number was noticed when the request was in flight, and so it was sent later."""
+    """An invalid timeout was detected when the request was in flight, and so it was sent later."""
     async with store.serve() as server, store.connect(server.url) as client:
         with pytest.raises(StoreUsageError):
             await client.put("refused", b"", timeout="1")  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ async def test_odd_arguments_are_refused_alike_by_every_store_and_by_both_twins(
     "odd", [None, b"tcp://127.0.0.1:29400", 29400, "", "127.0.0.1:29400", "tcp://127.0.0.1:2_9400"]
 )
 async def test_a_url_that_is_none_is_named_in_the_error(odd: Any) -> None:
-    """Else None was an AttributeError without a hint of which argument it was."""
+    """None gave an AttributeError that did not name the argument."""
     with pytest.raises(StoreUsageError) as awaited:
         async with store.connect(odd):
             pass

@@ -1,6 +1,6 @@
-"""Every kind of store does the same: one suite, over the embedded store and a real etcd, awaited and blocking.
+"""Every kind of store behaves the same: one suite, over the embedded store and a real etcd, async and blocking.
 
-What etcd does otherwise is listed in `store.interface`, and is not asked here.
+`store.interface` lists the differences of etcd; they are not tested here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 KINDS = ("embedded", "etcd")
 TWINS = ("awaited", "blocking")
-THREADS = 32  # more than any test has waiting at once
+THREADS = 32  # more than the concurrent calls of any test
 
 _names = iter(range(10**6))
 
@@ -51,7 +51,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def open_client(url: str, twin: str) -> AsyncIterator[Any]:
-    """A client of either twin, to be awaited."""
+    """A client of either twin, with awaitable methods."""
     if twin == "awaited":
         async with store.connect(url) as client:
             yield client
@@ -72,19 +72,19 @@ async def client(request: pytest.FixtureRequest, url: str) -> AsyncIterator[Any]
 
 @pytest.fixture
 async def other(url: str) -> AsyncIterator[store.Client]:
-    """Somebody else, always awaited."""
+    """Another client, always an async one."""
     async with store.connect(url) as opened:
         yield opened
 
 
 @pytest.fixture
 def at() -> str:
-    """A prefix that no other test has."""
+    """Return a prefix that no other test has."""
     return f"test-{next(_names)}/"
 
 
 async def told(watch: Any, *, until: str) -> list[Event]:
-    """The events of an awaited watch up to one of this kind or key."""
+    """Return the events of a watch up to one of this kind or key."""
     seen: list[Event] = []
     async with asyncio.timeout(60):
         async for event in watch:

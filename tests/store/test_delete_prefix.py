@@ -1,4 +1,4 @@
-"""`delete_prefix` of more keys than one revision may change: what was there goes, and what comes later stays."""
+"""`delete_prefix` of more keys than one revision may change: keys from before are deleted, later ones stay."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ async def fill(client: store.Client) -> None:
 
 
 class Scripted(Calls):
-    """A client to which things happen before its requests, the first of which has number 1.
+    """A client that runs hooks before its requests, the first of which has number 1.
 
     Attributes:
-        before: What is done before a request of this number.
-        timeouts: What each was given.
+        before: The hook before a request, by its number.
+        timeouts: The timeout of each request.
     """
 
     def __init__(self, client: store.Client, before: dict[int, Callable[[], Any]]) -> None:
@@ -71,7 +71,7 @@ async def test_what_was_written_after_the_first_step_stays_also_to_a_key_that_wa
         await fill(client)
 
         async def write() -> None:
-            await client.put("m/00000 new", b"1")  # before what is deleted next, and after
+            await client.put("m/00000 new", b"1")  # between the keys that are deleted next and earlier ones
             await client.put("m/99999", b"1")
             await client.put(f"m/{OLD - 1:05}", b"overwritten")
 

@@ -1,4 +1,4 @@
-"""Blocks that hold a lease: how they end when it is lost, whichever task leaves them, and when a connection ends."""
+"""Blocks that hold a lease: their end after its loss, in another task, and after the end of a connection."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def connected(**options: Any) -> AsyncIterator[tuple[MemoryNetwork, store.
 async def test_a_lease_is_believed_in_no_longer_than_the_store_may_keep_it(
     terms: dict[str, float], lasts: float
 ) -> None:
-    """After a cut another led for as long as the TTL, while the first one's block went on."""
+    """After a cut another client led for as long as the TTL, while the first one's block went on."""
     async with connected() as (network, _, client):
         with pytest.raises(LeaseNotFound):
             async with client.kept_lease(10.0, **terms):
@@ -152,7 +152,7 @@ with store.sync.serve(port=int(sys.argv[1]), data_dir=sys.argv[2]):
 async def test_a_durable_store_that_is_killed_and_comes_back_within_the_ttl_ends_nothing(
     twin: str, tmp_path: Any
 ) -> None:
-    """While it refuses, no lease can lapse: that its connection has ended says nothing."""
+    """While it refuses connections, no lease can expire: the end of a connection means nothing then."""
     port = free_port()
     serve = "-c", SERVER, str(port), str(tmp_path)
     url = f"tcp://127.0.0.1:{port}"
@@ -162,7 +162,7 @@ async def test_a_durable_store_that_is_killed_and_comes_back_within_the_ttl_ends
             await holder.line("leads")
             server.kill()
             await server.wait()
-            await asyncio.sleep(3.0)  # it is what the test is about: three times the `disconnect_ttl`
+            await asyncio.sleep(3.0)  # the length matters: three times the `disconnect_ttl`
             async with start_python(*serve) as again, store.connect(url) as client:
                 await again.line("serves")
                 back_at = time.monotonic()
@@ -172,7 +172,7 @@ async def test_a_durable_store_that_is_killed_and_comes_back_within_the_ttl_ends
             assert "\n  lost" not in holder.written()
 
 
-# ------------------------------------------------------------------------------------------ whichever task leaves
+# ------------------------------------------------------------------------------------------ leaving in another task
 
 
 @virtual_time
@@ -181,12 +181,12 @@ async def test_a_durable_store_that_is_killed_and_comes_back_within_the_ttl_ends
 async def test_a_block_may_be_left_in_another_task_and_no_later_loss_cancels_anybody(
     enter: str, has_ended: bool
 ) -> None:
-    """It was an error of the cancel scope; and without that, a late loss would have cancelled the wrong task."""
+    """The cancel scope raised an error; without the scope, a late loss would have cancelled the wrong task."""
     async with connected() as (network, server, client):
         stack, left = contextlib.AsyncExitStack(), asyncio.Event()
 
         async def begin() -> None:
-            with anyio.fail_after(100):  # which is left before the block is
+            with anyio.fail_after(100):  # this scope is left before the block is
                 await stack.enter_async_context(
                     client.kept_lease(5.0) if enter == "kept_lease" else store.recipes.lock(client, "job", ttl=5.0)
                 )

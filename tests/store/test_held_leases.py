@@ -1,4 +1,4 @@
-"""The keeper: leases are renewed in time, claimed by new connections at once, and known to be lost when they may be."""
+"""The keeper: leases are renewed in time, claimed by new connections at once, and reported lost once they may be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ virtual_time = pytest.mark.virtual_time
 
 
 class Lapses:
-    """What a holder was told, and when."""
+    """Records the losses that a holder is notified of, with their times."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
@@ -86,7 +86,9 @@ async def test_releasing_from_an_unreachable_store_takes_a_short_time_however_ma
 
 
 class Moody(interface.Store):
-    """A store, not ours, that grants leases and refuses what it is told to refuse; it tells of no connections."""
+    """A store of another package that grants leases and refuses the requests that a test chooses. It reports no
+    connections.
+    """
 
     def __init__(self) -> None:
         self.refusals: list[Exception] = []
@@ -129,7 +131,7 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
 
 @virtual_time
 async def test_a_store_that_fails_in_a_way_of_its_own_costs_the_lease_and_its_holder_is_told() -> None:
-    """Nobody renewed it any more, and nobody was told."""
+    """The keeper stopped renewing the lease, and did not notify its holder."""
     moody, lapses = Moody(), Lapses()
     await Keeping(moody).hold(9.0, lapses)
     moody.refusals = [OSError("none of a store's own")] * 1000

@@ -1,4 +1,4 @@
-"""The named calls, beyond what `test_conformance` shows on each kind of store: what every one of them takes."""
+"""The named calls, beyond the tests of `test_conformance` on each kind of store: the arguments of every one of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GUARDED = ("put", "delete", "delete_prefix", "compare_and_set", "add", "append",
 
 
 class Fake(Store):
-    """A store that notes what it was asked, and refuses it."""
+    """A store that records its requests, and refuses them."""
 
     asked: Any = None
     timeout: float | None = None
@@ -92,8 +92,9 @@ def named_calls(kind: type) -> dict[str, Callable[..., Any]]:
         name: method
         for name, method in inspect.getmembers(kind, callable)
         if not name.startswith("_")
-        and name not in ("aclose", "close", "end_waits", "interrupt", "register")  # a task is cancelled instead
-        and name not in ("bound_pauses", "fail", "on_connection")  # who blocks is in a call, and hears it there
+        and name not in ("aclose", "close", "end_waits", "interrupt", "register")  # async callers cancel a task instead
+        # a blocking caller is in a call, and gets its error there
+        and name not in ("bound_pauses", "fail", "on_connection")
     }
 
 

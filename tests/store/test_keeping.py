@@ -1,4 +1,4 @@
-"""Leases that keep themselves: for as long as a block lasts, and not a moment longer than they may be believed in."""
+"""Leases that keep themselves: for as long as a block lasts, and no longer than they can be relied on."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ async def test_a_block_is_cancelled_when_its_lease_may_be_anothers() -> None:
             async with client.kept_lease(5.0):
                 network.partition("client")
                 await asyncio.sleep(600.0)
-        assert asyncio.get_running_loop().time() - started <= 5.0 + 2.0  # and no time is lost in revoking it
+        assert asyncio.get_running_loop().time() - started <= 5.0 + 2.0  # and revoking it takes no time
 
 
 @virtual_time
 async def test_a_lease_is_lost_in_time_also_if_its_renewal_waits_for_longer_than_it_was_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A process that was stopped as it began to renew began to count the time limit after it went on."""
+    """If a process was stopped as it began to renew, the time limit counted only from the moment it continued."""
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
         renew = store.Lease.keep_alive
@@ -99,7 +99,7 @@ def test_a_thread_keeps_the_lease_of_a_blocking_caller() -> None:
     with store.sync.serve() as server, store.sync.connect(server.url) as client:
         with client.kept_lease(0.5) as lease:
             client.put("mine", b"", lease=lease)
-            time.sleep(1.5)  # three times the TTL: nothing but keeping lets the key live
+            time.sleep(1.5)  # three times the TTL: the key lives only if its lease is renewed
             lease.check()
             assert client.get("mine") is not None
         assert client.get("mine") is None
@@ -125,7 +125,7 @@ def test_a_blocking_caller_knows_by_its_clock_that_the_store_is_out_of_reach() -
         lease = client.kept_lease(60.0)
         with lease:
             lease.check()
-            lease._keeper.belief.renewed_at -= 60.0  # as after a minute out of reach
+            lease._keeper.belief.renewed_at -= 60.0  # as after a minute without a connection
             assert lease.lost == "its lease of 60 s could not be renewed in time"
             with pytest.raises(LeaseNotFound):
                 lease.check()
@@ -134,7 +134,7 @@ def test_a_blocking_caller_knows_by_its_clock_that_the_store_is_out_of_reach() -
 
 
 class OldLease(Lease):
-    """Granted by what was sent long ago, and perhaps over."""
+    """A lease whose grant was sent long ago, and which may have expired."""
 
     id = 7
     ttl = 9.0
@@ -149,11 +149,11 @@ class OldLease(Lease):
         self.renewed += 1
 
     async def revoke(self, *, timeout: float | None = None) -> None:
-        """As a lease can be."""
+        """Revoke the lease."""
 
 
 async def test_a_lease_whose_grant_was_long_under_way_is_renewed_before_anybody_relies_on_it() -> None:
-    """It was lost the moment it was there: after an outage, in which its grant had waited."""
+    """It was lost as soon as it was granted, after an outage during which the grant had waited."""
     for age, renewed in ((0.0, 0), (2.9, 0), (3.0, 1), (60.0, 1)):
         lease = OldLease()
         assert await renewed_if_old(lease, 100.0, partial(float, 100.0 + age)) == 100.0 + renewed * age

@@ -1,4 +1,4 @@
-"""Limits are above zero, and agree with each other. That each holds is shown in `guarantees/test_s6_every_limit.py`."""
+"""Limits are above zero, and agree with each other. `guarantees/test_s6_every_limit.py` tests each of them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_is_a_part_of_another_has_room_there(limit: str, least: int, others
 
 
 def shown(value: Any, name: str) -> str:
-    """A default as a person would write it."""
+    """Return a default as a person would write it."""
     if "bytes" in name:
         return f"{value // 2**20} MiB" if value >= 2**20 else f"{value // 2**10} KiB"
     if type(value) is float:
@@ -41,7 +41,7 @@ def shown(value: Any, name: str) -> str:
 
 
 def table() -> str:
-    """The table of limits, as docs/limits.md has it."""
+    """Return the table of limits, as docs/limits.md has it."""
     rows = ["| limit | default | it bounds | past it |", "| --- | --- | --- | --- |"]
     for one in fields(Limits):
         help, past = one.metadata["help"], one.metadata["past"]

@@ -1,4 +1,4 @@
-"""The nouns: what changes the store is known to, and what a put leaves behind."""
+"""The messages: which of them change the store, and the entry after a put."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def test_a_put_event_leaves_an_entry_and_no_other_does() -> None:
 
 
 def test_what_only_reads_is_no_mutation_and_what_renews_may_be_repeated() -> None:
-    ours = {kind for kind in Request.__subclasses__() if kind.__module__ == Request.__module__}  # not another test's
+    # without those of other tests
+    ours = {kind for kind in Request.__subclasses__() if kind.__module__ == Request.__module__}
     harmless = {kind.__name__ for kind in ours - MUTATIONS}
     asks = "Get GetMany List Count Wait Guarded KeepAlive TimeToLive Watch Cancel Ping Stats ListGroups ListNotes"
     assert harmless == {*asks.split(), "Excessive", "Unknown", "Create"}, "Create is carried out in transactions only"

@@ -1,4 +1,4 @@
-"""Text of others, made fit for a terminal and a log."""
+"""Text from other parties, escaped for a terminal and a log."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_logger_escapes_what_others_say_and_leaves_numbers_alone(caplog: pytes
     ],
 )
 def test_rooms_that_log_reasons_and_names_of_others_escape_them(room: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A closing reason, or another node's name, could clear the screen of everybody who ran `rdzv run -v`."""
+    """A closing reason, or another node's name, could clear the terminal of each user of `rdzv run -v`."""
     importlib.import_module(room)
     logging.getLogger(room).error("run %s: %s", "job", "the end\x1b[2J")
     assert caplog.messages == ["run job: the end\\x1b[2J"]

@@ -1,4 +1,4 @@
-"""What a noun says once: how it is made, compared, packed, checked and read."""
+"""Records: constructing, comparing, packing, checking and reading them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Plan(Record, code=3, kw_only=True):
     steps: tuple[Cut | Burn, ...] = ()
     first: Leaf | None = None
     seen: int | bytes | bool = 0
-    counts: dict[str, int | float] = {}  # noqa: RUF012 - nobody changes it
+    counts: dict[str, int | float] = {}  # noqa: RUF012 - it is never changed
     fate: Fate = Fate.SOLD
 
 
@@ -169,7 +169,7 @@ def test_long_arrays_are_read_in_steps() -> None:
 
 
 def test_a_record_has_no_attributes_but_its_own() -> None:
-    """Whoever looked for a `count` of a closing found that of tuples, and told it to others."""
+    """The attribute `count` of a closing was a method of tuples, and a reader passed that on."""
 
     class Counted(Record):
         count: int

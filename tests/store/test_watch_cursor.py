@@ -1,4 +1,4 @@
-"""A watch is opened as asked for, and again from where it had come."""
+"""A watch is opened as requested, and reopened after its last event."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_snapshot_is_begun_again_until_it_was_seen_whole() -> None:
     cursor.nothing_before(7)
     reset = Event(kind="reset", revision=0)
     assert cursor.opening() == (Watch(prefix="a", snapshot=True), reset)
-    assert cursor.opening() == (Watch(prefix="a", snapshot=True), None)  # its reader has been told
+    assert cursor.opening() == (Watch(prefix="a", snapshot=True), None)  # its reader has been notified
     cursor.delivered(synced(9))
     assert resumable(cursor)
     assert cursor.opening() == (Watch(prefix="a", start_revision=10), None)

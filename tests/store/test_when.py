@@ -1,4 +1,4 @@
-"""Conditions read like what they mean, and what would mean something else is refused."""
+"""Conditions read like their meaning, and expressions with another meaning are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_value_is_compared_with_bytes(other: object) -> None:
 
 @pytest.mark.parametrize("term", [when.mod_revision("a"), when.create_revision("a"), when.value("a")])
 def test_there_is_no_unequal(term: object) -> None:
-    """Python used to make one by itself, which was False: a transaction was then sent a bool for a condition."""
+    """Python derived one by itself, which was False: a transaction then sent a bool as a condition."""
     with pytest.raises(TypeError, match="cannot be negated"):
         _ = term != b"x"
 

@@ -40,7 +40,7 @@ def url() -> Iterator[str]:
 
 
 class Alarm(Exception):
-    """What a signal handler of a user's raises."""
+    """The exception that a user's signal handler raises."""
 
 
 def test_a_signal_handler_that_raises_gets_out_of_a_call_at_once_and_the_client_goes_on(url: str) -> None:

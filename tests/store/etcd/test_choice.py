@@ -1,4 +1,4 @@
-"""Which member is asked next, and when."""
+"""The choice of the next member, and the pauses before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is etcd's own: lost answers, compaction, several members, identity, users, certificates, and a full disk."""
+"""Behaviour of etcd alone: lost answers, compaction, several members, identity, users, certificates, and a full
+disk.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ _names = iter(range(10**6))
 
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attempts follow each other without the pauses that spare a cluster in trouble."""
+    """Make attempts without the pauses that spare a cluster in trouble."""
     monkeypatch.setattr(choice_room, "PAUSE_FIRST", 0.0005)
     monkeypatch.setattr(choice_room, "PAUSE_MOST", 0.002)
 
@@ -68,7 +70,7 @@ def etcd() -> Iterator[Etcd]:
 
 @pytest.fixture
 def at() -> str:
-    """A prefix that no other test has."""
+    """Return a prefix that no other test has."""
     return f"etcd-{next(_names)}/"
 
 
@@ -83,11 +85,12 @@ async def client(etcd: Etcd) -> AsyncIterator[Client]:
 
 
 class Losses:
-    """Loses what a client asks or is answered, as a network would, with dice.
+    """Loses requests and answers of a client at random, as a network does.
 
     Attributes:
-        fates: What may happen to an attempt: "pass"; "unsent": it never arrives; "unheard": its answer is lost;
-            "late": it takes long, and arrives after some of the next attempts; "held": it does so when it is let go.
+        fates: The possible fates of an attempt. "pass": it succeeds. "unsent": it never arrives. "unheard": its answer
+            is lost. "late": it takes long, and arrives after some of the next attempts. "held": it arrives when it is
+            released.
     """
 
     def __init__(self, client: Client, *, seed: int = 1, fates: tuple[str, ...] = ("pass",)) -> None:
@@ -95,7 +98,7 @@ class Losses:
         self._send = client.members._send
         client.members._send = self.send  # type: ignore[assignment, method-assign]  # it plays the network's part
         self._rng = random.Random(seed)
-        self._late: list[tuple[int, tuple[Any, ...]]] = []  # and how many attempts come before it
+        self._late: list[tuple[int, tuple[Any, ...]]] = []  # with the number of attempts that arrive before it
         self._news = asyncio.Event()
         self._held: list[tuple[Any, ...]] = []
         self.fates = fates
@@ -106,7 +109,7 @@ class Losses:
     async def of(
         self, work: Coroutine[Any, Any, T], *, times: int = 1, fate: str = "unheard"
     ) -> AsyncIterator[asyncio.Task[T]]:
-        """Lose what some work asks: at the beginning of the block so much was lost, after its end nothing is."""
+        """Lose attempts of some work: the block begins after so many losses, and nothing more is lost after its end."""
         until = self.lost + times
         self.fates = (fate,)
         task = asyncio.create_task(work)
@@ -118,23 +121,23 @@ class Losses:
         self.fates = ("pass",)
 
     async def let_go(self) -> None:
-        """Have what was held arrive now."""
+        """Let the held attempts arrive now."""
         for copy in self._held:
             await self._arrive(copy)
 
     async def _arrive(self, copy: tuple[Any, ...]) -> None:
-        """Have a copy arrive, over whichever connection there is by now."""
+        """Let a copy arrive, over the connection that exists by then."""
         await self._send(await self._members._connection(math.inf, 1.0, "a copy", None), *copy)
 
     async def send(self, connection: Connection, method: str, *rest: Any) -> Any:
-        """In place of the members' own."""
+        """Stands in for `Members._send`."""
         self.asked.append(method)
         fate = self._rng.choice(self.fates) if method == "KV/Txn" or method.startswith("Lease/") else "pass"
         reply = await self._send(connection, method, *rest) if fate in ("pass", "unheard") else None
         arriving = [copy for wait, copy in self._late if not wait]
         self._late = [(wait - 1, copy) for wait, copy in self._late if wait]
         for copy in arriving:
-            with contextlib.suppress(Failure, StoreError):  # nobody hears what a late one comes to
+            with contextlib.suppress(Failure, StoreError):  # the result of a late attempt reaches no caller
                 await self._arrive(copy)
         if fate == "late":
             self._late.append((self._rng.randrange(4), (method, *rest)))
@@ -194,12 +197,12 @@ async def test_s2_whatever_is_lost_every_write_is_done_once_and_answered_as_it_w
 
 
 def chosen() -> int:
-    """A lease's id, as one that a transaction grants."""
+    """Choose a lease's id, for a transaction that grants it."""
     return CHOSEN_LEASE_LEAST + random.getrandbits(60)
 
 
 async def arrive(client: Client, at: str, name: str, *, own: int, shared: int) -> TransactionResult:
-    """Put one key on a lease of one's own, and others on one that all share, as a node does that arrives."""
+    """Put one key on a new lease, and others on one that all share, as a node does at its arrival."""
     return await client.transact(
         when=[when.value_if_any(at + "settings") == b"x", when.missing(at + name)],
         then=[
@@ -271,7 +274,7 @@ async def test_s2_whatever_is_lost_a_node_arrives_once(etcd: Etcd, at: str, seed
 async def test_s2_a_write_on_a_lease_that_has_gone_is_refused_or_nobody_knows(
     etcd: Etcd, client: Client, at: str
 ) -> None:
-    """Its receipt goes with its lease: after a lost answer, nobody can tell any more."""
+    """The receipt is deleted with the lease: if the answer was lost, the outcome can no longer be known."""
     await arrive(client, at, "a", own=(own := chosen()), shared=chosen())
     async with Losses(client).of(client.put(at + "a", b"1", lease=own)) as writing:
         etcd.members[0].ask("lease/revoke", ID=str(own))
@@ -283,7 +286,7 @@ async def test_s2_a_write_on_a_lease_that_has_gone_is_refused_or_nobody_knows(
 
 
 async def test_s5_a_lease_that_a_refused_attempt_has_granted_begins_anew_with_the_next(client: Client, at: str) -> None:
-    """It was taken for as fresh as the attempt that used it, and could lapse long before it was renewed."""
+    """It was taken for as fresh as the attempt that used it, and could expire long before it was renewed."""
     asked, own = Losses(client).asked, chosen()
     for condition, succeeds in ((when.exists(at + "no"), False), (when.missing(at + "no"), True)):
         put = store.Put(at + "a", b"", lease=own)
@@ -293,7 +296,7 @@ async def test_s5_a_lease_that_a_refused_attempt_has_granted_begins_anew_with_th
 
 
 async def test_s2_what_arrives_after_its_answer_was_given_does_nothing(client: Client, etcd: Etcd, at: str) -> None:
-    """The answer was that another has it; and so it must stay, also when that one has gone."""
+    """The answer was that another client has it. This must stay true, also when that client has gone."""
     await client.put(at + "mine", b"")  # so that it has a receipt
     async with client_of(etcd.url) as other:
         await other.put(at + "lock", b"another")
@@ -347,7 +350,7 @@ async def test_a_request_that_is_never_answered_says_whether_it_may_have_been_do
 
 
 async def test_s2_a_write_that_was_under_way_when_its_client_was_closed_may_have_been_done(etcd: Etcd, at: str) -> None:
-    """It was said not to have been, and was."""
+    """The error said that it had not been applied, but it had."""
     done = asyncio.Event()
     async with client_of(etcd.url) as client:
         await client.put(at + "a", b"0")  # so that it has a receipt
@@ -430,7 +433,7 @@ async def test_s4_a_quiet_watch_goes_on_through_compaction_unless_something_has_
                     await asyncio.sleep(0.01)  # until they have seen that nothing has happened
                 put = await writer.put(at + "c", b"1")
                 assert [(event.kind, event.revision) for event in await asyncio.gather(*waiting)] == [("put", put)] * 2
-            watch._release()  # what is deleted meanwhile leaves no trace but that it is missing
+            watch._release()  # a key that is deleted meanwhile is only noticed by its absence
             await writer.delete(at + "b")
             etcd.compact(await writer.put("elsewhere", b""))
             kinds = [event.kind for event in await read_until(watch, kind="synced")]
@@ -461,10 +464,10 @@ async def test_s4_a_watch_whose_member_falls_silent_goes_on_at_another(
 
 
 class AlwaysFirst(random.Random):
-    """Dice for a client that begins with the first member."""
+    """A source of randomness for a client that begins with the first member."""
 
     def randrange(self, *_: Any) -> int:
-        """The first."""
+        """Return the first."""
         return 0
 
 
@@ -485,7 +488,7 @@ async def test_a_snapshot_of_more_keys_than_one_page_holds_is_whole(client: Clie
     assert [event.key for event in await until(client.watch(at, snapshot=True), kind="synced")] == [*names, ""]
 
 
-# ------------------------------------------------------------------------------------------ who answers
+# ------------------------------------------------------------------------------------------ authentication
 
 
 async def test_credentials_of_the_other_kind_of_store_are_refused(etcd: Etcd) -> None:
@@ -498,7 +501,7 @@ async def test_credentials_of_the_other_kind_of_store_are_refused(etcd: Etcd) ->
 
 
 async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
-    """One etcd that wants it all: mutual TLS, and a user who may do no more than write under his prefix."""
+    """One etcd that demands everything: mutual TLS, and a user who may only write below their own prefix."""
     authority, stranger = trustme.CA(), trustme.CA()
     for name, issuer in (("server", authority), ("client", authority), ("stranger", stranger)):
         issued = issuer.issue_cert("127.0.0.1", "localhost")
@@ -530,7 +533,7 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
             info = await handler.next_rendezvous()
             await info.store.set("key", "value")
             assert await info.store.get("key") == b"value"
-            for command in ("status", "runs"):  # which asked for another place, and were refused
+            for command in ("status", "runs"):  # they once read another key, and were refused
                 done, output = await run(command, url + who + "/password")
                 assert done == 0, output
             _, output = await run("doctor", url + who + "/password")
@@ -539,7 +542,7 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
             )
         for wrong, sentence in (
             (url + who + "/wrong", "refused the user or the password"),
-            (url, "does not permit this user"),  # whom etcd takes from the certificate: its common name
+            (url, "does not permit this user"),  # etcd takes the user from the certificate: its common name
             (url.replace("ca.pem", "other-ca.pem") + who + "/password", "no certificate that we trust"),
             (url.replace("etcds:", "etcd:").partition("&ca=")[0], "speaks TLS; write etcds://"),
             (f"{served.url}/job?min_nodes=1&ca={ca}" + who + "/password", "give a client certificate that it trusts"),
@@ -569,7 +572,9 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
 async def test_s8_who_runs_logs_in_again_when_users_change_and_authentication_goes_and_comes(
     tokens: str, tmp_path: Path
 ) -> None:
-    """What ran hung until its token was too old, and failed for good then; or was told that it had no user."""
+    """A running client hung until its token had expired, and then failed for good, or with an error that it had no
+    user.
+    """
     issued = trustme.CA().issue_cert("localhost")
     issued.private_key_pem.write_to_path(tmp_path / "key")
     issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
@@ -590,7 +595,7 @@ async def test_s8_who_runs_logs_in_again_when_users_change_and_authentication_go
                     lambda: ask("auth/disable", as_user="root"),
                     lambda: ask("auth/enable"),
                     lambda: ask("auth/user/delete", as_user="root", name="another"),
-                    lambda: time.sleep(3),  # the token is too old by then
+                    lambda: time.sleep(3),  # the token has expired by then
                 ):
                     await asyncio.to_thread(change)
                     assert await client.put("a", b"1") == (await anext(told)).revision
@@ -613,12 +618,12 @@ async def test_a_full_cluster_says_so_in_one_sentence_and_still_reads_and_delete
             with pytest.raises(RendezvousError, match="NOSPACE"):
                 async with rdzv.connect(url) as handler:
                     await handler.next_rendezvous()
-            await lease.keep_alive(note=b"at step 7")  # what a member says of itself is lost, and not its lease
+            await lease.keep_alive(note=b"at step 7")  # the member's record is lost, but not its lease
             assert (await client.get("a")) is not None
             assert await client.delete("a") is True
             assert await client.delete_prefix("big/") > 3
             assert [event.kind for event in await read_until(watch, kind="delete")] == ["synced", "put", "delete"]
-            # What an operator then does.
+            # The operator's repair.
             served.compact((await client.stats())["revision"])
             member.ask("maintenance/defragment")
             for alarm in member.ask("maintenance/alarm", action="GET")["alarms"]:

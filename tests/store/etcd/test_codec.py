@@ -1,4 +1,4 @@
-"""Our requests in etcd's words: URLs, ranges, conditions, events, refusals."""
+"""Our requests in etcd's terms: URLs, ranges, conditions, events, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a client of etcd is: one login for all who wait, a password that is read again, a token that is forgotten."""
+"""Logins of a client of etcd: one login for all waiting calls; the password is read again, the token is forgotten."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ SWITCHED_OFF = Failure("authentication is not enabled", FailureKind.NO_AUTHENTIC
 
 
 class Member:
-    """Answers logins by a script, the last answer again and again."""
+    """Answers logins by a script, and repeats the last answer."""
 
     def __init__(self, *answers: str | Exception) -> None:
         self._answers = list(answers)
         self.passwords: list[str] = []
 
     async def ask(self, _: str, fields: dict[str, str], **__: Any) -> Any:
-        """In place of a connection's."""
+        """Stands in for a connection's `ask`."""
         self.passwords.append(fields["password"])
         await asyncio.sleep(0)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]

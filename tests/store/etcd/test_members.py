@@ -1,4 +1,4 @@
-"""What members may answer that a real etcd cannot be made to: other releases' words, broken pieces, silence."""
+"""Answers of members that a real etcd cannot be made to give: those of other releases, broken ones, and none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ READ = "KV/Range"
 class Member(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
     """A member that answers by a script, one answer per request, the last one again and again.
 
-    The read that a client begins with is answered, and not counted, unless `probed` says how.
+    The first read of a client is answered, and not counted, unless `probed` gives another answer.
     """
 
     def __init__(self, *answers: Script, probed: Script | None = None) -> None:
@@ -44,7 +44,7 @@ class Member(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
         self.to_tell: asyncio.Queue[Any] = asyncio.Queue()  # messages of watches; an exception aborts the stream
 
     def service(self, details: Any) -> Any:
-        """Answer whatever is asked."""
+        """Answer any method."""
         method = details.method.removeprefix("/etcdserverpb.")
         if method == "Watch/Watch":
             return grpc.stream_stream_rpc_method_handler(self._watch)
@@ -86,7 +86,7 @@ class Member(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
 
 
 def says(message: Any = None) -> Script:
-    """Answer with a message; an empty answer to a read otherwise."""
+    """Answer with a message, or without one: with an empty answer to a read."""
 
     async def answer(_: Any) -> Any:
         return message if message is not None else pb.RangeResponse(header=HEADER, count=1)
@@ -109,22 +109,22 @@ async def says_nothing(_: Any) -> Any:
 
 
 class First(random.Random):
-    """Dice for a client that begins with the first member, and makes the shortest pauses."""
+    """A source of randomness for a client that begins with the first member, and makes the shortest pauses."""
 
     def randrange(self, *_: Any) -> int:
-        """The first."""
+        """Return the first."""
         return 0
 
     def uniform(self, least: float, _: float) -> float:
-        """The least."""
+        """Return the least."""
         return least
 
 
 class Second(First):
-    """Dice for a client that goes on with the second one."""
+    """A source of randomness for a client that goes on with the second member."""
 
     def randrange(self, *_: Any) -> int:
-        """The second."""
+        """Return the second."""
         return 1
 
 
@@ -149,7 +149,7 @@ def soon(seconds: float = 30.0) -> float:
 
 
 def time_is_over(members: Members) -> None:
-    """Have every deadline pass: what is judged is what a caller is told then, and not how fast this machine is."""
+    """Let every deadline pass: the test is about the error, and not about the speed of this machine."""
     members._time = lambda: asyncio.get_running_loop().time() + 1e6  # type: ignore[method-assign]
 
 
@@ -235,7 +235,7 @@ async def test_who_stands_in_line_behind_requests_that_are_not_answered_waits_no
         await ask(members)  # it is connected now
         members._room = asyncio.Semaphore(1)
         first = asyncio.create_task(ask(members, deadline=soon(600)))
-        while len(member.asked) < 2:  # noqa: ASYNC110  it tells nobody
+        while len(member.asked) < 2:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(0.01)
         doubt = RetryState()
         with pytest.raises(ConnectionLost):
@@ -263,7 +263,7 @@ async def test_an_attempt_to_renew_a_lease_takes_at_most_half_of_what_is_left() 
 
 
 async def test_when_the_time_is_over_the_last_reason_that_was_given_is_told() -> None:
-    """Whether this client is connected again by then is chance, and changes neither the error nor the reason."""
+    """By then the client may be connected again or not; this changes neither the error nor the reason."""
     for connected in (False, True):
         async with members_of(Member(TIMED_OUT)) as members:
             real = members._send

@@ -1,4 +1,4 @@
-"""A write as one transaction, and what came of it: what a real etcd's answers do not show by themselves."""
+"""A write as one transaction, and its result: cases that the answers of a real etcd do not show."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_deletion_of_everything_leaves_receipts_alone() -> None:
 
 
 def test_what_was_lost_is_made_up_from_the_store_as_it_was_then() -> None:
-    """A read of what the write wrote is of its revision; what it deleted or only read, of the one before."""
+    """A key that the write wrote has the write's revision; one that it deleted or only read, the revision before."""
     operations = (Get("a"), Delete("a"), Put("b", b"1"), Get("b"), DeletePrefix(prefix="p/"))
     plan = Plan(operations=operations, rests_on=(), succeeded=True)
     asked = [request["request_range"] for request in recovery(plan, 50, hidden=HIDDEN)["success"]]

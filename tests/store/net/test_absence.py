@@ -1,4 +1,4 @@
-"""A store that cannot be reached is not waited for in silence."""
+"""A client reports that its store cannot be reached, while it waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_it_is_said_after_three_seconds_and_then_ever_more_rarely(caplog: 
 async def test_of_many_who_wait_for_one_store_one_speaks_and_another_once_that_has_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A process with 359 nodes said it 359 times."""
+    """A process with 359 nodes reported it 359 times."""
 
     async def wait(seconds: float) -> None:
         with anyio.move_on_after(seconds), absence_told("tcp://head:1", str, within=600, ended_by="join_timeout"):
@@ -84,7 +84,8 @@ def test_durations_are_said_in_hours_minutes_and_seconds() -> None:
     ]
 
 
-# ------------------------------------------------------------------------------------------ a store that was met
+# ------------------------------------------------------------------------------------------ a store that was reached
+# before
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -96,7 +97,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.virtual_time
 async def test_an_awaited_client_tells_of_an_outage_once_and_of_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    """Who waited or watched heard nothing, however long the store was gone."""
+    """A waiting call or a watch reported nothing, however long the store was away."""
     caplog.set_level(logging.INFO)
     network = MemoryNetwork()
     async with contextlib.AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""An address is what a URL says, and says it again."""
+"""An address is read from a URL, and written as the same URL."""
 
 from __future__ import annotations
 

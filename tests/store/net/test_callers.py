@@ -1,4 +1,4 @@
-"""Callers who would wait for ever get one sentence that names the cause."""
+"""A call that would wait for ever gets an error of one sentence that names the cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from store.net.threads import LoopThread
 
 
 async def test_a_blocking_client_in_the_thread_whose_loop_serves_its_store_is_told_so() -> None:
-    """It waited until its time was up, and then said that nobody answers."""
+    """It waited until its timeout, and then said that no server answers."""
     async with store.serve() as server:
         with pytest.raises(store.StoreUsageError, match="whose event loop serves its store"):
             sync.connect(server.url).__enter__()

@@ -1,4 +1,4 @@
-"""How a client is told of what fails. `test_client.py` dials."""
+"""The errors of a failed connection. `test_client.py` dials."""
 
 from __future__ import annotations
 

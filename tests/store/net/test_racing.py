@@ -1,4 +1,4 @@
-"""Names with several addresses: which is tried when, and that a dead one holds nobody up."""
+"""Names with several addresses: the order of the attempts, and that a dead address does not delay a client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resolved(*addresses: Any) -> list[Resolved]:
 
 @pytest.fixture
 def dead() -> Iterator[tuple[str, int]]:
-    """An address at which nobody answers: its queue is full, so that the system drops who comes."""
+    """Yield an address without an answer: its queue is full, so that the system drops new connections."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
@@ -79,7 +79,7 @@ async def test_connections_are_made_that_carry_small_packets_both_ways(
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Addresses]:
-    """Gives a name these addresses."""
+    """Return `Addresses` whose name has these addresses."""
 
     really = socket.getaddrinfo
 
@@ -97,7 +97,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Addresses]:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many sockets were on their way when one of them won, for each race."""
+    """Return a list that gets, for each race, the number of sockets that were connecting when one of them won."""
     won, counts = Race.won, []
 
     def counted(race: Race, sock: socket.socket) -> bool:
@@ -142,7 +142,7 @@ def test_an_address_that_fails_another_thread_in_the_same_moment_disturbs_nobody
     names: Callable[..., Addresses],
 ) -> None:
     class Meanwhile(int):
-        """A standing that another thread is compared with just then."""
+        """The standing of an address; another thread changes the table during its comparison."""
 
         def __ne__(self, other: object) -> bool:
             addresses.did_not_work([b])
@@ -201,7 +201,7 @@ def test_a_dead_address_holds_nobody_up(
     live: socket.socket,
     at_once: list[int],
 ) -> None:
-    """On uvloop it was given 3 s before another was tried."""
+    """On uvloop the next one was tried only after 3 s."""
     addresses = names(dead, live.getsockname())
 
     async def connect_twice() -> None:
@@ -217,7 +217,7 @@ def test_a_dead_address_holds_nobody_up(
 def test_a_dead_address_holds_no_blocking_caller_up(
     names: Callable[..., Addresses], dead: tuple[str, int], at_once: list[int]
 ) -> None:
-    """It was given 10 s in every connect before another was tried."""
+    """In every connect the next one was tried only after 10 s."""
     with store.sync.serve() as server:
         names(dead, ("127.0.0.1", server.port))
         with store.sync.connect(f"tcp://head.test:{server.port}") as client:
@@ -275,7 +275,7 @@ async def test_a_race_that_is_cancelled_leaves_nothing_open(
 async def test_a_name_server_that_fails_later_keeps_nobody_from_the_address_that_worked(
     how: str, live: socket.socket, names: Callable[..., Addresses], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Connections that were reset at such a moment stayed away until their leases had lapsed."""
+    """Connections that were reset at such a moment stayed away until their leases had expired."""
     monkeypatch.setattr(racing, "LOOKED_UP_WITHIN", 0.05)
     over = threading.Event()
     addresses = names(live.getsockname())
@@ -302,7 +302,7 @@ async def test_a_name_server_that_fails_later_keeps_nobody_from_the_address_that
 
 
 def have_slow_names(monkeypatch: pytest.MonkeyPatch, over: threading.Event, takes: float) -> None:
-    """Each look at what a name stands for takes so many seconds, or until this is set."""
+    """Let each name lookup take so many seconds, or until the event is set."""
     really = socket.getaddrinfo
 
     def look_up(host: bytes, port: int, *, type: int, flags: int = 0) -> Any:
@@ -320,7 +320,7 @@ def have_slow_names(monkeypatch: pytest.MonkeyPatch, over: threading.Event, take
 async def test_a_name_server_that_takes_longer_than_an_attempt_is_heard_out(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two, the first of which is dead, the other is asked after 5 s: no client ever connected."""
+    """If the first of two name servers is dead, the other is asked after 5 s: no client ever connected."""
     have_slow_names(monkeypatch, threading.Event(), takes=0.3)
     monkeypatch.setattr("store.client.patience.FIRST_ATTEMPT", 0.2)
 

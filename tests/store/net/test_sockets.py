@@ -1,4 +1,4 @@
-"""Sockets are quick, notice a dead peer, and are let go in forked children."""
+"""Sockets are quick, notice a dead peer, and are closed in forked children."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MIB = 1024 * 1024
 
 
 class Owner:
-    """Something that has a socket."""
+    """An object that has a socket."""
 
 
 def in_child(check: Callable[[], bool]) -> bool:
-    """What `check` gives in a forked child."""
+    """Return the result of `check` in a forked child."""
     pid = os.fork()
     if pid == 0:  # pragma: no cover - the child's coverage is its own
         status = 2
@@ -56,7 +56,7 @@ def test_a_connected_socket_does_not_delay_and_notices_silence() -> None:
 
 
 def test_what_can_be_read_is_not_held_back_by_a_loss() -> None:
-    """What is, is seen in tests/hosts/test_large_packets.py: loopback loses nothing."""
+    """tests/hosts/test_large_packets.py tests the loss itself: loopback loses nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
     acknowledged = (0, False, sockets.SYSTEM_TELLS)
@@ -81,7 +81,7 @@ def test_all_sockets_of_an_owner_are_let_go() -> None:
 
 def test_a_number_that_has_become_another_files_is_left_alone() -> None:
     class StandIn:
-        """As some loops have it: it keeps the number of a socket that was closed."""
+        """A socket as some loops have it: it keeps its number after it was closed."""
 
         def __init__(self, number: int) -> None:
             self._number = number
@@ -274,7 +274,9 @@ async def test_a_forked_child_holds_neither_the_port_nor_the_connections_of_a_se
 
 
 async def test_a_connection_that_is_given_up_at_any_moment_leaves_no_socket_behind() -> None:
-    """asyncio's race between addresses forgot the one that had won, when it was cancelled at that very moment."""
+    """If asyncio's race between addresses was cancelled at the moment of its success, it leaked the socket that had
+    won.
+    """
     async with store.serve() as server:
         dialling = TcpDial(Address(host="127.0.0.1", port=server.port), None)
         with warnings.catch_warnings(record=True) as caught:

@@ -33,7 +33,9 @@ def without(closed: tuple[int, ...], *arguments: str) -> contextlib.AbstractAsyn
 
 @pytest.mark.parametrize("closed", SETS)
 async def test_a_server_outlives_its_clients_and_says_what_it_can(closed: tuple[int, ...]) -> None:
-    """The first client to leave without standard error ended the process: libuv closes no socket of that number."""
+    """If standard error was closed, the first client to leave ended the process: libuv never closes a socket of number
+    2.
+    """
     port = free_port()
     async with without(closed, "-m", "rdzv", "serve", "--port", str(port)) as child:
         for _ in range(3):
@@ -55,7 +57,7 @@ async def test_processes_of_a_launcher_have_all_three(closed: tuple[int, ...], t
 
 
 async def test_a_program_on_uvloop_keeps_what_it_has_open_itself() -> None:
-    """The loops are of our threads: a file that the program has opened at 0 stays, and 2 is free for a socket."""
+    """The loops belong to our threads: a file that the program has opened at 0 stays, and 2 is free for a socket."""
     require("uvloop")
     async with without(
         (0, 2),

@@ -41,7 +41,7 @@ def test_a_context_is_held_in_the_thread_until_it_is_left() -> None:
 
 
 def test_nobody_keeps_a_thread_that_has_ended() -> None:
-    """The table of what runs did, by what ends it: each handler that had come and gone left 300 kB of a loop behind."""
+    """A table of the running loops kept each one that had ended: each handler left 300 kB behind."""
     ours = threads.LoopThread("brief")
     ours.stop(within=60)
     gone = weakref.ref(ours)
@@ -77,14 +77,14 @@ async def test_a_call_into_another_loop_gives_what_came_of_it_or_is_cancelled_th
     waiting = ours.run(wait())
     await begun.wait()
     with anyio.move_on_after(0):
-        await waiting.end()  # who waits is cancelled, and the work is not
+        await waiting.end()  # the waiting task is cancelled, and the work is not
     assert not cancelled.is_set()
     waiting.cancel()
     await cancelled.wait()
     waiting.cancel()  # twice does no harm
 
     unbegun = ours.run(wait())
-    unbegun.cancel()  # before it has come to begin, perhaps
+    unbegun.cancel()  # perhaps before it has begun
     await unbegun.end()
     with pytest.raises(asyncio.CancelledError):
         unbegun.result()
@@ -143,9 +143,9 @@ serving.__enter__()
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 async def test_a_child_forked_while_its_parent_serves_can_end(loop: str) -> None:
-    """It waited for ever, on leaving the context, for a thread that it does not have; with uvloop, it crashed.
+    """On leaving the context it waited for ever for a thread that only its parent has; with uvloop, it crashed.
 
-    And so can a process that never leaves the context.
+    A process that never leaves the context can end as well.
     """
     if loop == "uvloop":
         require("uvloop")
@@ -181,8 +181,9 @@ elif sys.argv[1] == "raise":
 
 @pytest.mark.parametrize("how", ["return", "raise", "thread"])
 async def test_no_loop_of_ours_runs_into_finalization(how: str) -> None:
-    """A daemon's loop that wanted the interpreter lock while Python finalized was a SIGSEGV; and a program whose main
-    thread has ended goes on in others, which may still use the loops."""
+    """A daemon thread's loop that took the interpreter lock while Python finalized caused a SIGSEGV. If only the main
+    thread of a program has ended, its other threads may still use the loops.
+    """
     async with start_python("-c", ENDING, how) as child:
         if how == "thread":
             assert await child.line("last") == "the last loop"
@@ -212,7 +213,7 @@ def test_a_wait_for_another_thread_gives_its_result_or_its_error_or_says_that_ti
 
 @pytest.mark.parametrize("how", ["wait", "awaited", "of a node"])
 def test_a_call_that_comes_as_the_loop_closes_is_cancelled(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller waited for ever for a call that the loop had taken and did not begin."""
+    """A caller waited for ever for a call that the loop had accepted and did not begin."""
     calls: list[threads.Call[str]] = []
 
     class Closing(asyncio.SelectorEventLoop):
@@ -238,7 +239,7 @@ def test_a_call_that_comes_as_the_loop_closes_is_cancelled(how: str, monkeypatch
 
 
 def all_end(name: str) -> bool:
-    """Whether all threads of a name end by themselves."""
+    """Return True if all threads of a name end by themselves."""
     threads_named = [thread for thread in threading.enumerate() if thread.name == name]
     for thread in threads_named:
         thread.join(10)
@@ -246,7 +247,7 @@ def all_end(name: str) -> bool:
 
 
 def answers(ours: threads.LoopThread) -> bool:
-    """Whether a thread's loop goes on."""
+    """Return True if a thread's loop still runs."""
     try:
         return ours.run(thread_name()).wait(5) == "other"
     except TimeoutError:
@@ -255,7 +256,7 @@ def answers(ours: threads.LoopThread) -> bool:
 
 @tears
 def test_an_interrupt_anywhere_in_a_call_leaves_the_loop_that_is_called_at_work() -> None:
-    """An exception in the lock of a `concurrent.futures.Future` left it taken, and the loop waited for it for ever."""
+    """An exception in the lock of a `concurrent.futures.Future` left it locked, and the loop waited for it for ever."""
     ours = threads.LoopThread("other")
     places = []
     for where in torn(lambda: ours.run(asyncio.sleep(0.001)).wait()):
@@ -267,7 +268,7 @@ def test_an_interrupt_anywhere_in_a_call_leaves_the_loop_that_is_called_at_work(
 
 @tears
 def test_an_interrupt_while_a_thread_starts_is_what_is_raised_and_leaves_no_thread() -> None:
-    """The loop was closed under the thread that ran it, and its complaint was raised instead."""
+    """The loop was closed under the thread that ran it, and the resulting error was raised instead."""
     made: list[threads.LoopThread] = []
     places = list(torn(lambda: made.append(threads.LoopThread("brief"))))
     assert len(places) > 10
@@ -285,6 +286,6 @@ def test_an_interrupt_while_a_server_starts_in_a_thread_is_what_is_raised_and_it
         made[-1].__enter__()
 
     assert len(list(torn(start))) > 10
-    for one in made[-2:]:  # the one before had perhaps begun to serve, and nobody was told
+    for one in made[-2:]:  # the last but one may have begun to serve before it was interrupted
         one.__exit__(None, None, None)
     assert all_end("store")

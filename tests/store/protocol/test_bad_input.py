@@ -1,10 +1,11 @@
 """Bytes that make no sense end in one of four errors, and hold no memory (S7).
 
-By default a few seconds' worth of inputs. A million of each kind, for which the time limits of tests are too short::
+By default a few seconds' worth of inputs. For a million of each kind, switch the time limits of tests off::
 
     RDZV_FUZZ_INPUTS=1000000 pytest --timeout=0 -o faulthandler_timeout=0 tests/store/protocol/test_bad_input.py
 
-Each run has a fresh seed, which a failure names; `RDZV_FUZZ_SEED` runs it again."""
+Each run has a fresh seed, which a failure names; `RDZV_FUZZ_SEED` runs it again.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ def welcomed_client() -> ClientConnection:
 
 
 def wary_client() -> ClientConnection:
-    """One with a token, that knows a store already."""
+    """Return a client with a token, which knows a store already."""
     connection = ClientConnection(session_id=b"s" * 16, token=b"secret", name="there")
     connection.store_id = "store-1"
     connection.connected(nonce=b"m" * 16)
@@ -127,7 +128,7 @@ ENDS: list[Callable[[], Connection]] = [
 
 
 def feed(connection: Connection, data: bytes) -> str | None:
-    """Let a connection read bytes; what it made of them, if it refused them."""
+    """Let a connection read bytes; return its error if it refuses them."""
     try:
         for item in connection.receive(data):
             if isinstance(item, Hello):
@@ -150,7 +151,7 @@ def rng() -> random.Random:
 
 
 def talk(rng: random.Random) -> list[bytes]:
-    """Frames that either side might say."""
+    """Frames that either side might send."""
     requests: list[Request[Any]] = [
         Put("a", rng.randbytes(rng.randrange(40)), ttl=1.5),
         GetMany(keys=("a", "b")),
@@ -208,7 +209,7 @@ def mutated(rng: random.Random, frames: list[bytes]) -> bytes:
 
 
 def reframed(rng: random.Random, frames: list[bytes]) -> bytes:
-    """A frame whose body was changed and whose length is right, so that it is looked into."""
+    """A frame with a changed body and the right length, so that the body is decoded."""
     body = bytearray(rng.choice(frames)[4:])
     for _ in range(rng.randint(1, 3)):
         body[rng.randrange(len(body))] = rng.randrange(256)
@@ -216,7 +217,7 @@ def reframed(rng: random.Random, frames: list[bytes]) -> bytes:
 
 
 def structured(rng: random.Random, depth: int = 0) -> object:
-    """Something that msgpack can say."""
+    """Any value that msgpack can encode."""
     atoms: list[object] = [
         None, True, False, 0, 1, -1, 2, 3, 64, 77, 125, 126, 127, 2**32, 2**64 - 1, -(2**63), 1.5, float("nan"),
         "", "a", "rdzv", "sorry", "limit", "é", b"", b"x", b"s" * 16, rng.randrange(256), rng.randbytes(5),
@@ -242,9 +243,7 @@ def almost_a_message(rng: random.Random) -> object:
 
 @pytest.mark.parametrize("kind", ["random bytes", "mutated", "reframed", "structured", "almost a message"])
 def test_only_four_errors_come_of_bad_input(kind: str, rng: random.Random) -> None:
-    """ "Bad input (garbage bytes, ...) costs the sender its connection, with one log line saying why, and nobody else
-    anything."
-    """
+    """Bad input ends in an error that costs the sender its connection, with one log line."""
     frames = talk(rng)
     refused = 0
     for number in range(INPUTS):
@@ -281,14 +280,14 @@ STARTS = st.sampled_from([[1, 0], [5, 4], [1], [3], ["rdzv"], ["bye"], []])
 def test_only_four_errors_come_of_well_formed_nonsense(
     end: Any, said: list[tuple[list[Any], object, list[Any]]]
 ) -> None:
-    """ "Bad input (...) costs the sender its connection, with one log line saying why, and nobody else anything." """
+    """Bad input ends in an error that costs the sender its connection, with one log line."""
     feed(end(), b"".join(frame(msgpack.packb([*start, [code, *fields]])) for start, code, fields in said))
 
 
 @settings(max_examples=max(INPUTS // 40, 1))
 @given(st.lists(st.binary(max_size=200), max_size=20), st.integers(1, 100))
 def test_a_reader_of_frames_holds_no_more_than_one(pieces: list[bytes], bytes_max: int) -> None:
-    """ "a half frame and silence" holds no more memory than a frame may have."""
+    """A half frame and silence hold no more memory than a frame may have."""
     reader = FrameReader(bytes_max)
     received = 0
     for piece in pieces:
@@ -306,13 +305,13 @@ def test_a_reader_of_frames_holds_no_more_than_one(pieces: list[bytes], bytes_ma
     "nested", [b"\x91" * 1000 + b"\xc0", b"\x81\xa1k" * 900 + b"\xc0", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"]
 )
 def test_what_claims_to_be_deep_or_huge_is_refused(nested: bytes) -> None:
-    """ "garbage bytes (...) costs the sender its connection"."""
+    """Such bytes are bad input as well."""
     for end in (greeted_server, welcomed_client):
         for head in (b"\x93\x05\x04\x94\x04\xa1k", b"\x92\x05\x92\x41", b"\x92\x05\x92\x7e", b""):
             assert feed(end(), frame(head + nested)) is not None
 
 
 def test_a_client_survives_no_more_than_its_server_may_say() -> None:
-    """ "Nothing received is ever unpickled or evaluated": a farewell or a refusal is text, and stays text."""
+    """A farewell or a refusal is text, and stays text: nothing received is ever unpickled or evaluated."""
     connection = welcomed_client()
     assert list(connection.receive(wire.encode_bye("__import__('os')"))) == [Bye("__import__('os')")]

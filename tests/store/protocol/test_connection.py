@@ -55,7 +55,7 @@ def client(*, token: bytes | None = None) -> ClientConnection:
 
 
 def greeted(**limits: Any) -> ServerConnection:
-    """A server's side to which a client has said hello."""
+    """Return a server's side that has received a client's hello."""
     made = server(**limits)
     (hello,) = made.receive(wire.encode_opening(Hello(VERSION, b"s" * 16, b"m" * 16, b"")))
     assert isinstance(hello, Hello)
@@ -65,7 +65,7 @@ def greeted(**limits: Any) -> ServerConnection:
 def welcomed(
     *, session: int = 1, frame_bytes_max: int = 10**6, made: ClientConnection | None = None
 ) -> ClientConnection:
-    """A client's side that a server has taken in."""
+    """Return a client's side that has received its welcome."""
     made = made or client()
     list(made.receive(wire.encode_opening(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
     list(made.receive(wire.encode_opening(Welcome(session, "10.0.0.1", 0, frame_bytes_max, b""))))
@@ -73,7 +73,7 @@ def welcomed(
 
 
 def received(connection: ServerConnection, data: bytes) -> list[Any]:
-    """What comes of these bytes, without the pauses."""
+    """Return the items of these bytes, without the pauses."""
     return [item for item in connection.receive(data) if item is not None]
 
 
@@ -82,7 +82,9 @@ def received(connection: ServerConnection, data: bytes) -> list[Any]:
 
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_a_large_answer_may_come_together_with_the_welcome(pieces: int) -> None:
-    """As to a watch that was asked for with the hello: the client hung up, since nothing so long may come before."""
+    """For example the answer to a watch that was requested with the hello. The client hung up: before the welcome it
+    read short frames only.
+    """
     made = client()
     made.ask(Get("a"), None)
     list(made.receive(wire.encode_opening(Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False))))
@@ -94,7 +96,7 @@ def test_a_large_answer_may_come_together_with_the_welcome(pieces: int) -> None:
 
 
 def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_version() -> None:
-    """It used to be "not one of this protocol", which tells nobody what to do."""
+    """The error was "not one of this protocol", which names no remedy."""
     hello = frame(msgpack.packb(["rdzv", [2, {"session": b"s" * 16}, [1, 2]]]))
     with pytest.raises(
         ProtocolError, match=r"this server speaks version 1 .* the client version 2: upgrade the server"
@@ -122,7 +124,7 @@ def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not
         ("authentication", AuthenticationError),
         ("limit", LimitExceeded),
         ("protocol", ProtocolError),
-        ("?", LimitExceeded),  # of a later release: the client comes again
+        ("?", LimitExceeded),  # of a later release: the client tries again
     ],
 )
 def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> None:
@@ -161,7 +163,7 @@ def test_a_request_that_comes_alone_may_be_as_long_as_the_limits_say() -> None:
 
 
 def acknowledged(frame: bytes) -> int:
-    """What a request acknowledges."""
+    """Return the id up to which a request acknowledges replies."""
     (body,) = FrameReader(10**6).feed(frame)
     decoded = wire.decode_request(body)
     assert not isinstance(decoded, Bye)
@@ -248,7 +250,7 @@ def test_every_kind_of_failure_is_an_error_with_its_message(kind: FailureKind, e
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=6))
 def test_the_connection_may_be_cut_after_any_byte(cuts: list[int]) -> None:
-    """One request, and connections that end after so many bytes of the server's, until one does not."""
+    """One request; the connections end after 0, 1, 2, ... bytes of the server, until one carries the whole answer."""
     town, post = Town(), Post()
     item = post.ask(Add("n", 1))
     for count in cuts:

@@ -1,4 +1,4 @@
-"""What a body claims to hold is counted without making any of it, and what lies about it is found out."""
+"""The elements that a body claims to hold are counted without making any of them, and false claims are detected."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ended(steps: Generator[None, None, Any]) -> Any:
 
 
 def elements(value: Any) -> int:
-    """The same count, of what was made."""
+    """Count the elements of a decoded value in the same way."""
     if isinstance(value, list):
         return 1 + sum(map(elements, value))
     if isinstance(value, dict):
@@ -100,7 +100,7 @@ def test_more_empty_arrays_than_any_message_has_are_refused_as_soon_as_they_are_
 
 
 def peak_of(what: Callable[[], Any]) -> tuple[int, Any]:
-    """How much memory it takes at once, and what comes of it."""
+    """Return the peak memory of a call, and its result or error."""
     tracemalloc.start()
     try:
         try:
@@ -133,7 +133,7 @@ def test_no_request_of_a_client_is_taken_for_too_much(request: Any) -> None:
 
 
 def test_a_transaction_may_go_past_its_limit_and_be_told_so() -> None:
-    """What holds a few more operations than allowed is the engine's to refuse, which knows how many there were."""
+    """The engine refuses a transaction that has a few operations too many, with an error that names the number."""
     most = Limits().operations_max + 1
     condition_and_put = wire.encode_request(
         1, 0, Transact(when=(), then=tuple(Put(f"k{number}", b"", ttl=1.0) for number in range(most)))
@@ -162,7 +162,7 @@ NEVER = {
 
 @pytest.mark.parametrize("what", MANY)
 def test_a_frame_full_of_small_things_costs_no_more_than_it_has_bytes(what: str) -> None:
-    """One frame of 64 MB used to cost gigabytes."""
+    """One frame of 64 MB cost gigabytes."""
     body = b"\x93\x05\x04\x92\x06" + MANY[what]
     peak, said = peak_of(lambda: decoded(body))
     assert peak < 100_000
@@ -171,8 +171,8 @@ def test_a_frame_full_of_small_things_costs_no_more_than_it_has_bytes(what: str)
 
 @pytest.mark.parametrize("what", NEVER)
 def test_what_claims_what_no_message_holds_is_given_no_room(what: str) -> None:
-    """A thousand arrays inside each other, each of which claims to be long, were given room for all of it; empty ones
-    took seventy times their bytes.
+    """For a thousand nested arrays, each of which claimed to be long, memory was reserved for all the claims. Empty
+    arrays took seventy times their bytes.
     """
     peak, said = peak_of(lambda: decoded(b"\x93\x05\x04\x92\x06" + NEVER[what]))
     assert peak < 100_000
@@ -188,7 +188,7 @@ def test_what_is_too_much_and_has_no_id_is_no_request(body: bytes) -> None:
 
 
 def test_an_opening_holds_a_few_elements() -> None:
-    """What a stranger may say before any proof is a few kilobytes, and costs no more than that."""
+    """An unauthenticated peer may send a few kilobytes, and costs no more memory than that."""
     body = b"\xdc\x08\x00" + b"\xc0" * 2048
     for kind in (Hello, Greeting, Welcome):
         with pytest.raises(ProtocolError, match="max_array_len"):

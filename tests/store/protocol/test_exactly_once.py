@@ -53,7 +53,7 @@ class World:
                 post.cut(unnoticed=detail % 2 == 0)
 
     def settle(self) -> bytes:
-        """Answer everything; what was appended."""
+        """Answer everything; return the appended letters."""
         self.post.finish(self.town)
         assert self.post.failure is None
         assert self.post.connection.in_flight == {}
@@ -77,7 +77,9 @@ STEPS = st.lists(
 def test_nothing_is_applied_twice_and_what_is_uncertain_is_said_to_be(
     steps: list[tuple[str, int]], token: bytes | None
 ) -> None:
-    """ "Where nobody can know (...), the caller gets `ConnectionLost` with `maybe_applied=True`, never a guess." """
+    """If it cannot be known whether a request was applied, the caller gets `ConnectionLost` with
+    `maybe_applied=True`.
+    """
     world = World(token)
     for what, detail in steps:
         world.step(what, detail)
@@ -95,7 +97,7 @@ def test_nothing_is_applied_twice_and_what_is_uncertain_is_said_to_be(
 
 
 def check_applied_once_and_in_doubt(town: Town, post: Post, item: InFlight) -> None:
-    """What was appended is there once, and its caller was told that nobody knows."""
+    """Assert that the letter was appended once, and that its caller got `maybe_applied=True`."""
     outcome = post.outcomes[item.request_id]
     assert isinstance(outcome, ConnectionLost)
     assert outcome.maybe_applied
@@ -105,8 +107,8 @@ def check_applied_once_and_in_doubt(town: Town, post: Post, item: InFlight) -> N
 def test_a_forgotten_session_is_known_as_such_even_if_its_first_welcome_was_lost() -> None:
     """ "A request resent after a dropped connection is applied once."
 
-    The welcome that says that the session is new was lost; the next one used to say that it was known, though it was
-    empty, and the client sent again what had been applied under the old one.
+    The welcome that announced a new session was lost. The next one called the session known, though it was empty, and
+    the client sent requests again that had been applied under the old one.
     """
     town, post = Town(session_ttl=300.0), Post()
     link = post.meet(town)
@@ -124,21 +126,23 @@ def test_a_forgotten_session_is_known_as_such_even_if_its_first_welcome_was_lost
 
 
 def test_a_reply_that_was_given_up_on_and_forgotten_is_no_guess() -> None:
-    """ "Where nobody can know (...), the caller gets `ConnectionLost` with `maybe_applied=True`, never a guess." """
+    """If it cannot be known whether a request was applied, the caller gets `ConnectionLost` with
+    `maybe_applied=True`.
+    """
     town, post = Town(), Post()
     link = post.meet(town)
     item = post.ask(Append("log", b"x"))
     link.carry_to_server()
     (session,) = town.engine._sessions._sessions.values()
-    session.acknowledge(item.request_id)  # the reply is no longer kept, for whatever reason
+    session.acknowledge(item.request_id)  # the reply is no longer kept, for any reason
     post.cut()
     post.meet(town)
     check_applied_once_and_in_doubt(town, post, item)
 
 
 def test_a_hello_that_comes_late_from_an_older_connection_costs_a_reconnect_and_nothing_else() -> None:
-    """ "A request resent after a dropped connection is applied once": the server takes the latest hello for the client,
-    and hangs up on the newer connection; the client makes another.
+    """A request sent again is applied once. The server takes the latest hello for the client, and hangs up on the newer
+    connection; the client opens another.
     """
     town, post = Town(), Post()
     post.dial(town)
@@ -157,7 +161,7 @@ def test_a_hello_that_comes_late_from_an_older_connection_costs_a_reconnect_and_
 
 
 def test_a_store_whose_welcome_never_came_was_not_met() -> None:
-    """ "meets another id": a client that was never taken in has nothing to lose with another store."""
+    """A client that was never welcomed loses nothing at another store."""
     post = Post()
     post.dial(Town(Engine(store_id="the first")))
     post.carry_to_client()
@@ -170,7 +174,7 @@ def test_a_store_whose_welcome_never_came_was_not_met() -> None:
 
 
 def as_of(town: Town, revisions: int) -> Town:
-    """The same store as it was some revisions ago: a backup, or a disk that has lost its end."""
+    """Return the same store as it was some revisions ago: a backup, or a disk that has lost its end."""
     older = Engine(store_id=town.engine.store_id)
     older._keys.revision = town.engine.revision - revisions
     return Town(older)
@@ -178,7 +182,7 @@ def as_of(town: Town, revisions: int) -> Town:
 
 @pytest.mark.parametrize("seen_by", [Add("n", 1), Get("n"), Ping()], ids=["a write", "a read", "a ping"])
 def test_the_same_store_gone_back_in_time_is_another_one(seen_by: Request[Any]) -> None:
-    """ "nor if the same store has gone back in time (a revision below what the client has seen)"."""
+    """Its revision is below that of the client."""
     town, post = Town(Engine(store_id="the first")), Post()
     post.meet(town)
     for _ in range(3):
@@ -194,7 +198,7 @@ def test_the_same_store_gone_back_in_time_is_another_one(seen_by: Request[Any]) 
 
 
 def test_what_a_watch_has_seen_counts_too() -> None:
-    """ "a revision below what the client has seen": not only what it was answered."""
+    """The revisions of watch events count, and not only those of replies."""
     town, post = Town(Engine(store_id="the first")), Post()
     post.meet(town)
     post.ask(Watch(prefix=""))

@@ -1,4 +1,4 @@
-"""The token is proven both ways, and never said (S8)."""
+"""The token is proven both ways, and never sent (S8)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def decoded(hello: bytes) -> Hello:
 
 
 def meet(here: ClientConnection, there: ServerConnection) -> bytes:
-    """Let them meet, and give all that was said."""
+    """Let both sides talk, and return all bytes that were sent."""
     said = there.greeting()
     hello = hello_to(here, there)
     list(there.receive(hello))
@@ -68,21 +68,21 @@ def test_both_sides_prove_that_they_know_the_token_and_neither_says_it(token: by
 
 @pytest.mark.parametrize("proof", [b"", b"x", bytes(32), b"\xff" * 32, bytes(31), TOKEN])
 def test_what_is_no_proof_is_refused(proof: bytes) -> None:
-    """ "a shared token proven"."""
+    """Other proofs do not count."""
     there = server()
     with pytest.raises(AuthenticationError):
         list(there.receive(wire.encode_opening(Hello(VERSION, b"s" * 16, b"n" * 16, proof))))
 
 
 def test_a_recorded_hello_is_worth_nothing_to_another_connection() -> None:
-    """ "an HMAC-SHA256 challenge": the server's challenge is fresh each time."""
+    """The server's challenge is fresh each time."""
     recorded = hello_to(client(), server())
     with pytest.raises(AuthenticationError):
         list(server(nonce=b"server nonce 002").receive(recorded))
 
 
 def test_a_recorded_hello_is_worth_nothing_at_another_store() -> None:
-    """ "an HMAC-SHA256 challenge": a store that relays another's challenge does not get in there."""
+    """A store that relays another store's challenge does not get in there."""
     recorded = hello_to(client(), server(store_id="store-1"))
     with pytest.raises(AuthenticationError):
         list(server(store_id="store-2").receive(recorded))
@@ -90,7 +90,7 @@ def test_a_recorded_hello_is_worth_nothing_at_another_store() -> None:
 
 @pytest.mark.parametrize("change", [{"session_id": b"another session!"}, {"nonce": b"client nonce 002"}])
 def test_a_proof_holds_for_the_hello_it_came_with_only(change: dict[str, Any]) -> None:
-    """ "an HMAC-SHA256 challenge": nobody takes over a session with somebody else's proof."""
+    """A peer cannot take over a session with the proof of another client."""
     there = server()
     hello = decoded(hello_to(client(), there))
     with pytest.raises(AuthenticationError):
@@ -98,7 +98,7 @@ def test_a_proof_holds_for_the_hello_it_came_with_only(change: dict[str, Any]) -
 
 
 def test_the_servers_proof_is_not_the_clients_sent_back() -> None:
-    """ "both ways": an impostor who knows nothing has nothing to echo."""
+    """An impostor without the token cannot send the client's proof back to it."""
     here, there = client(), server()
     hello = decoded(hello_to(here, there))
     impostor = wire.encode_opening(Welcome(1, "10.0.0.1", 0, 10**6, hello.proof))
@@ -109,7 +109,7 @@ def test_the_servers_proof_is_not_the_clients_sent_back() -> None:
 
 @pytest.mark.parametrize("proof", [b"", bytes(32), b"x" * 32])
 def test_a_server_that_cannot_prove_the_token_is_refused(proof: bytes) -> None:
-    """ "A client given a token refuses a server that cannot prove it knows it." """
+    """A client with a token refuses a server that cannot prove the same token."""
     here = client()
     hello_to(here, server(b"another token"))
     with pytest.raises(AuthenticationError):
@@ -117,7 +117,7 @@ def test_a_server_that_cannot_prove_the_token_is_refused(proof: bytes) -> None:
 
 
 def test_a_server_that_knows_another_token_is_refused() -> None:
-    """ "A client given a token refuses a server that cannot prove it knows it." """
+    """A client with a token refuses a server that cannot prove the same token."""
     impostor = server(b"another token")
     here = client()
     hello = decoded(hello_to(here, impostor))
@@ -129,7 +129,7 @@ def test_a_server_that_knows_another_token_is_refused() -> None:
 
 
 def test_a_recorded_welcome_is_worth_nothing_to_another_connection() -> None:
-    """ "both ways": the client's challenge is fresh each time, too."""
+    """The client's challenge is fresh each time, too."""
     first, there = client(), server()
     list(there.receive(hello_to(first, there)))
     recorded = there.welcome(session=1, address="10.0.0.1", revision=0)
@@ -153,7 +153,7 @@ def test_no_error_shows_the_token() -> None:
 
 
 def test_a_hello_of_a_stranger_is_not_answered_with_the_proof() -> None:
-    """ "both ways": the server proves what it knows only to who has proven it first."""
+    """The server proves its knowledge only to a client that has proven its own first."""
     there = server()
     with pytest.raises(AuthenticationError):
         list(there.receive(hello_to(client(b"wrong token"), there)))
@@ -162,7 +162,7 @@ def test_a_hello_of_a_stranger_is_not_answered_with_the_proof() -> None:
 
 
 def test_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "bound to role and protocol version": who rewrites a hello cannot have both sides speak another version."""
+    """An attacker that rewrites a hello cannot make both sides speak another version."""
     there = server()
     hello = decoded(hello_to(client(), there))
     monkeypatch.setattr("store.protocol.wire.VERSION", VERSION + 1)
@@ -171,7 +171,7 @@ def test_a_proof_holds_for_the_version_it_was_made_for_only(monkeypatch: pytest.
 
 
 def test_proofs_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "constant-time compare": an early end would tell, byte by byte, what the right proof is."""
+    """A comparison that ends early would reveal the right proof byte by byte."""
     compared: list[bytes] = []
 
     def compare_digest(one: bytes, other: bytes) -> bool:

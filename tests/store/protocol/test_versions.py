@@ -1,4 +1,4 @@
-"""Versions that meet: the highest common one is spoken, and what a later release adds is passed over (S12)."""
+"""Both sides use the highest common version, and ignore additions of later releases (S12)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_request_that_nobody_knows_costs_no_connection() -> None:
             (4, 0, [11, [], [[40, "a"]], []]),
         ]
         for number, fields in enumerate(strange, 1):
-            peer.connection.ask(store.Get("a"), None)  # what counts the ids
+            peer.connection.ask(store.Get("a"), None)  # the method that counts the ids
             body = msgpack.packb(fields)
             peer.transport.write(len(body).to_bytes(4, "big") + body)
             answer = await peer.answer(number)

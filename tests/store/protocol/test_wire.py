@@ -1,4 +1,4 @@
-"""Every message comes out of its bytes as it went in, by its layout, and nothing that is none comes out at all."""
+"""Every message is decoded as it was encoded, by its layout, and other bytes are refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def many(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
 
 
 def of_type(type_: Any) -> st.SearchStrategy[Any]:
-    """All that a field of this type may be, so that no message and no field is forgotten here."""
+    """All values of a field's type, so that no message and no field is forgotten here."""
     origin, arguments = get_origin(type_), get_args(type_)
     if origin is Annotated:
         return of_type(arguments[1])
@@ -199,7 +199,7 @@ def test_how_much_has_come_of_a_frame_is_known() -> None:
 
 
 def test_a_large_frame_in_small_pieces_is_put_together_once() -> None:
-    """It used to be copied whole with every piece that came."""
+    """It was copied whole with every piece that arrived."""
     reader = FrameReader(10**6)
     whole = frame(bytes(1000))
     held = []
@@ -233,7 +233,7 @@ def test_a_message_that_the_peer_would_not_take_is_not_sent() -> None:
         wire.encode_request(1, 0, put, bytes_max=size - 1)
 
 
-# ------------------------------------------------------------------------------------------------- what makes no sense
+# ------------------------------------------------------------------------------------------------- invalid messages
 
 
 def packed(*fields: object) -> bytes:
@@ -241,12 +241,12 @@ def packed(*fields: object) -> bytes:
 
 
 def asked(code: object, *rest: object) -> bytes:
-    """A request of so many of its numbers as there are, and its fields."""
+    """Encode a request: the ids that come first, its code, and its fields."""
     return packed(*rest[:2], (code, *rest[2:]))
 
 
 def answered(code: object, *rest: object) -> bytes:
-    """A response of so many of its numbers as there are, and its fields."""
+    """Encode a response: the id that comes first, its code, and its fields."""
     return packed(*rest[:1], (code, *rest[1:]))
 
 
@@ -402,13 +402,13 @@ def test_errors_stay_short_whatever_was_received(absurd: object) -> None:
 
 @pytest.mark.parametrize("depth", [900, 1000, 1020])
 def test_deep_nesting_is_no_more_than_a_protocol_error(depth: int) -> None:
-    """Showing what was received used to end in RecursionError."""
+    """Formatting the received value ended in RecursionError."""
     deep = b"\x91" * depth + b"\xc0"
     with pytest.raises(ProtocolError, match="cannot have amount="):
         wire.decode_request(b"\x93\x01\x00\x94\x04\xa1k" + deep + b"\xc0")
 
 
-# --------------------------------------------------------------------------------------------- what a caller may give
+# --------------------------------------------------------------------------------------------- arguments of callers
 
 
 @pytest.mark.parametrize(
@@ -435,7 +435,7 @@ def test_deep_nesting_is_no_more_than_a_protocol_error(depth: int) -> None:
     ],
 )
 def test_what_the_server_would_not_understand_does_not_leave(request_: Any, complaint: str) -> None:
-    """It used to, and cost the client its connection for good."""
+    """It was sent, and cost the client its connection for good."""
     with pytest.raises(StoreUsageError, match=f"^{re.escape(complaint)}$"):
         wire.encode_request(1, 0, request_)
 
@@ -446,7 +446,7 @@ def test_what_a_caller_may_give_is_what_the_server_takes(request: Request[Any]) 
 
 
 def test_conditions_that_python_takes_for_equal_are_not() -> None:
-    """1 equals True, but a revision is no existence; what is kept for the one must not come out as the other."""
+    """1 equals True, but a revision is not an existence; the cached encoding of one must not be used for the other."""
     for condition in (when.mod_revision("k") == 1, when.exists("k"), when.create_revision("k") == 1):
         request = Guarded(when=(condition,), request=Get("k"))
         for _ in range(2):
@@ -456,7 +456,9 @@ def test_conditions_that_python_takes_for_equal_are_not() -> None:
 
 
 def test_what_python_does_in_the_middle_of_a_frame_leaves_it_whole() -> None:
-    """Garbage is looked for as a record is packed; what that leaves to do may pack, or let another thread do so."""
+    """The garbage collector may run while a record is packed; destructors may pack records, or let another thread do
+    so.
+    """
 
     class Garbage:
         def __init__(self) -> None:
@@ -478,7 +480,9 @@ def test_what_python_does_in_the_middle_of_a_frame_leaves_it_whole() -> None:
 
 
 def test_a_large_message_leaves_nothing_behind() -> None:
-    """Whoever had put 32 MiB once kept 64 for good: a packer keeps the room for the largest that it has packed."""
+    """A client that had once put 32 MiB kept 64 MiB for good: a packer keeps memory for the largest record that it has
+    packed.
+    """
     wire.encode_bye("a packer is there")
     tracemalloc.start()
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
 TTL = 60.0  # longer than any of these tests takes: nothing is free because its lease has lapsed
-SOON = 5.0  # seconds for what takes a few milliseconds on an idle machine
+SOON = 5.0  # seconds; it takes a few milliseconds on an idle machine
 
 
 def lease(client: store.sync.Client) -> None:
@@ -49,7 +49,7 @@ def keepers() -> list[str]:
 
 
 def is_soon(condition: Callable[[], bool]) -> bool:
-    """Whether something is true after a moment."""
+    """Return True if a condition becomes true within a moment."""
     until = time.monotonic() + SOON
     while not condition():
         if time.monotonic() > until:
@@ -80,7 +80,7 @@ def test_an_interrupt_at_any_place_leaves_nothing_held_and_no_thread(
             count += 1
             assert is_soon(lambda: server.figures()["leases"] == 0), where
             assert is_soon(lambda: not keepers()), where
-        work(client)  # it goes on working
+        work(client)  # it still works
     gc.collect()  # an interrupted call may leave a socket to the collector, which says so here
     assert count > 50
 
@@ -96,7 +96,7 @@ async def held_lock(client: store.Client) -> None:
 
 
 async def awaited_lock(client: store.Client) -> None:
-    """Have a lock that another holds at first."""
+    """Acquire a lock that another client holds at first."""
     async with asyncio.TaskGroup() as tasks, store.recipes.lock(client, "name", ttl=TTL):
         tasks.create_task(held_lock(client))
         await asyncio.sleep(1.0)
@@ -113,7 +113,7 @@ async def led(client: store.Client) -> None:
 async def test_a_cancellation_at_any_await_arrives_and_leaves_nothing_held(
     work: Callable[[store.Client], Coroutine[Any, Any, None]], latency: float
 ) -> None:
-    """A native cancellation while a lock was left kept it for its TTL."""
+    """If a native cancellation arrived while a lock was released, the lock was held for its TTL."""
     network = MemoryNetwork(latency=latency)
     awaits = 0
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:

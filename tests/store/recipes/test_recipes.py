@@ -25,7 +25,7 @@ from tests.support.stores import connect_in_memory, serve_in_memory
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-LIMIT = 30.0  # seconds for what takes some milliseconds on an idle machine
+LIMIT = 30.0  # seconds; it takes some milliseconds on an idle machine
 
 _names = iter(range(10**6))
 
@@ -52,7 +52,7 @@ async def client(url: str) -> AsyncIterator[store.Client]:
 
 
 async def until_in_line(client: store.Client, name: str, count: int) -> None:
-    """Wait until so many stand in line."""
+    """Wait until so many clients are in line."""
     with anyio.fail_after(LIMIT):
         while await client.count(f"{name}/line/") != count:  # noqa: ASYNC110 - another process makes the change
             await asyncio.sleep(0.01)
@@ -174,7 +174,7 @@ async def test_the_lock_of_a_holder_that_was_killed_is_free_after_its_ttl(
 
 
 async def test_a_holder_that_is_cut_off_is_ended_before_another_can_hold_the_lock(name: str) -> None:
-    """On our own store: the holder's own clock ends its block, since the store cannot tell it."""
+    """With our own store, the holder's own clock ends its block, since the store cannot reach it."""
     ended = asyncio.Event()
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
 
@@ -243,14 +243,14 @@ async def test_who_watches_an_election_sees_each_change(client: store.Client, na
         assert await anext(seen) is None
         for candidate in (b"a", b"b"):
             following = asyncio.ensure_future(anext(seen))
-            await asyncio.sleep(0.1)  # by then it waits for somebody to lead
+            await asyncio.sleep(0.1)  # by then it waits for a leader
             async with store.recipes.leadership(client, name, candidate):
                 assert await following == candidate
                 following = asyncio.ensure_future(anext(seen))
             assert await following is None
 
 
-# -------------------------------------------------------------------------------- for those who block
+# -------------------------------------------------------------------------------- blocking twins
 
 
 HOLDER = """import asyncio, sys, store
@@ -275,7 +275,7 @@ async def test_with_gone_ttl_alone_a_lock_of_a_killed_holder_is_free_at_once() -
 
 
 def test_each_recipe_has_a_blocking_twin(url: str, name: str) -> None:
-    """What is in them is that of the awaited ones."""
+    """Their code is that of the async recipes."""
     recipes = store.sync.recipes
     with store.sync.connect(url) as client, ThreadPoolExecutor() as pool:
 

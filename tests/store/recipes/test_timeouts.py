@@ -1,4 +1,4 @@
-"""The time that a recipe may take, and what is said when it is over; and what a recipe refuses."""
+"""The time that a recipe may take, the error when it is over, and arguments that a recipe refuses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ RECIPES: dict[str, Callable[..., Any]] = {
 async def test_a_timeout_bounds_the_whole_call_and_says_whether_it_was_taken(
     recipe: Callable[..., Any], timeout: float, silent_after: float | None
 ) -> None:
-    """It did not bound getting the lease, nor giving it back: 30 s instead of 1; and with 0 nothing was ever had."""
+    """It did not bound the grant and the release of the lease: 30 s instead of 1. With 0 the lock was never
+    acquired.
+    """
     network = MemoryNetwork(latency=0.05)
     async with (
         serve_in_memory(network) as server,
@@ -56,7 +58,8 @@ async def test_a_timeout_bounds_the_whole_call_and_says_whether_it_was_taken(
             async with recipe(recipes, client, timeout=timeout):
                 pytest.fail("two hold it")
         text, took = str(raised.value), now() - began
-        was_seen = silent_after is None or silent_after > 0.3  # after a grant, a place and a look, 0.1 s each
+        # after a grant, a place in line and a listing, 0.1 s each
+        was_seen = silent_after is None or silent_after > 0.3
         assert ("was not free" in text or "another led" in text) == was_seen
         assert ("did not answer" in text) == (not was_seen)
         if timeout or not was_seen:
@@ -91,7 +94,7 @@ async def test_a_timeout_bounds_the_blocking_twin_too(recipe: Callable[..., Any]
             with store.sync.connect(f"tcp://127.0.0.1:{proxy.port}") as client:
                 if silent:
                     loop.call_soon_threadsafe(proxy.black_hole)
-                    time.sleep(0.05)  # no matter whether it is silent yet: then later requests find it so
+                    time.sleep(0.05)  # it may fall silent only for later requests
                 began = time.monotonic()
                 try:
                     with recipe(store.sync.recipes, client, timeout=timeout):

@@ -42,7 +42,7 @@ def has_value(peer: Peer) -> bool:
 
 
 async def readers_of(network: MemoryNetwork, kind: str) -> list[Peer]:
-    """Peers that are to be told of the value; the first ones do not read."""
+    """Return peers that will get the value; the first ones do not read."""
     readers = [await introduce(network, source=f"reader {number}") for number in range(READERS)]
     if kind == "gets":
         writer = await introduce(network, source="writer")
@@ -58,7 +58,7 @@ async def readers_of(network: MemoryNetwork, kind: str) -> list[Peer]:
 
 
 def written_by_step(server: Server) -> list[int]:
-    """How many bytes each step of the server hands to transports."""
+    """Return a list of the bytes that each step of the server writes to transports."""
     steps: list[int] = []
     conversations = server._conversations
 
@@ -80,7 +80,9 @@ def written_by_step(server: Server) -> list[int]:
 async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """60 members that waited for 30 MB: all were held up for 6 s, at 1,950 MiB, and some were hung up on."""
+    """For 60 members that waited for 30 MB: all were delayed by 6 s, memory grew to 1,950 MiB, and some were
+    disconnected.
+    """
     network = MemoryNetwork(socket_buffer_bytes=4 * MIB)
     encoded: list[Any] = []
     encode = wire.encode_in_chunks
@@ -91,7 +93,7 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
 
     monkeypatch.setattr(wire, "encode_in_chunks", counted)
     async with serve_in_memory(network, limits=LIMITS) as server:
-        ticks = itertools.count()  # a millisecond with every look: in virtual time no turn would end
+        ticks = itertools.count()  # a millisecond with every reading of the clock: in virtual time no turn would end
         for room in (server._conversations, server._conversations.dispatcher):
             monkeypatch.setattr(room, "_stopwatch", lambda: next(ticks) / 1000)
         readers = await readers_of(network, kind)

@@ -1,4 +1,4 @@
-"""What peers ask, and are told: what waits for room or a turn, in order; S11's tests show the turns themselves."""
+"""The requests of peers and their answers: waits for memory or a turn, and the order; S11's tests show the turns."""
 
 from __future__ import annotations
 
@@ -45,14 +45,16 @@ async def test_waiting_requests_are_not_overwritten_by_what_others_send() -> Non
 
 @pytest.mark.virtual_time
 async def test_thousands_who_ask_little_at_once_hold_what_they_have_sent_and_not_a_buffer_each() -> None:
-    """Of 10,000 nodes that came at once, each was counted with the 256 KiB of the shared buffer, and hung up on."""
+    """Of 10,000 nodes that connected at once, each counted with the 256 KiB of the shared buffer, and was
+    disconnected.
+    """
     network = MemoryNetwork()
     async with serve_in_memory(network) as server:
         peers = [await introduce(network) for _ in range(16)]
         conversations = server._conversations
         buffer = conversations.buffer
         for peer, at_server in zip(peers, server._peers.by_id.values(), strict=True):
-            conversations._turns.spent = 1.0  # this pass of the loop has had its time: whoever asks now waits
+            conversations._turns.spent = 1.0  # this pass of the loop has used its time: new requests wait
             frame = wire.encode_request(7, 0, Ping())
             conversations.buffer[: len(frame)] = frame
             at_server.buffer_updated(len(frame))
@@ -128,7 +130,7 @@ async def test_a_peer_whose_reading_is_paused_by_us_is_not_taken_for_silent() ->
 async def test_a_request_that_takes_long_has_a_line_of_its_own(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Under its own name the log does not tell tests of it.
+    # Under the module's own name pytest does not see its log.
     monkeypatch.setattr(conversations, "log", logging.getLogger("tests.slow"))
     looks = itertools.count()
     network = MemoryNetwork()
@@ -143,7 +145,7 @@ async def test_a_request_that_takes_long_has_a_line_of_its_own(
     assert record.getMessage().endswith(": its request Put took 125 ms, which held others up")
 
 
-# ------------------------------------------------------------------------------------------------ what they are told
+# ------------------------------------------------------------------------------------------------ answers
 
 
 @pytest.mark.virtual_time

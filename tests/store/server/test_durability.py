@@ -1,4 +1,4 @@
-"""What waits for the disk, by a journal that does as the test says: real ones are in `tests/guarantees/test_s3_*`."""
+"""Waits for the disk, with a journal that the test controls: real ones are in `tests/guarantees/test_s3_*`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EMPTY = Saved(store_id="it")
 
 
 class ByHand:
-    """A journal that writes, or fails, when it is told to."""
+    """A journal that writes, or fails, when the test says so."""
 
     def __init__(self) -> None:
         self.appended = 0
@@ -67,7 +67,7 @@ class ByHand:
 
 
 async def at_once(work: Callable[[], Any]) -> Any:
-    """Where the disk is waited for, there is no thread."""
+    """Call it here: this stands in for the thread in which the server waits for the disk."""
     return work()
 
 
@@ -112,7 +112,7 @@ async def test_what_was_done_waits_until_the_journal_has_it_and_too_much_of_it_i
     journal = ByHand()
     one = Store(journal, journal_bytes_max=1000)
     one.put()
-    one.durability.record()  # nothing has been done since
+    one.durability.record()  # there is no change since then
     assert (one.durability.pending_commits.appended, one.durability.behind) == (1, False)
     one.put(bytes(2000))
     assert one.durability.behind

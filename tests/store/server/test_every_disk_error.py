@@ -1,6 +1,6 @@
-"""At every write to a disk, for every error of it: nothing acknowledged is lost, nothing refused is done.
+"""Each write to a disk with each of its errors: no acknowledged change is lost, and no refused one is made.
 
-The disk's errors are raised where SQLite raises them, by a journal that writes really before and after.
+The errors are raised where SQLite raises them, by a journal that really writes before and after.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Failing(Journal):
     """A journal that fails so many times at a place of its writing.
 
     Attributes:
-        code: As SQLite would call it.
-        left: How many times are left, by place: "begin" of a group, its "end", the "log" being emptied, a "probe".
+        code: The error code of SQLite.
+        left: The failures that are left, by place: "begin" of a group, its "end", the "log" being emptied, a "probe".
     """
 
     code = sqlite3.SQLITE_FULL
@@ -86,7 +86,7 @@ async def add(client: store.Client) -> None:
 
 
 async def lapse(client: store.Client) -> None:
-    """A lease lapses, whatever the disk does meanwhile."""
+    """Let a lease expire, in any state of the disk."""
     async with asyncio.timeout(20):
         async with client.watch("leased", snapshot=True) as watch:
             async for event in watch:
@@ -95,7 +95,7 @@ async def lapse(client: store.Client) -> None:
 
 
 async def come(client: store.Client) -> None:
-    """A client comes, whose session is made durable before it is welcomed."""
+    """Let a client connect; its session is made durable before its welcome."""
     async with store.connect(str(client.name), timeout=20) as other:
         await other.get("there")
 

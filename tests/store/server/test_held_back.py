@@ -1,4 +1,6 @@
-"""What waits for the disk: nothing new is said before it is durable (S3). The journal writes when it is told to."""
+"""Waits for the disk: no new change is announced before it is durable (S3). The journal writes when the test
+says so.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
 
 async def has_done(server: store.Server, requests: int) -> None:
-    """The server has carried out so many requests since it started, and announced what they led to."""
+    """Wait until the server has carried out so many requests since it started, and announced the results."""
     await until(lambda: server.figures()["requests"] >= requests)
 
 
@@ -101,7 +103,9 @@ async def test_nothing_that_reflects_a_revision_leaves_before_it_is_durable(
 async def test_a_reply_that_waits_for_less_lets_no_earlier_one_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A put was acknowledged before it was durable if its client read next what another had written just before it."""
+    """A put was acknowledged too early if its client next read a key that another client had written just before the
+    put.
+    """
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         first, second = await a_peer(server, journal), await a_peer(server, journal)
         (written,) = first.ask(Put("a", b""))
@@ -120,7 +124,7 @@ async def test_a_reply_that_waits_for_less_lets_no_earlier_one_go(
 async def test_what_reflects_nothing_new_is_said_while_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that hung for 9 s dropped every member of every round: their keep-alives waited for it, too."""
+    """A disk that hung for 9 s dropped every member of every round, since their keep-alives waited for it, too."""
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         writer, keeper = [await a_peer(server, journal) for _ in range(2)]
         granted = keeper.ask(Grant(ttl=10.0))[0]
@@ -158,7 +162,7 @@ async def test_one_commit_lets_many_answers_go(tmp_path: Path, monkeypatch: pyte
 async def test_groups_are_as_large_as_is_written_in_time_filled_in_turns_and_open_to_something_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small put waited for all that 16 others had under way: for 0.1 to 1 s."""
+    """A small put waited for everything that 16 other clients had under way: for 0.1 to 1 s."""
     monkeypatch.setattr(Journal, "_learn", lambda *_: None)
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         greedy = [await a_peer(server, journal) for _ in range(3)]
@@ -196,7 +200,7 @@ async def test_groups_are_as_large_as_is_written_in_time_filled_in_turns_and_ope
 async def test_a_request_that_comes_alone_while_groups_are_full_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was read twice, and its client was told that its ids do not count upwards: that ended the client."""
+    """It was read twice, and the server refused the second one, since ids must count upwards. That ended the client."""
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         greedy, lone = await a_peer(server, journal), await a_peer(server, journal)
         journal.group_bytes = 10 * weight_of(1000)
@@ -205,14 +209,14 @@ async def test_a_request_that_comes_alone_while_groups_are_full_is_read_once(
         await until(lambda: server._durability.is_full)
         lone.ask(Put("first", b""))
         await until(lambda: "first" in server._engine._keys.entries)
-        (put,) = lone.ask(Put("second", b""))  # waits, since it is not the only one on the way to the disk
+        (put,) = lone.ask(Put("second", b""))  # waits, since another change is on the way to the disk
         await until(lambda: len(server._conversations._for_disk) == 2 or lone.lost.is_set())
         journal.may_commit.release(1000)
         await lone.answer(put)
 
 
 def weight_of(size: int) -> int:
-    """About what a put of so many bytes takes of a group."""
+    """Return roughly the share that a put of so many bytes takes of a group."""
     return size + 800
 
 
@@ -239,7 +243,9 @@ def test_the_time_that_groups_take_tells_how_large_the_next_ones_are(tmp_path: P
 async def test_a_lease_of_a_chosen_id_that_ends_and_comes_again_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within one commit it was missing on the disk, its keys were not, and no server started on that any more."""
+    """Within one commit the lease was lost on the disk, its keys were not, and no server could start on that
+    any more.
+    """
     lease = CHOSEN_LEASE_LEAST + 7
     again = Transact(when=(), then=(Put("k", b"", lease=lease),), grants=(Grant(ttl=60.0, id=lease),))
     async with held_back(tmp_path, monkeypatch) as (server, journal):
@@ -268,7 +274,7 @@ async def test_a_lapse_is_told_when_it_is_durable(tmp_path: Path, monkeypatch: p
         await taken(journal.begun)
         journal.may_commit.release()
         assert isinstance(await peer.answer(watching), Watching)
-        await taken(journal.begun)  # the lapse
+        await taken(journal.begun)  # the expiry
         assert (server.figures()["leases_lapsed"], server.figures()["revision"]) == (1, 2)
         told = [item.events[0].kind for item in peer.said if isinstance(item, Events)]
         assert told == ["put"]
@@ -300,8 +306,8 @@ async def test_what_is_pending_is_made_durable_and_told_when_a_server_leaves(
 async def test_what_is_asked_of_a_leaving_server_is_not_carried_out_and_keeps_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was appended to a journal whose writer had ended: its answer, and every farewell behind it, was held until
-    the server hung up five seconds later.
+    """It was appended to a journal whose writer had ended. Its answer, and every farewell behind it, was held until the
+    server hung up five seconds later.
     """
     async with contextlib.AsyncExitStack() as stack:
         server, journal = await stack.enter_async_context(held_back(tmp_path, monkeypatch))
@@ -325,7 +331,7 @@ async def test_what_is_asked_of_a_leaving_server_is_not_carried_out_and_keeps_no
 async def test_a_server_whose_disk_syncs_again_goes_on_without_what_was_in_doubt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ "what was acknowledged survives": and what was not is made again by who asks for it, once."""
+    """Acknowledged changes survive. A client sends its unacknowledged ones again, and each is applied once."""
     monkeypatch.setattr("store.server.journal.Journal", Unsynced)
     monkeypatch.setattr("store.server.durability.TRY_AGAIN_AFTER", 0.05)
     async with store.serve(data_dir=tmp_path) as server, store.connect(server.url, timeout=20.0) as client:
@@ -340,7 +346,8 @@ async def test_a_server_whose_disk_syncs_again_goes_on_without_what_was_in_doubt
                 raise AssertionError("it was told something")
         assert not adding.done()
         journal.fails = False
-        with contextlib.suppress(LimitExceeded):  # it may be back before the probe, and is told that nothing was done
+        # the disk may work again before the probe; then the error says that nothing was applied
+        with contextlib.suppress(LimitExceeded):
             assert await adding == 1
         revision = 1 + (adding.exception() is None)
         assert [entry.key for entry in await client.list("")] == ["kept", "sum"][:revision]
@@ -348,7 +355,9 @@ async def test_a_server_whose_disk_syncs_again_goes_on_without_what_was_in_doubt
 
 
 class Unsynced(Journal):
-    """A journal the last step of whose commits can fail; a process in which it really does cannot be mended."""
+    """A journal whose commits can fail at their last step. After a real failure of that kind a process cannot
+    continue.
+    """
 
     fails = False
 
@@ -364,7 +373,7 @@ class Unsynced(Journal):
 
 
 class Hanging(Journal):
-    """A disk that is full first, and takes whatever comes after that into its hands and never gives it back."""
+    """A disk that is full first, and hangs at the next write."""
 
     hangs = threading.Event()
     may_go_on = threading.Event()
@@ -407,7 +416,7 @@ async def test_a_disk_that_hangs_keeps_no_server_from_leaving(
 async def test_while_the_disk_takes_nothing_a_peer_is_read_no_further_than_its_answers_may_pile_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its requests came one in a packet: what stopped a peer then was only looked at after packets of several."""
+    """Its requests came one per packet. The limit was only checked after packets of several requests."""
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         peer = await a_peer(server, journal)
         peer.ask(Put("large", bytes(100_000)))

@@ -1,4 +1,4 @@
-"""The journal: what is appended is there again, whole and in order."""
+"""The journal: appended facts are read back, complete and in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# ---------------------------------------------------------------------------------------------------- what comes back
+# ---------------------------------------------------------------------------------------------------- reading back
 
 
 def test_a_new_directory_is_made_and_holds_an_empty_store_of_the_given_identity(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ GROUPS: dict[str, tuple[list[list[Facts]], dict[str, object]]] = {
         ],
         {"sessions": (session(A, 1, 5), session(B, 2, 1))},
     ),
-    # A client put and hung up while the disk was busy; its reply outlived its session, and the file passed for damaged.
+    # A client put and hung up while the disk was busy. Its reply outlived its session, and the file was called damaged.
     "a session that ends in the group of its last reply takes that with it": (
         [[opened(A, 1)], [replied(A, 1), forgotten(A)]],
         {"sessions": (), "last_session": 1},
@@ -155,14 +155,14 @@ def test_a_disk_that_hangs_does_not_keep_a_server_from_leaving(
 
 
 def fill(journal: Journal, pages: int = 0) -> None:
-    """Let the file grow by so many pages and no more; and as for the reserve, there is just that."""
+    """Let the file grow by so many pages and no more; all of the reserve is used."""
     assert journal._database is not None
     (count,) = journal._database.execute("PRAGMA page_count").fetchone()
     journal._database.execute(f"PRAGMA max_page_count={count + pages}")
 
 
 def tried(journal: Journal) -> str:
-    """What can be written after a failure."""
+    """Return which writes are possible after a failure."""
     if not journal.try_again():
         return "nothing"
     return "everything" if journal.has_room() else "only deletes"
@@ -202,7 +202,7 @@ def test_what_was_probed_with_is_no_part_of_the_store(tmp_path: Path) -> None:
     before = journal.load()
     assert journal.try_again()
     assert journal._database is not None
-    journal._database.execute("INSERT INTO meta VALUES ('probe', zeroblob(9), 0)")  # killed before it was taken away
+    journal._database.execute("INSERT INTO meta VALUES ('probe', zeroblob(9), 0)")  # killed before it was deleted
     assert journal.load() == before
     assert journal.try_again()
     journal.close()
@@ -225,7 +225,7 @@ def test_a_writer_that_fails_for_any_other_reason_says_so(tmp_path: Path, caplog
 def test_an_error_of_which_sqlite_says_nothing_leaves_the_group_in_doubt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has no code to look at, which used to end the writer without a word, and everybody waited."""
+    """It has no error code. The writer ended silently at it, and all clients waited."""
 
     def fail(*_: object) -> None:
         raise sqlite3.ProgrammingError("made by Python")
@@ -244,7 +244,7 @@ def test_an_error_of_which_sqlite_says_nothing_leaves_the_group_in_doubt(
 def test_what_sqlite_will_always_refuse_is_answered_to_its_sender_and_costs_nobody_else_anything(
     tmp_path: Path,
 ) -> None:
-    """It used to be read back and asked again for ever, with every connection dropped each time."""
+    """It was read back and sent again for ever, and every connection was dropped each time."""
     journal = Journal(tmp_path, new_id="id")
     journal.load()
     journal._commit([opened(A, 1), opened(B, 2)])
@@ -260,7 +260,8 @@ def test_what_sqlite_will_always_refuse_is_answered_to_its_sender_and_costs_nobo
     assert journal.answered
     assert not journal.in_doubt
     assert outcome.durable == [1]
-    # Before its server hears of the failure: this was written after all, and the store could not be read any more.
+    # Before its server is notified of the failure: the group was written after all, and the store could not be read any
+    # more.
     journal.append(change(put(4, "rests upon it, too")))
     saved = journal.load()
     assert [entry.key for entry in saved.entries] == ["before"]
@@ -277,7 +278,7 @@ def test_what_sqlite_will_always_refuse_is_answered_to_its_sender_and_costs_nobo
 
 
 def test_a_log_that_another_program_keeps_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """155 MB of it for contents of 500 kB were told nowhere."""
+    """155 MB of it for contents of 500 kB were not reported."""
     journal = Journal(tmp_path, new_id="id")
     journal.load()
     outcome = Outcome()
@@ -299,7 +300,7 @@ def test_a_log_that_another_program_keeps_is_told_once(tmp_path: Path, caplog: p
 def test_an_idle_journal_gives_back_what_its_file_no_longer_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """320 MiB that were put and deleted used to leave files of 700 MB, also after a restart."""
+    """320 MiB that were put and deleted left files of 700 MB, also after a restart."""
     monkeypatch.setattr("store.server.journal.IDLE_SECONDS", 0.05)
     journal = Journal(tmp_path, new_id="id")
     journal.load()
@@ -321,7 +322,7 @@ def test_an_idle_journal_gives_back_what_its_file_no_longer_needs(
 
 
 def test_a_journal_that_nobody_writes_to_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room is given back once after a write, and not over and over."""
+    """Space is given back once after a write, and not repeatedly."""
     tidied: list[float] = []
     tidy_up = Journal._tidy_up
 
@@ -342,7 +343,7 @@ def test_a_journal_that_nobody_writes_to_rests(tmp_path: Path, monkeypatch: pyte
 def test_a_journal_short_of_room_goes_on_emptying_its_log_without_further_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After one failure it used to wait for the next write, while the store refused each write for lack of room."""
+    """After one failure it waited for the next write, while the store refused each write for lack of space."""
     tried = threading.Semaphore(0)
     tidy_up = Journal._tidy_up
 

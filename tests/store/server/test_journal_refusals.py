@@ -1,4 +1,6 @@
-"""The journal: a directory that is another's, of another format or damaged is refused, with a word, and not changed."""
+"""The journal refuses a directory that is another server's, of another format or damaged, names the reason, and does
+not change it.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """The files that hold data; the others are SQLite's index of its log, and ours for the lock."""
+    """Return the files that hold data; the others are SQLite's index of its log, and our lock file."""
     names = (FILE, f"{FILE}-wal")
     return {name: (directory / name).read_bytes() for name in names if (directory / name).exists()}
 
 
 def leave_behind(directory: Path, *, count: int = 50) -> None:
-    """A store whose process was killed: what it wrote is partly in the file, and partly in SQLite's log beside it."""
+    """Create a store whose process was killed: its data is partly in the file, and partly in SQLite's log beside it."""
     if os.fork() == 0:
         journal = Journal(directory, new_id="id")
         journal.load()
@@ -67,7 +69,7 @@ def test_a_forked_child_does_not_keep_the_lock_and_disturbs_nothing(tmp_path: Pa
         try:
             os.close(write)
             os.read(read, 1)  # until the parent is done
-            journal.close()  # neither its lock nor its file
+            journal.close()  # it closes neither the parent's lock nor its file
         finally:
             os._exit(0)
     try:
@@ -147,7 +149,7 @@ def test_a_flipped_byte_in_what_clients_wrote_is_reported(tmp_path: Path, what: 
 def test_a_damaged_file_beside_a_log_is_not_changed_either(tmp_path: Path) -> None:
     leave_behind(tmp_path, count=300)
     data = (tmp_path / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(data.replace(b"key7", b"kez7"))  # in pages, too, that the log has no later copy of
+    (tmp_path / FILE).write_bytes(data.replace(b"key7", b"kez7"))  # also in pages of which the log has no later copy
     before = contents(tmp_path)
     assert f"{FILE}-wal" in before
     with pytest.raises(StoreUsageError, match="damaged"):

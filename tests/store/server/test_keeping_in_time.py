@@ -1,4 +1,4 @@
-"""Keep-alives that have come are read before a lease lapses, wherever they wait (S5)."""
+"""Keep-alives that have arrived are read before a lease expires, wherever they wait (S5)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -
             assert isinstance(granted, Granted)
             network.partition("peer")
             asked = peer.ask(KeepAlive(lease=granted.lease))
-            # The server stands still; when it goes on, the lease is due, and the keep-alive is in the socket.
+            # The server stands still. When it continues, the lease is due, and the keep-alive is in the socket.
             await asyncio.sleep(0.1 * offset / 100)
             loop.call_soon(network.heal, "peer")
             loop.timeline.now += 10.0
@@ -50,7 +50,7 @@ async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -
 
 @virtual_time
 async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -> None:
-    """Who writes is not read while the disk takes nothing; what it sends then has arrived all the same."""
+    """A client that writes is not read while the disk is behind. Its keep-alive has arrived all the same."""
     disk = Disk(random.Random(0), store_id="id", on_commit=lambda _: None)
     journal = disk.open(asyncio.get_running_loop(), kind=SimulatedJournal, now=now)
     engine = Engine.restore(journal.load(), limits=limits_with(journal_bytes_max=1000), now=now())
@@ -74,7 +74,7 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -
         assert server.figures()["leases_lapsed"] == 0, "and nothing goes meanwhile"
         assert isinstance(await peer.answer(renewal), Granted)
         renewed_at = now()
-        while server.figures()["leases_lapsed"] == 0:  # noqa: ASYNC110 - it tells nobody
+        while server.figures()["leases_lapsed"] == 0:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)  # of virtual time
         assert 1.9 <= now() - renewed_at <= 2.1
         peer.transport.abort()
@@ -85,7 +85,7 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -
 
 
 class Slow:
-    """A store whose stopwatch and clock go on by a millisecond with every look at the stopwatch."""
+    """A store whose stopwatch and clock advance by a millisecond with every reading of the stopwatch."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -99,7 +99,7 @@ class Slow:
 
 
 async def leased_by_hand(peer: Peer, key: str, *, ttl: float) -> int:
-    """A lease with one key on it."""
+    """Return a lease with one key on it."""
     granted = cast("Granted", await peer.answer(*peer.ask(Grant(ttl=ttl))))
     await peer.answer(*peer.ask(Put(key, b"", lease=granted.lease)))
     return granted.lease
@@ -108,7 +108,7 @@ async def leased_by_hand(peer: Peer, key: str, *, ttl: float) -> int:
 @virtual_time
 @pytest.mark.parametrize("asked_by", ["its keeper, behind a heap of its own", "a new connection, behind many heaps"])
 async def test_a_keep_alive_that_waits_for_its_turn_counts(asked_by: str) -> None:
-    """ "queued keep-alives are read before any lease lapses": those that were read and wait in the ring, too."""
+    """Pending keep-alives are read before any lease expires, also those that were read and wait in the ring."""
     slow = Slow()
     keeper, other = await introduce(slow.network, source="keeper"), await introduce(slow.network, source="other")
     greedy = [await introduce(slow.network, source=f"greedy {number}") for number in range(30)]

@@ -1,4 +1,4 @@
-"""Strangers cannot fill a log; at 80 % of a limit the operator is warned, once."""
+"""Unauthenticated peers cannot fill a log; at 80 % of a limit the operator is warned, once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_group_that_holds_most_is_named() -> None:
 
 
 async def test_a_server_writes_it_to_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The honest run: a store of ten keys, nine of which are one group's."""
+    """The honest run: a store of ten keys, nine of which belong to one group."""
     monkeypatch.setattr(server_room, "WARN_EVERY", 0.01)
     async with store.serve(limits=Limits(keys_max=10)) as server, store.connect(server.url) as client:
         for number in range(9):
@@ -55,7 +55,7 @@ async def test_a_server_writes_it_to_the_log(caplog: pytest.LogCaptureFixture, m
         assert (stats["keys"], stats["keys_max"], stats["groups"]) == (9, 10, 1)
 
 
-# ------------------------------------------------------------------------------------------------ as many as it bears
+# ------------------------------------------------------------------------------------------------ rate limits
 
 
 def said_of(caplog: pytest.LogCaptureFixture, times: list[float]) -> int:

@@ -1,7 +1,7 @@
-"""S11: a search for steps of the server that take long, over all pairs of what clients may ask at their limits.
+"""S11: a search for steps of the server that take long, over all pairs of requests at their limits.
 
-One kind of request is left standing: unread, parked, or watching. Then every other kind is asked beside it. Each step
-of the server is measured in processor time, beside a piece of work that is always the same.
+One kind of request stays pending: unread, parked, or watching. Then every other kind is sent beside it. Each step of
+the server is measured in processor time, relative to that of a fixed piece of work.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from store.engine.engine import Engine
 
-SLOWEST = 4  # times as slow as the machine of the figures: on one that is slower the search proves nothing
+SLOWEST = 4  # times slower than the machine of the figures: on a slower one the search proves nothing
 KEYS = 1_000_000
 WRITES, CONDITIONS, WATCHES = (range(Limits.writes_max), range(Limits.operations_max), range(Limits.watches_max - 1))
 SPREAD = range(0, KEYS, KEYS // len(WRITES) + 1)
@@ -82,7 +82,7 @@ STANDING: dict[str, list[list[Request[Any]]]] = {
                 request=Wait(keys=("go", *(f"x/{number}" for number in range(100)))),
             )
         ],
-        *waits_for_one_key(peers=3),  # which are looked at before it
+        *waits_for_one_key(peers=3),  # these are checked before it
     ],
     "watches of one prefix": [[Watch(prefix="go")] * len(WATCHES) for _ in range(30)],
     "watches of many lengths": [[Watch(prefix="k" * length) for length in range(1, 2000)]],
@@ -115,7 +115,7 @@ BESIDE: dict[str, list[Request[Any]]] = {
 
 
 class Steps:
-    """The steps of a server: how long the longest took, in processor time of an idle machine."""
+    """The steps of a server: the longest of them, in processor time of an idle machine."""
 
     def __init__(self, server: Server) -> None:
         self.longest = 0.0
@@ -141,21 +141,21 @@ class Steps:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """A store of as many keys as there may be, but for some room."""
+    """Return a store with nearly as many keys as are allowed."""
     desk = Desk(keys_max=2 * KEYS, group_keys_max=KEYS, leases_max=10**6, memory_bytes_max=2**33)
     for first in range(0, KEYS, 2000):
         desk.ask(transact(Put(key(number), b"v") for number in range(first, first + 2000)), peer=9)
     desk.disconnect(9)
     gc.collect()
     gc.freeze()
-    gc.disable()  # a collection would look through all that there is
+    gc.disable()  # a collection would traverse all objects
     yield desk.engine
     gc.enable()
     gc.unfreeze()
 
 
 async def has_asked(network: MemoryNetwork, requests: list[Request[Any]], *, source: str) -> Peer:
-    """A peer that asks all of this, and does not read the answers."""
+    """Connect a peer that sends all these requests, and does not read the answers."""
     peer = await introduce(network, source=source)
     peer.data_received = lambda data: None  # type: ignore[method-assign]  # noqa: ARG005 - its name is asyncio's
     peer.transport.pause_reading()
@@ -164,7 +164,7 @@ async def has_asked(network: MemoryNetwork, requests: list[Request[Any]], *, sou
 
 
 async def longest_steps(server: Server, network: MemoryNetwork, standing: str) -> dict[str, float]:
-    """The longest step of what is asked beside each of these, if it is too long."""
+    """Return the longest step for each kind of request beside this one, if it is too long."""
     steps, found = Steps(server), dict[str, float]()
 
     async def settle(what: str) -> None:
@@ -200,17 +200,17 @@ async def longest_steps(server: Server, network: MemoryNetwork, standing: str) -
 @pytest.mark.some_of(0)
 @pytest.mark.timeout(600)  # a million keys, and 165 pairs
 async def test_s11_no_step_takes_long_whatever_is_asked_beside_whatever_stands(engine: Engine) -> None:
-    """ "No legal request, and no heap of them, holds the others up for more than 50 ms." What failed it:
+    """No legal requests hold others up for more than 50 ms. Earlier failures:
 
     - a transaction beside many postponed waits took 0.9 s;
     - a wait of 16,384 conditions took 4 s, if others were postponed with it;
     - puts all over a large store beside an unread listing took 0.28 s;
-    - one change that is told to 122,880 watches took 0.1 s.
+    - the events of one change for 122,880 watches took 0.1 s.
     """
     found: dict[str, float] = {}
     for standing in STANDING:
         late: dict[str, float] = {}
-        for attempt in range(2):  # caches are shared: once more, if a step was late
+        for attempt in range(2):  # caches are shared: if a step was late, measure it once more
             network = MemoryNetwork()
             server = Server(engine, clock=lambda: asyncio.get_running_loop().time() + 10**6)
             network.listen("store", server.protocol)

@@ -1,4 +1,4 @@
-"""The outbox: in order, held until it may be said, in pieces, and every byte counted until it has gone."""
+"""The outbox: frames in order, held until they may be sent, in pieces, and every byte counted until it has gone."""
 
 from __future__ import annotations
 

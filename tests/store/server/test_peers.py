@@ -1,4 +1,6 @@
-"""Who pays when all connections together hold too much: whoever holds most, and not whoever is told something now."""
+"""If all connections together hold too much, the one that holds most is closed, and not the one that gets an
+event now.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ KIB = 1024
 
 
 class FakePeer:
-    """A connection that holds what it is told to."""
+    """A connection that holds as many bytes as a test says."""
 
     def __init__(self, name: str, outboxes: ByteCount, inboxes: ByteCount) -> None:
         self.name = name
@@ -79,7 +81,7 @@ def test_the_slowest_reader_pays_for_all(caplog: pytest.LogCaptureFixture) -> No
     assert "memory_bytes_max is 102400" in caplog.text
     scene.memory.outboxes.bytes = 101 * KIB
     scene.peers.clear()
-    scene.memory.make_room_in_outboxes()  # nobody left to pay is the end of it
+    scene.memory.make_room_in_outboxes()  # no peer is left to close
 
 
 def test_what_cost_most_and_for_longest_of_what_has_come_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +119,7 @@ def test_who_leaves_a_listing_unread_for_longest_pays_for_what_is_kept_for_it() 
     scene = Scene(outbox_bytes_max=60 * KIB, frame_bytes_max=16 * KIB, memory_bytes_max=400 * KIB)
     scene.engine.memory_bytes = 401 * KIB
     scene.engine.unread_bytes = 101 * KIB
-    scene.memory.make_room_in_listings()  # nobody reads any more
+    scene.memory.make_room_in_listings()  # no peer reads any more
     scene.engine.slowest_reader = 1
     scene.engine.unread_bytes = 50 * KIB
     scene.memory.make_room_in_listings()

@@ -1,4 +1,4 @@
-"""What awaits the disk: a reply waits for what it reflects, and for nothing else (S3)."""
+"""Pending commits: a reply waits only for the changes that it shows to be on disk (S3)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EMPTY = Listing(entries=(), revision=7)
 
 
 def with_a_change() -> PendingCommits:
-    """On disk up to revision 5; revision 6 has changed `a/1`, 7 has changed `b`, and lease 3 is new."""
+    """The disk has up to revision 5; revision 6 has changed `a/1`, 7 has changed `b`, and lease 3 is new."""
     pending_commits = PendingCommits(durable=10, revision=5)
     pending_commits.append(11, Facts(revisions=[(Event(kind="put", revision=6, key="a/1"),)]))
     lease = SavedLease(id=3, ttl=1.0, disconnect_ttl=None, anonymous=False)
@@ -78,7 +78,7 @@ def test_a_reply_waits_for_what_it_reflects(request_: Request[Any], response: Re
 def test_a_reply_that_does_not_wait_says_the_revision_that_is_on_disk(
     request_: Request[Any], response: Response
 ) -> None:
-    """Else a client would have seen a revision that a crash takes back, and take the store for another one (S10)."""
+    """Otherwise a client could see a revision that a crash undoes, and take the store for another one (S10)."""
     said = with_a_change().wait_for(request_, response)[1]
     assert said.revision == 5  # type: ignore[attr-defined]
 
@@ -95,7 +95,7 @@ def test_a_reply_that_does_not_wait_says_the_revision_that_is_on_disk(
 def test_a_reply_that_waits_says_a_revision_that_is_on_disk_once_it_goes_out(
     request_: Request[Any], response: Response
 ) -> None:
-    """It goes out once 6 is on disk, while 7, which changes nothing of it, may never be (S3)."""
+    """It is sent once 6 is on disk, while 7, which does not affect it, may never be (S3)."""
     pending_commits = with_a_change()
     number, said = pending_commits.wait_for(request_, response)
     assert number == 11
@@ -105,7 +105,7 @@ def test_a_reply_that_waits_says_a_revision_that_is_on_disk_once_it_goes_out(
 
 @pytest.mark.parametrize("prefix", ["a/", "c"])
 def test_a_listing_of_an_earlier_revision_keeps_that(prefix: str) -> None:
-    """One of so many keys that it took several turns: what has changed meanwhile is not in it."""
+    """A listing of so many keys that it took several turns does not contain later changes."""
     listing = Listing(entries=(), revision=4)
     assert with_a_change().wait_for(List(prefix=prefix), listing)[1] is listing
 
@@ -138,7 +138,7 @@ def test_a_key_that_has_changed_again_is_waited_for_until_the_later_change_is_on
 
 
 def test_a_lease_that_came_again_is_waited_for_until_the_later_grant_is_on_disk() -> None:
-    """A keep-alive of a chosen id was answered while a crash could still take the lease back."""
+    """A keep-alive of a chosen id was answered while a crash could still undo the lease."""
     pending_commits = with_a_change()
     pending_commits.append(13, Facts(leases={3: None}))
     pending_commits.append(14, Facts(leases={3: SavedLease(id=3, ttl=1.0)}))

@@ -1,4 +1,4 @@
-"""The ring of turns: who asks little goes first, and nobody twice before all others once."""
+"""The ring of turns: peers with few requests go first, and each peer has one turn before any has a second."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def test_it_is_known_whether_all_have_had_a_turn_who_came_before_now() -> None:
 
 
 class Stopwatch:
-    """Says that a millisecond has passed with every look: so a turn is a few requests, however quick the machine."""
+    """A stopwatch that advances by a millisecond with every reading, so that a turn is a few requests on any
+    machine.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -82,7 +84,7 @@ class Stopwatch:
 
 
 class Timed:
-    """Notes how long each ping has waited from its arrival until it is carried out."""
+    """Records how long each ping has waited from its arrival until it is carried out."""
 
     def __init__(self, conversations: Conversations, stopwatch: Stopwatch) -> None:
         self._stopwatch = stopwatch
@@ -113,7 +115,7 @@ def serve_counted(network: MemoryNetwork, engine: Engine) -> Timed:
 
 @pytest.mark.virtual_time
 async def test_a_heap_of_requests_is_carried_out_in_turns_and_others_come_in_between() -> None:
-    """ "no heap of them": 18,000 requests in 251 kB kept a bystander waiting for 37 s."""
+    """18,000 requests in 251 kB delayed a bystander by 37 s."""
     network = MemoryNetwork()
     engine = Engine(store_id="it")
     timed = serve_counted(network, engine)
@@ -130,7 +132,7 @@ async def test_a_heap_of_requests_is_carried_out_in_turns_and_others_come_in_bet
 
 @pytest.mark.virtual_time
 async def test_many_heaps_together_hold_nobody_up_for_longer_than_one() -> None:
-    """A pass of the loop does no more than so much for all of them together, and who asks little goes first."""
+    """A pass of the loop has one time limit for all of them together, and peers with few requests go first."""
     network = MemoryNetwork()
     engine = Engine(store_id="it")
     timed = serve_counted(network, engine)
@@ -149,7 +151,9 @@ async def test_many_heaps_together_hold_nobody_up_for_longer_than_one() -> None:
 
 @pytest.mark.virtual_time
 async def test_many_waits_that_one_change_ends_are_answered_in_turns_and_as_if_at_once() -> None:
-    """Twenty thousand waits that one put ended held everybody up for 84 ms: looked at, and told, in one step."""
+    """Twenty thousand waits that one put ended delayed all clients by 84 ms: they were checked and answered in one
+    step.
+    """
     network = MemoryNetwork()
     engine = Engine(store_id="it")
     timed = serve_counted(network, engine)
@@ -183,7 +187,7 @@ async def test_many_waits_that_one_change_ends_are_answered_in_turns_and_as_if_a
 
 @pytest.mark.virtual_time
 async def test_what_one_change_means_to_thousands_is_told_in_slices_and_in_order() -> None:
-    """10,000 watchers of one key took some 300 ms of one step; and each change is heard of in its place."""
+    """10,000 watchers of one key took some 300 ms of one step. The events of each change come in its order."""
     network = MemoryNetwork()
     timed = serve_counted(network, Engine(store_id="it"))
     watching = [await introduce(network, source=f"watching {number}") for number in range(5 * AT_ONCE)]
@@ -208,7 +212,9 @@ async def test_what_one_change_means_to_thousands_is_told_in_slices_and_in_order
 
 @pytest.mark.virtual_time
 async def test_a_peer_with_thousands_of_watches_is_told_in_slices_and_in_order() -> None:
-    """All the watches of 64 peers were told in one step: 262,144 events; and all of one peer as soon as it asked."""
+    """All the watches of 64 peers were notified in one step: 262,144 events. So were all watches of a peer at its
+    request.
+    """
     network = MemoryNetwork()
     timed = serve_counted(network, Engine(store_id="it"))
     watching = [await introduce(network, source=f"watching {number}") for number in range(3)]
@@ -245,7 +251,7 @@ async def test_a_peer_with_thousands_of_watches_is_told_in_slices_and_in_order()
 
 
 def place_of(said: Any) -> float:
-    """Where it belongs among all that is said: by its revision, and a pong behind what is of the same one."""
+    """Return a message's place in the order: its revision; a pong comes after the events of the same one."""
     if isinstance(said, Events):
         return float(said.events[0].revision)
     return float(said.response.revision) + 0.5 * isinstance(said.response, Pong)

@@ -1,4 +1,4 @@
-"""The server: whom it lets in, how it hangs up, how it leaves, and where it listens."""
+"""The server: accepting and refusing clients, hanging up, leaving, and its addresses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def dial(network: MemoryNetwork, factory: Callable[[], Peer] = Peer) -> Pe
     return (await network.dial("store", factory, source="peer"))[1]
 
 
-# ------------------------------------------------------------------------------------------------ letting in
+# ------------------------------------------------------------------------------------------------ accepting
 
 
 @pytest.mark.virtual_time
@@ -61,7 +61,7 @@ async def test_a_flood_of_strangers_gets_no_more_lines_than_a_log_can_bear_and_i
 
 
 class Deaf(Peer):
-    """Hears no more once it is told not to, so that it has the more time to speak."""
+    """Stops reading when a test says so, and has the more time to write."""
 
     deaf = False
 
@@ -70,7 +70,7 @@ class Deaf(Peer):
             super().data_received(data)
 
     def flood(self, *, first: int) -> int:
-        """Ask many times more, by ids from `first` on; gives the id after the last."""
+        """Send many more requests, with ids from `first` on; return the id after the last."""
         (frame,) = [self.connection.encode(InFlight(1_000_000, Count(prefix="k"), None, False))]
         before, after = frame.split(id_bytes := struct.pack(">BI", 0xCE, 1_000_000))
         assert len(id_bytes) == 5
@@ -80,7 +80,7 @@ class Deaf(Peer):
 
 
 async def test_who_asks_without_end_and_renews_nothing_does_not_keep_its_lease_so() -> None:
-    """It kept one of a second for as long as it went on: something that it had sent was always unread (S5)."""
+    """It kept a lease of one second for as long as it sent: some of its bytes were always unread (S5)."""
     async with store.serve() as server, store.connect(server.url) as client:
         peer = (await asyncio.get_running_loop().create_connection(Deaf, "127.0.0.1", server.port))[1]
         await peer.until(lambda: peer.connection.welcomed)
@@ -179,7 +179,7 @@ async def test_a_client_in_mid_handshake_is_told_to_come_again_not_that_the_prot
         assert not isinstance(peer.problem, ProtocolError)
 
 
-# ------------------------------------------------------------------------------------------------ what is counted
+# ------------------------------------------------------------------------------------------------ figures
 
 
 # ------------------------------------------------------------------------------------------------ serving
@@ -230,7 +230,7 @@ async def test_a_port_in_use_is_an_error_of_the_system() -> None:
 
 async def test_a_server_whose_timer_fails_stops_serving_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     class Defective(Engine):
-        """Looks at its leases fine until there is one."""
+        """Fails at its first check of the leases that finds one."""
 
         def look(self, *, now: float) -> bool:
             if len(self._leases):

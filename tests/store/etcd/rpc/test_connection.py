@@ -1,4 +1,4 @@
-"""One connection to one member: what its answers and refusals mean, the stream of watches, and the end."""
+"""One connection to one member: the meaning of its answers and refusals, the stream of watches, and the end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOSED = Failure("the client is closed", FailureKind.UNDONE)
 
 @asynccontextmanager
 async def connected(member: Member | None, met: Any = lambda _: None) -> AsyncIterator[Connection]:
-    """A connection to a scripted member, or to a port where nobody listens."""
+    """Connect to a scripted member, or to a port without a listener."""
     server, port = grpc.aio.server(), free_port()
     if member is not None:
         server.add_generic_rpc_handlers((member,))
@@ -52,7 +52,7 @@ async def ask(connection: Connection, *, limit: float = 30.0, **fields: Any) -> 
 async def asking(connection: Connection, **options: Any) -> asyncio.Task[Any]:
     """A request that is under way."""
     task = asyncio.ensure_future(ask(connection, **options))
-    while not connection.under_way:  # noqa: ASYNC110  nothing announces it
+    while not connection.under_way:  # noqa: ASYNC110  there is no event for it
         await asyncio.sleep(0)
     return task
 
@@ -135,7 +135,7 @@ async def test_an_answer_that_comes_while_its_caller_is_cancelled_is_not_reporte
 
 
 async def test_a_stream_of_another_cluster_ends_for_that_reason() -> None:
-    """S10: a watch that only listens must hear of it as well."""
+    """S10: a client that only has a watch must notice it as well."""
 
     def met(_: pb.ResponseHeader) -> None:
         raise StoreReplaced("another one")

@@ -1,4 +1,4 @@
-"""Why a member cannot be reached: what stands at its port, told by what it says."""
+"""The reason why a member cannot be reached: the server at its port is identified by its first bytes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ AUTHORITY, STRANGER = trustme.CA(), trustme.CA()
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is judged is what was found, and not whether this machine was quick."""
+    """Allow more time, so that the result does not depend on the speed of this machine."""
     monkeypatch.setattr(diagnosis, "ANSWER_WITHIN", 30.0)
 
 
 def server_tls(*, wants: trustme.CA | None = None, newest: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-    """TLS as a member speaks it."""
+    """Return a TLS context like a member's."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     AUTHORITY.issue_cert("127.0.0.1").configure_cert(context)
     if wants is not None:
@@ -51,7 +51,7 @@ def client_tls(authority: trustme.CA = AUTHORITY) -> ssl.SSLContext:
 
 @asynccontextmanager
 async def member(says: bytes | None, tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """Something that hears a client's first words and answers with these, or hangs up at once."""
+    """Start a server that reads a client's first bytes and answers with these, or hangs up at once."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -106,7 +106,7 @@ async def test_what_hangs_up_or_is_not_there_may_come_back() -> None:
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_a_port_that_speaks_tls_is_told_though_it_only_hangs_up(newest: ssl.TLSVersion) -> None:
-    """etcd 3.5.1 says nothing to a plain client, and refuses one without a certificate within the handshake."""
+    """etcd 3.5.1 sends nothing to a plain client, and refuses one without a certificate during the handshake."""
     async with member(SETTINGS_FRAME, server_tls(newest=newest)) as port:
         assert "speaks TLS; write etcds://" in str(await found(port))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -121,7 +121,7 @@ async def test_what_tls_itself_refuses_is_said_by_whose_certificate_it_was() -> 
     assert isinstance(wrong, AuthenticationError)
     assert "has no certificate that we trust" in str(wrong)
     for newest in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
-        with socket.create_server(("127.0.0.1", 0)) as listener:  # asyncio would hang up without TLS's own word
+        with socket.create_server(("127.0.0.1", 0)) as listener:  # asyncio would hang up without an alert of TLS
             refusing = asyncio.create_task(asyncio.to_thread(refuse, listener, newest))
             wrong = await found(listener.getsockname()[1], client_tls())
             await refusing
@@ -141,7 +141,7 @@ def refuse_one(connection: socket.socket, newest: ssl.TLSVersion) -> None:
     with connection.dup() as plain, tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as it:
         with contextlib.suppress(ssl.SSLError):
             it.do_handshake()
-        # Hanging up on what the client has sent meanwhile would reset the connection, and lose TLS's word with it.
+        # Closing while bytes of the client are unread would reset the connection, and TLS's alert would be lost.
         with contextlib.suppress(OSError):
             plain.shutdown(socket.SHUT_WR)
             while plain.recv(4096):
@@ -149,7 +149,8 @@ def refuse_one(connection: socket.socket, newest: ssl.TLSVersion) -> None:
 
 
 async def test_tls_to_a_port_without_it_is_told() -> None:
-    async with member(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:  # which the first words of TLS are long enough for
+    # TLS's first message is long enough for such an answer
+    async with member(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
         wrong = await found(port, client_tls())
     assert isinstance(wrong, ProtocolError)
     assert "does not speak TLS there; write etcd://" in str(wrong)

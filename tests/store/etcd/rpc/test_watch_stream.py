@@ -1,4 +1,4 @@
-"""All watches of a client over one stream: whose a message is, who has fallen behind, and how it ends."""
+"""All watches of a client over one stream: which watch gets a message, which has fallen behind, and how watches end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def canceled(id: int, reason: str = "", **more: Any) -> pb.WatchResponse:
 
 
 def sent(watches: WatchStream) -> list[tuple[str, int]]:
-    """What has been asked of the member since this was called last."""
+    """Return the requests to the member since the last call."""
     asked = []
     queue = watches.requests._queue
     while not queue.empty():

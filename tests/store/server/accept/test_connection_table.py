@@ -1,4 +1,6 @@
-"""All connections: which strangers may stand, for how long, and who makes way for others; by one timer."""
+"""All connections: which unauthenticated ones may stay, for how long, and which are closed for others; with one
+timer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ WITHIN = 3.0
 
 
 class Somebody:
-    """A connection that can be ended."""
+    """A connection that can be closed."""
 
     def __init__(self) -> None:
         self.aborted = False
@@ -28,7 +30,7 @@ class Somebody:
 
 
 class Scene:
-    """A table whose clock is set by hand."""
+    """A table with a clock that the test sets."""
 
     def __init__(self, **limits: int) -> None:
         self.now = 0.0
@@ -64,7 +66,7 @@ def test_who_proves_himself_makes_room_and_all_are_counted_until_they_go() -> No
 
 
 async def test_nothing_is_kept_of_what_would_have_been_done_with_who_proves_nothing() -> None:
-    """Each connection kept what would have hung up on it, and the words for that, for as long as it lasted."""
+    """Each connection kept its timeout's callback and log message until it ended."""
     scene = Scene()
     who, hangs_up = scene.comes(), Somebody()
     kept = weakref.ref(hangs_up)
@@ -91,7 +93,7 @@ def test_the_longest_silent_of_the_address_that_has_most_makes_way_and_nobody_be
 
 
 def test_where_honest_clients_take_long_all_are_given_longer_before_they_make_way() -> None:
-    """On a machine that is busy a client may take seconds to say hello; turned away, it comes again, and takes more."""
+    """On a busy machine a client may take seconds to say hello. If it is refused, it connects again, and adds load."""
     scene = Scene(handshakes_max=1)
     slow = scene.comes()
     scene.now = 2.0
@@ -121,11 +123,11 @@ def test_one_address_has_so_many_connections_and_loopback_any() -> None:
     assert scene.table.refusal("10.0.0.1") is None
 
 
-# ------------------------------------------------------------------------------------------------ in their own time
+# ------------------------------------------------------------------------------------------------ timeouts
 
 
 class Timed:
-    """Who has been given up, and when, on the loop's own time."""
+    """The connections that timed out, with the time, on the loop's own clock."""
 
     def __init__(self) -> None:
         self.given_up: dict[Somebody, float] = {}

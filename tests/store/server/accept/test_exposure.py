@@ -1,4 +1,6 @@
-"""Who could reach a server, and what it must ask of them: `tests/guarantees/test_s8_*` show it on servers."""
+"""Addresses that expose a server, and the authentication that they require: `tests/guarantees/test_s8_*` test
+servers.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """A listening socket that has run out of files, until it has not."""
+    """A listening socket without free file descriptors, until the test frees some."""
 
     def __init__(self) -> None:
         self.sock = socket.socket()
@@ -44,7 +44,7 @@ class Listener:
 
 
 class Taken(asyncio.Protocol):
-    """What becomes of those who are accepted."""
+    """Notes the socket and the transport of an accepted connection."""
 
     def __init__(self) -> None:
         self.accepted = asyncio.Event()
@@ -68,7 +68,7 @@ async def test_files_that_run_out_cost_one_line_and_no_connection(caplog: pytest
     with caplog.at_level(logging.ERROR, "store.server.accept.listener"):
         door.open()
         _, writer = await asyncio.open_connection(*listener.sock.getsockname())
-        while listener.asked < 3:  # noqa: ASYNC110 - it tells nobody
+        while listener.asked < 3:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
         listener.full = False
         async with asyncio.timeout(60):
@@ -90,7 +90,7 @@ def silent_strangers() -> Iterator[list[socket.socket]]:
 
 
 async def test_silent_strangers_do_not_keep_out_who_knows_the_token(silent_strangers: list[socket.socket]) -> None:
-    """260 of them kept a rightful client out 117 times of 120."""
+    """260 of them kept a client with the token out 117 times of 120."""
     limits = Limits(connections_max=128)
     token = "a good token, long enough"
     async with store.serve(token=token, limits=limits) as server:
@@ -124,11 +124,11 @@ async def test_the_limit_of_files_is_given_back_and_counts_what_is_open() -> Non
 
 
 async def test_nobody_slips_in_between_being_alone_and_the_end() -> None:
-    """A client that came just then was welcomed, lost its store, and stuck to it."""
+    """A client that came at that moment was welcomed, lost its store, and tried to reconnect to it."""
     with store.sync.serve() as server:
         async with store.connect(server.url) as client:
             assert not await asyncio.to_thread(server.way_out.wait_until_alone, 0)
-            async with store.connect(server.url) as another:  # as long as somebody is there, others may come
+            async with store.connect(server.url) as another:  # while a client is connected, others may connect
                 assert await another.count("") == 0
             assert await client.count("") == 0
         assert await asyncio.to_thread(server.way_out.wait_until_alone, 60)

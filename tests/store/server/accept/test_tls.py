@@ -1,4 +1,4 @@
-"""Whoever stands before a port with TLS is let in, or told why not, and does not stand there for long."""
+"""A connection to a port with TLS is accepted or gets the reason for its refusal, and does not wait long."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KIB = 1024
 
 @pytest.fixture(scope="module")
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's, and a client's that trusts it."""
+    """A server's context, and a client's that trusts it."""
     require("trustme")
     import trustme
 
@@ -42,7 +42,7 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 @contextlib.asynccontextmanager
 async def standing(port: int, said: bytes = b"") -> AsyncIterator[asyncio.StreamReader]:
-    """Somebody who has connected, and says this."""
+    """Open a connection, and send these bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(said)
@@ -88,7 +88,7 @@ async def test_who_brings_no_handshake_is_turned_away_with_one_line(
 
 @pytest.fixture
 def open_files() -> Iterator[None]:
-    """No file is left open."""
+    """Assert that no file is left open."""
     before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
     yield
     if before:
@@ -158,7 +158,7 @@ async def test_who_stands_there_counts_as_a_connection_and_no_longer_than_a_hand
 async def test_what_a_stranger_took_is_given_back_as_soon_as_it_has_gone(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext], said: bytes
 ) -> None:
-    """Three bytes and a hang-up left 300 KiB each behind, until Python's collector came by."""
+    """Each connection that sent three bytes and hung up left 300 KiB behind, until Python's collector ran."""
     if said == b"a hello":
         said = client_hello(contexts[1])
     async with store.serve(tls=contexts[0]) as server:
@@ -170,7 +170,7 @@ async def test_what_a_stranger_took_is_given_back_as_soon_as_it_has_gone(
         try:
             for _ in range(100):
                 await come_and_go(server.port, said)
-            while server.figures()["strangers"]:  # noqa: ASYNC110 - it tells nobody
+            while server.figures()["strangers"]:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
             assert tracemalloc.get_traced_memory()[0] < 100 * 8 * KIB
             assert [one for one in gc.get_objects() if issubclass(type(one), ssl.SSLObject)] == [], (
@@ -182,7 +182,7 @@ async def test_what_a_stranger_took_is_given_back_as_soon_as_it_has_gone(
 
 
 def client_hello(tls: ssl.SSLContext) -> bytes:
-    """The first record of a client."""
+    """Return the first record of a client."""
     said = ssl.MemoryBIO()
     with contextlib.suppress(ssl.SSLWantReadError):
         tls.wrap_bio(ssl.MemoryBIO(), said, server_hostname="127.0.0.1").do_handshake()
@@ -199,7 +199,7 @@ async def come_and_go(port: int, said: bytes) -> None:
 
 
 async def test_an_idle_connection_takes_little_and_is_counted(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    """It took 286 KiB, which counted as nothing."""
+    """It took 286 KiB, which did not count."""
     async with store.serve(tls=contexts[0]) as server, contextlib.AsyncExitStack() as stack:
         before = server.figures()["memory_bytes"]
         for _ in range(10):
@@ -213,7 +213,7 @@ async def test_an_idle_connection_takes_little_and_is_counted(contexts: tuple[ss
 async def test_what_is_asked_in_one_heap_over_tls_is_answered_in_order_and_large_values_pass(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
-    """Of what has come in one piece some is decrypted later, while its peer waits for its turn."""
+    """Some of the data that arrives together is decrypted later, while its peer waits for its turn."""
     async with store.serve(tls=contexts[0]) as server, store.connect(server.url, tls=contexts[1]) as client:
         value = os.urandom(3_000_000)
         answers = await asyncio.gather(

@@ -1,4 +1,4 @@
-"""What TLS does with the bytes of one connection, record by record: a client's OpenSSL, and no socket in between."""
+"""TLS on the bytes of one connection, record by record: a client's OpenSSL, without a socket in between."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Line(asyncio.Transport):
-    """What a layer takes for its socket; what it sends is kept."""
+    """Stands in for a layer's socket, and keeps the bytes that were sent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Line(asyncio.Transport):
 
 
 class Inside(asyncio.Protocol):
-    """Who converses through a layer."""
+    """The protocol inside a layer."""
 
     def __init__(self) -> None:
         self.heard = bytearray()
@@ -74,7 +74,7 @@ class Inside(asyncio.Protocol):
 
 
 class Watched(ssl.SSLContext):
-    """A context that sees how much OpenSSL has held that was to be sent."""
+    """A context that records how many outgoing bytes OpenSSL has held."""
 
     most_held = 0
 
@@ -92,7 +92,7 @@ class Watched(ssl.SSLContext):
 
 
 class Conversation:
-    """A client and a layer that have agreed; the client may have said something at once."""
+    """A client and a layer after the handshake; the client may have sent data already."""
 
     def __init__(self, at_once: bytes = b"") -> None:
         require("trustme")
@@ -118,29 +118,29 @@ class Conversation:
             self.fetch()
 
     def pass_on(self) -> None:
-        """Hand the layer what the client has to send."""
+        """Pass the client's pending bytes to the layer."""
         self.feed(self._out.read())
 
     def feed(self, data: bytes) -> None:
-        """Hand the layer these bytes."""
+        """Pass these bytes to the layer."""
         while data:
             part, data = data[: len(self.table.raw)], data[len(self.table.raw) :]
             self.layer.get_buffer(-1)[: len(part)] = part
             self.layer.buffer_updated(len(part))
 
     def fetch(self) -> None:
-        """Hand the client what the layer has sent."""
+        """Pass the layer's bytes to the client."""
         self._in.write(self.line.sent)
         self.line.sent.clear()
 
     def says(self, data: bytes) -> bytes:
-        """What the client would send for this."""
+        """Return the client's encrypted bytes for this."""
         self.client.write(data)
         return self._out.read()
 
 
 async def test_openssl_holds_one_record_of_what_is_written_however_much_that_is() -> None:
-    """It keeps room for the most that it has held: each connection took 340 KiB for good after one large answer."""
+    """It keeps memory for the most that it has held: each connection took 340 KiB for good after one large answer."""
     conversation = Conversation()
     value = bytes(range(256)) * 1024
     conversation.inside.transport.write(value)
@@ -163,7 +163,7 @@ async def test_who_is_closed_hears_a_goodbye_and_no_end_that_could_be_an_attacke
 
 
 async def test_a_record_that_makes_no_sense_ends_a_connection_without_a_word_on_whether_its_client_lives() -> None:
-    """It was told as if the client had hung up, and who hangs up is dead."""
+    """It was reported as if the client had hung up, which counts as its death."""
     conversation = Conversation()
     record = bytearray(conversation.says(b"a request"))
     record[-1] ^= 1
@@ -211,12 +211,12 @@ async def test_who_fails_at_what_it_hears_late_is_hung_up_on_as_one_who_fails_at
 async def test_who_looks_at_a_port_and_resets_the_connection_has_said_nothing_wrong(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Balancers look so; each look was a line in the log."""
+    """Load balancers probe so; each probe was a line in the log."""
     caplog.set_level(logging.WARNING)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     async with store.serve(tls=context) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as sock:
-            while not server.figures()["strangers"]:  # noqa: ASYNC110 - it tells nobody
+            while not server.figures()["strangers"]:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         while server.figures()["strangers"]:  # noqa: ASYNC110
@@ -226,7 +226,7 @@ async def test_who_looks_at_a_port_and_resets_the_connection_has_said_nothing_wr
 
 
 async def test_a_hello_that_has_no_end_is_not_heard_out() -> None:
-    """OpenSSL held 131 kB of it for each stranger, until the time for the handshake was over."""
+    """OpenSSL held 131 kB of it for each peer, until the handshake timed out."""
     conversation = Conversation()
     layer, line = TlsLayer(Inside(), conversation.server, conversation.table, farewell=b""), Line()
     layer.connection_made(line)
@@ -241,6 +241,6 @@ async def test_a_hello_that_has_no_end_is_not_heard_out() -> None:
 
 
 async def test_a_large_request_right_behind_the_handshake_is_heard() -> None:
-    """It comes together with the client's last word of the handshake, and is no hello without an end."""
+    """It arrives together with the client's last handshake message, and is not taken for a hello without an end."""
     value = bytes(2 * HANDSHAKE_BYTES)
     assert Conversation(at_once=value).inside.heard == value
