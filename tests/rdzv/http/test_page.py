@@ -122,6 +122,17 @@ async def test_each_state_has_its_words_its_shape_and_its_name() -> None:
         assert page.problems == []
 
 
+async def test_a_fragment_that_names_no_run_leaves_the_page_alive() -> None:
+    """Regression: the page stayed empty at "/#%", which decodeURIComponent does not take."""
+    async with play(("train-4",)) as played, page_of() as page:
+        for fragment, run_id in (("%", "%"), ("%E0%A4%A", "%E0%A4%A"), ("100%25", "100%")):
+            await page.call("Page.navigate", url="about:blank")
+            await page.call("Page.navigate", url=f"{played.url}/#{fragment}")
+            await until(page, f"document.body.innerText.includes({json.dumps(f'no run {run_id} in this store')})")
+        await page.evaluate("location.hash = 'train-4'")
+        await until(page, "now && now.run.run_id === 'train-4'")
+
+
 async def test_one_of_many_runs_is_found_by_its_name_and_by_its_state() -> None:
     listed = ("stuck-30", *(f"train-{count}" for count in range(2, 132)))
     async with play(listed) as played, page_of() as page:

@@ -518,12 +518,52 @@ def test_an_endpoint_is_a_host_or_a_url(endpoint: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("endpoint", "run", "host"),
+    [
+        ("localhost:0", "job-7", "localhost"),
+        ("tcp://localhost:0/?ttl=5", "job-7", "localhost"),
+        ("127.0.0.1:0", "job-7", "127.0.0.1"),
+        (":0", "job-7", "127.0.0.1"),
+        ("", "none", "localhost"),  # no endpoint and no id
+    ],
+)
+def test_a_job_of_one_node_has_a_store_of_its_own_at_a_free_port(endpoint: str, run: str, host: str) -> None:
+    jobs = [TorchRendezvousHandler(api.RendezvousParameters("rdzv", endpoint, run, 1, 1)) for _ in range(2)]
+    try:
+        infos = [job.next_rendezvous() for job in jobs]
+        assert [(info.rank, info.world_size) for info in infos] == [(0, 1)] * 2
+        ports = [job._settings.endpoint.hosts for job in jobs]
+        assert [address for ((address, _),) in ports] == [host] * 2
+        assert ports[0] != ports[1]
+    finally:
+        for job in jobs:
+            job.shutdown()
+
+
+def test_an_agent_of_a_job_whose_id_is_used_again_is_told_what_helps(url: str, run_id: str) -> None:
+    first = handler_of(url, run_id, (1, 1))
+    first.next_rendezvous()
+    first.shutdown()
+    again = handler_of(url, run_id, (1, 1))
+    with pytest.raises(
+        api.RendezvousClosedError, match="rdzv reopen opens it again, or give the job another --rdzv-id"
+    ):
+        again.next_rendezvous()
+    again.shutdown()
+
+
+@pytest.mark.parametrize(
     ("endpoint", "config", "words"),
     [
         ("head", {"token": "s3cret"}, "token was given in --rdzv-conf, .*token_file=/run/secrets/rdzv"),
         ("tcp://head/job-8", {}, "names the run 'job-8', and --rdzv-id is 'job-7'"),
         ("head", {"last_cal_timeout": "3"}, "no parameter 'last_cal_timeout'.*last_call_timeout"),
-        ("head", {"regroup_on_loss": "perhaps"}, "regroup_on_loss='perhaps' must be one of 1, 0"),
+        (
+            "head",
+            {"regroup_on_loss": "maybe"},
+            "regroup_on_loss='maybe' must be .*write for example regroup_on_loss=true",
+        ),
+        ("localhost:0", {}, "localhost:0.* is a store at any free port, for a job of one node; for 2 nodes"),
         ("head", {"read_timeout": "soon"}, "read_timeout='soon' must be"),
         ("head:port", {}, "port"),
     ],

@@ -64,7 +64,7 @@ class Job:
         self._stack = contextlib.AsyncExitStack()
         self._workers: set[int] = set()  # they lead sessions of their own, and survive their agents
 
-    async def agent(self, *options: str, module: str = "") -> Child:
+    async def agent(self, *options: str, module: str = "", level: str = "INFO") -> Child:
         """Start an agent. `options` are torchrun's, besides those that all agents have."""
         # As a module, since torchrun itself may not be on the path.
         return await self._stack.enter_async_context(
@@ -73,7 +73,7 @@ class Job:
                 *("-m", module or torchruns()[0], "--rdzv-backend=rdzv", f"--rdzv-endpoint={self._endpoint}"),
                 *("--rdzv-id=job", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", *options),
                 *(str(self._script), str(self._stop)),
-                env={"OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO"},
+                env={"OMP_NUM_THREADS": "1", "LOGLEVEL": level},
             )
         )
 
@@ -258,6 +258,51 @@ async def test_the_other_agents_are_told_of_a_killed_worker_before_its_agent_loo
         os.kill(began[0]["pid"], signal.SIGKILL)
         line = await pair[1].says("was killed")
         assert re.search(r"run job: \S+: worker 0 was killed by signal 9; meeting again$", line), line
+
+
+RAISES = """
+import json, os, sys, time
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    rank = int(os.environ["RANK"])
+    print(json.dumps({"rank": rank, "pid": os.getpid()}), flush=True)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.02)
+    if rank:
+        raise ValueError("shard 17 is damaged")
+    time.sleep(3600)
+
+main()
+"""
+
+
+async def test_the_other_agents_are_told_the_exception_of_a_recorded_worker(tmp_path: Path) -> None:
+    require("torch")
+    async with Job(tmp_path, f"127.0.0.1:{free_port()}", worker=RAISES) as job:
+        pair = [await job.agent("--nnodes=2", "--max-restarts=0") for _ in range(2)]
+        ranks = [(await job.first_step(agent))["rank"] for agent in pair]
+        job.stop()
+        await pair[ranks.index(0)].says("worker 0 ended with status 1: ValueError: shard 17 is damaged")
+
+
+async def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
+    require("torch")
+    async with Job(tmp_path, "localhost:0") as job:
+        agent = await job.agent("--nnodes=1", "--rdzv-conf=regroup_on_loss=maybe", level="WARNING")
+        assert await agent.wait() == 1
+        (line,) = agent.written().splitlines()
+        assert line.endswith("write for example regroup_on_loss=true")
+
+
+async def test_torchruns_own_example_of_an_endpoint_works(tmp_path: Path) -> None:
+    require("torch")
+    async with Job(tmp_path, "localhost:0") as job:
+        jobs = [await job.agent("--nnodes=1") for _ in range(2)]  # of one id, and each has its own store
+        job.stop()
+        assert [(await job.first_step(agent))["size"] for agent in jobs] == [1, 1]
+        assert [await agent.wait() for agent in jobs] == [0, 0]
 
 
 FAILS_LAST = """
