@@ -211,6 +211,8 @@ class Node:
                 if link.follower.error is not None:
                     raise link.follower.error
                 self._link_stack = stack.pop_all()
+        except StoreReplaced:  # while it connected
+            return await self._new_link()
         except (StoreError, TimeoutError) as error:
             self._unreached = error
             raise self.connection_error(error) from error

@@ -96,6 +96,41 @@ async def test_s13_a_fresh_node_that_comes_first_undoes_no_resize() -> None:
         assert not first[0].done(), "three nodes are all that a round takes now"
 
 
+async def test_s13_a_resize_holds_of_which_the_members_have_only_heard() -> None:
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "xyz"]
+        await run.meet(*nodes)
+        coordinator = run.engine._keys.entries["/rdzv/job/head/coordinator"].value.decode()
+        async with run.looked_at() as seen:
+            await seen.resize(max_nodes=2)
+        await asyncio.sleep(0.5)
+        run.crash(coordinator)
+        await replace(run)
+        infos = await run.meet(*(node for node in nodes if node.node_id != coordinator))
+        assert infos[0].world_size == 2
+        late = await run.join(run.handler("late"))
+        await asyncio.sleep(2.0)
+        assert not late.done()
+        assert {node.num_nodes_changed() for node in nodes if node.node_id != coordinator} == {0}, "it has no room"
+
+
+async def test_s13_a_store_that_is_lost_while_nodes_connect_ends_no_node() -> None:
+    """The second loss, before a survivor has read the store that replaced the first one."""
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=2, latency=0.05) as run:
+        nodes = [run.handler(name) for name in "xy"]
+        before = await run.meet(*nodes)
+        joining = [run.start(node.next_rendezvous()) for node in nodes]
+        await replace(run)
+        for number in range(12):
+            await asyncio.sleep(0.13 + 0.02 * number)
+            run.kill_store()
+            await asyncio.sleep(0.05)
+            run.restart_store()
+        infos = [await task for task in joining]
+        assert_one_round(infos)
+        assert infos[0].round > before[0].round
+
+
 async def test_s13_a_fresh_node_that_comes_first_undoes_no_ban() -> None:
     async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         nodes = [run.handler(name) for name in "xy"]

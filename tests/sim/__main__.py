@@ -3,6 +3,7 @@
     python -m tests.sim store --hours 8           the store: real server, journal and clients, with faults
     python -m tests.sim full --seeds 0:10000      handlers, clients, server and journal together
     python -m tests.sim training --seeds 0:1000   nodes that train by `rounds()`, drained, resized, closed, expelled
+    python -m tests.sim hosts --seeds 0:1000      the same, over stores in memory that are lost one after the other
     python -m tests.sim full --seed 17            one story of any of these, told step by step
     python -m tests.sim bugs                      plants every bug in turn, and looks for the seed that finds it
     python -m tests.sim explore                   every order of the messages of three nodes, one of which may fail
@@ -29,6 +30,8 @@ from tests.sim.checker import Violation
 from tests.sim.explorer.command import explore_command
 from tests.sim.full_bugs import FULL_BUGS
 from tests.sim.full_story import FullStory
+from tests.sim.hosts_bugs import HOSTS_BUGS
+from tests.sim.hosts_story import HostsStory
 from tests.sim.store_bugs import STORE_BUGS
 from tests.sim.store_story import StoreStory
 from tests.sim.training_bugs import TRAINING_BUGS
@@ -41,8 +44,18 @@ if TYPE_CHECKING:
     from tests.sim.story import Outcome, Story
 
 FRESH = 10**9
-STORIES: dict[str, type[Story]] = {"store": StoreStory, "full": FullStory, "training": TrainingStory}
-BUGS: dict[str, dict[str, Seams]] = {"store": STORE_BUGS, "full": FULL_BUGS, "training": TRAINING_BUGS}
+STORIES: dict[str, type[Story]] = {
+    "store": StoreStory,
+    "full": FullStory,
+    "training": TrainingStory,
+    "hosts": HostsStory,
+}
+BUGS: dict[str, dict[str, Seams]] = {
+    "store": STORE_BUGS,
+    "full": FULL_BUGS,
+    "training": TRAINING_BUGS,
+    "hosts": HOSTS_BUGS,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:

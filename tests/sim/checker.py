@@ -77,7 +77,8 @@ class Checker:
         self.records: dict[str, NodeRecord] = {}
         self.rounds: dict[int, Committed] = {}
         self.last: Committed | None = None
-        self.closed = False
+        self.closed = self.was_closed = False  # in this store, and in this or an earlier one
+        self.lost: Committed | None = None  # the last round of a store that was lost
         self.term = 0
         self.in_office_since = 0.0
         self.enough_at: float | None = None
@@ -103,7 +104,7 @@ class Checker:
                 elif key == keys.round:
                     self._commit(Round.unpack(event.value, revision=event.revision))
                 elif key == keys.closed:
-                    self.closed = True
+                    self.closed = self.was_closed = True
                     self.world.say("closed")
                 elif key == keys.coordinator:
                     self.term = event.create_revision
@@ -123,6 +124,13 @@ class Checker:
                 elif key == keys.coordinator:
                     self.term = 0
                 self._values.pop(key, None)
+
+    def replaced(self) -> None:
+        """Begin with an empty store, after one in memory was lost."""
+        self.lost, self.last = self.last or self.lost, None
+        self.closed, self.term, self.said, self.enough_at, self.clear_at = False, 0, None, None, self.world.now
+        self.records.clear()
+        self._values.clear()
 
     def learned(self, node_id: str, round: Round, rank: int, arrival: int) -> None:
         """Check the round that a node believes to be in."""
@@ -274,6 +282,8 @@ class Checker:
         """
         self.require(self.enough_at is not None, f"round {round.number} was committed with too few nodes")
         assert self.enough_at is not None
+        if self.last is None and self.lost is not None:
+            return  # survivors of a lost store do not wait for the last call
         full = self.rules.admitted(len(self.waiting())) == self.rules.capacity
         nobody_else = self.rules.early_last_call and self.last is not None
         if full or nobody_else or round.size == self.rules.capacity or self.in_office_since > self.enough_at:

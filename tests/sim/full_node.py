@@ -97,7 +97,7 @@ class Node:
         self._life.add_done_callback(self._ended)
 
     def _new_handler(self, settings: dict[str, Any]) -> Handler:
-        parsed = parse("tcp://store/job", {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
+        parsed = parse(self.story.url, {"node_id": self.name, "address": f"at-{self.name}", **settings}, {})
 
         def open_store() -> HeardClient:
             self.client = self.process.client(thread=NODE_THREAD, connect_timeout=parsed.join_timeout)

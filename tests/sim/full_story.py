@@ -48,6 +48,7 @@ class FullStory(Story):
     """One story. Its public names are for its nodes and for its checker, to which it is the `Scene`."""
 
     command, dice = "full", "full story"
+    url = "tcp://store/job"
     histories, sessions = (64 * 1024 * 1024, 64 * 1024 * 1024, 4_000, 1_500), (300.0, 300.0, 300.0, 2.5)
 
     def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:

@@ -52,12 +52,15 @@ class Story:
     sessions: ClassVar[tuple[float, ...]]
     """Choices for the seconds that the store keeps a session. Some are so few that answers are lost."""
 
+    on_disk: ClassVar[float] = 0.85
+    """The share of stories whose store has a disk."""
+
     troubles: Troubles
 
     def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
         self.rng = rng = random.Random(f"{self.dice} {seed}")
         self.replay = f"python -m tests.sim {self.command} --seed {seed}"
-        self.durable = rng.random() < 0.85
+        self.durable = rng.random() < self.on_disk
         self.limits = Limits(history_bytes_max=rng.choice(self.histories), session_ttl=rng.choice(self.sessions))
         self.cosmos = Cosmos(
             seed,

@@ -91,10 +91,14 @@ class Trainer(Node):
                 story.has_drained(self)
                 return
             self.refused = RendezvousClosedError("the loop has ended")
-            story.truth.require(story.checker.closed, f"{self.name}'s loop has ended, and the run is not closed (R21)")
+            story.truth.require(
+                story.checker.was_closed, f"{self.name}'s loop has ended, and the run is not closed (R21)"
+            )
         except RendezvousClosedError as error:
             self.refused = error
-            story.truth.require(story.checker.closed, f"{self.name} was refused, and the run is not closed: {error}")
+            story.truth.require(
+                story.checker.was_closed, f"{self.name} was refused, and the run is not closed: {error}"
+            )
         except (RendezvousTimeoutError, RendezvousConnectionError) as error:
             story.gave_up(self, error)
         except (OwnError, LimitExceeded):  # the disk may be full

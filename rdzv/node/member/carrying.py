@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from rdzv.config.resizing import resize
 from rdzv.core.hosts.lost_store import Known, known_of
-from rdzv.core.state import Ban, LostStore
+from rdzv.core.state import Ban, LostStore, pack_settings, unpack_settings
 from store import Delete, Put, when
 from store.printable import escaping
 
@@ -23,13 +24,12 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 def learn(part: Part, link: Link) -> None:
     """Keep what this node knows of the run in the store of this link, which is lost, unless it knows better."""
     head = link.follower.head
+    settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
+    if settings and resized is not None:  # members take it when they arrive
+        new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
+        settings = pack_settings(new)
     lost = known_of(
-        head,
-        revision=link.follower.seen,
-        settings=part.agreed.value if part.settings.can_join else b"",
-        tally=part.tally,
-        host=link.host,
-        now=link.store.time(),
+        head, revision=link.follower.seen, settings=settings, tally=part.tally, host=link.host, now=link.store.time()
     )
     if not part.settings.endpoint.has_successors:
         lost = lost.replace(awaited=0)  # no other host: all meet where they were

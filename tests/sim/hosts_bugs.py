@@ -1,0 +1,57 @@
+"""Bugs for stories of several hosts. The simulation must find each of them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from rdzv.core import decision
+from rdzv.core.decision import next_round
+from rdzv.node.member import carrying, joining
+from tests.sim.machines import Seams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rdzv.core.decision import Complete, Rules, Wait
+    from rdzv.core.state import Head
+    from rdzv.core.view import View
+
+__all__ = ["HOSTS_BUGS"]
+
+
+@contextmanager
+def _the_first_round_does_not_wait() -> Iterator[None]:
+    def at_once(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Complete:
+        return next_round(view, replace(rules, ttl=0.0), head, now=now)
+
+    with patch.object(decision, "next_round", at_once):
+        yield
+
+
+@contextmanager
+def _nothing_is_told() -> Iterator[None]:
+    async def silent(*_: Any) -> None:
+        pass
+
+    with patch.object(joining, "tell", silent):
+        yield
+
+
+@contextmanager
+def _a_resize_is_not_carried() -> Iterator[None]:
+    def unchanged(agreed: Any, **_: Any) -> Any:
+        return agreed
+
+    with patch.object(carrying, "resize", unchanged):
+        yield
+
+
+HOSTS_BUGS = {
+    "the first round of a new store does not wait": Seams(plant=_the_first_round_does_not_wait),
+    "nothing of a lost store is told": Seams(plant=_nothing_is_told),
+    "a resize that was only heard is not carried": Seams(plant=_a_resize_is_not_carried),
+}
+"""Each bug by name, as it is planted."""

@@ -1,0 +1,214 @@
+"""One seed, one story of nodes that train while the store in memory is lost again and again: several hosts.
+
+An empty store begins after a moment, as at the next host. The coordinator may die with the store, members may be cut
+off and work on, and fresh nodes may come first. Above the checks of `training_story.py`:
+
+- No round of a new store completes while a member of an earlier store's round may be at work by its own clock (R2).
+- The numbers of each process's rounds rise, and are above those of earlier stores (R4).
+- The best knowledge that any member of the first round has of the lost store holds in it: closing, bans, numbers of
+  nodes. The truth is read from the books of the lost store, at the revision that this member had seen.
+
+    python -m tests.sim hosts --seed 17        one story, told step by step
+    python -m tests.sim hosts --seeds 0:1000   many, told if they fail
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from rdzv.config.resizing import sizes_of
+from rdzv.core.state import Ban, LostStore, unpack_settings
+from rdzv.errors import RendezvousError
+from rdzv.node.run.run import Run
+from store import StoreError
+from tests.sim.full_node import KEYS, NOTICED_WITHIN, TTL
+from tests.sim.full_story import OWN_CLOCK_GRAIN, FullStory
+from tests.sim.trainer import Trainer
+from tests.sim.training_story import TrainingStory, TrainingTroubles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.membership import RendezvousInfo
+    from store.messages import Event
+    from tests.sim.checker import Committed
+    from tests.sim.full_node import Node
+    from tests.sim.machines import Seams
+
+__all__ = ["HostsStory"]
+
+STORE_BACK_WITHIN = 60.0  # seconds for which nodes look for a store: longer than any outage here
+STARTED_AGAIN_AFTER = 2.0  # seconds, if a run is closed for this node only
+
+
+class HostsStory(TrainingStory):
+    """One story."""
+
+    command, dice, on_disk = "hosts", "hosts story", 0.0
+    url = "tcp://a,b,c:29400/job"
+    troubles: HostsTroubles
+
+    def __init__(self, seed: int, seams: Seams, trace: Callable[[str], None] | None) -> None:
+        super().__init__(seed, seams, trace)
+        self.settings["store_gone_timeout"] = STORE_BACK_WITHIN
+        self.stores: dict[str, int] = {}  # by id, the order of the stores that have had a change
+        self.store_of: dict[int, str] = {}  # by the revision of a round
+        self.last_in: dict[Node, int] = {}  # the number of the last round that a process has joined
+        self.refused_at: dict[Node, float] = {}
+        self.troubles = HostsTroubles(self)
+
+    def joined(self, node: Node, info: RendezvousInfo) -> None:
+        before = self.last_in.get(node, -1)
+        self.truth.require(info.round > before, f"{node.name} is in round {info.round} after round {before} (R4)")
+        self.last_in[node] = info.round
+        super().joined(node, info)
+
+    def alive(self) -> list[Node]:
+        """Return the live nodes; without those that know of a closing which was lost with its store."""
+        return [node for node in super().alive() if node.refused is None or self.checker.closed]
+
+    # -------------------------------------------------------------------------------------------------- revisions
+
+    def _revision(self, events: tuple[Event, ...]) -> None:
+        if self.cosmos.store.store_id not in self.stores:
+            self.stores[self.cosmos.store.store_id] = len(self.stores)
+            if len(self.stores) > 1:
+                self._replaced()
+        super()._revision(events)
+
+    def _replaced(self) -> None:
+        self.checker.replaced()
+        for of_one_store in (self.gone_at, self.gone, self.stops, self.begun_by):
+            of_one_store.clear()
+        self.disturbed("another store has begun", lasting=TTL + NOTICED_WITHIN)
+
+    def _committed(self, last: Committed, before: Committed | None, waiting: set[str]) -> None:
+        super()._committed(last, before, waiting)
+        self.store_of[last.round.revision] = self.cosmos.store.store_id
+        knowing = [node for node in self._at(last) if self._knows(node)]
+        if not knowing:
+            return  # fresh nodes only: the run begins anew for them
+        for node in FullStory.alive(self):
+            membership = node.node.membership
+            if membership is not None and self._is_at_work(node):
+                where = self.store_of[membership.round.revision]
+                self.truth.require(
+                    where == self.cosmos.store.store_id,
+                    f"round {last.round.number} has begun, and {node.name} may be at work in round "
+                    f"{membership.round.number} of {where} (R2)",
+                )
+        if before is None:
+            self._knowledge_holds(last, knowing)
+
+    def _at(self, last: Committed) -> list[Node]:
+        return [
+            node for node in FullStory.alive(self) if last.arrivals.get(node.name) == node.node.part.arrival.revision
+        ]
+
+    def _knows(self, node: Node) -> bool:
+        known = node.node.part.known
+        return known is not None and known.store_id != self.cosmos.store.store_id
+
+    def _is_at_work(self, node: Node) -> bool:
+        """Return True if a node takes itself for a member, and its lease has not ended by its own clock."""
+        membership, lease = node.node.membership, node.node.part.arrival.lease
+        if membership is None or membership.over is not None or lease is None or node.client is None:
+            return False
+        sent_at = node.client.keep_alives.get(lease.id)
+        granted = node.client.ttls.get(lease.id, 0.0)
+        return sent_at is not None and node.process.node_thread.time() - sent_at < granted - OWN_CLOCK_GRAIN
+
+    def _knowledge_holds(self, last: Committed, knowing: list[Node]) -> None:
+        """Check that what the best-informed member knew holds, as it was in the store that was lost."""
+        best = max(knowing, key=_rank_of_knowledge)
+        known, books, require = best.node.part.known, self.cosmos.store.books, self.truth.require
+        assert known is not None
+        there = books.at(KEYS.lost_store, books.revision)
+        told = None if there is None else LostStore.unpack_at(there.key, there.value)
+        require(
+            told is not None and not known.lost.outranks(told),
+            f"{best.name} knows of {known}, and round {last.round.number} has begun without it",
+        )
+        assert told is not None
+        if told.outranks(known.lost):
+            return  # a node that is not in the round knew better
+        was, at = self.truth.books_of(known.store_id), known.lost.revision
+        require(was.at(KEYS.closed, at) is None, f"{best.name} knew that the run is closed; {last.round} (R8)")
+        settings = was.at(KEYS.settings, at)
+        if settings is not None and books.at(KEYS.resized, books.revision) is None:
+            sizes = sizes_of(unpack_settings(settings.value))
+            now = self.rules.needed, self.rules.capacity
+            require(now == sizes, f"{best.name} knew of {sizes} nodes, and {last.round} has begun with {now}")
+        bans = {key for key, ban in was.under(KEYS.bans, at).items() if Ban.unpack(ban.value).lasts is None}
+        lifted = bans - books.now_under(KEYS.bans).keys()
+        require(not lifted, f"{best.name} knew of {lifted}, which does not hold in {last.round}")
+
+    # ----------------------------------------------------------------------------------------------------- checks
+
+    def _look(self) -> None:
+        super()._look()
+        for node in FullStory.alive(self):
+            over = node.refused is not None and not self.checker.closed and self.cosmos.store.up
+            if over and self.now - self.refused_at.setdefault(node, self.now) > STARTED_AGAIN_AFTER:
+                self.start_again(node)
+
+
+class HostsTroubles(TrainingTroubles):
+    """Also kills the process of the store, and bans."""
+
+    _story: HostsStory
+
+    def something_happens(self) -> None:
+        """Make one random event happen."""
+        if self._story.calm or self._rng.random() < 0.5:
+            super().something_happens()
+            return
+        self.count += 1
+        self._rng.choice((self._lose_store, self._lose_store, self._lose_store, self._ban))()
+
+    def _ban(self) -> None:
+        if at_work := [node for node in self._at_work() if node.connected and isinstance(node, Trainer)]:
+            node, link = self._rng.choice(at_work), None
+            name = f"banned{self._rng.randrange(3)}"
+            self._story.say(f"{name} is banned")
+            link = node.node._link
+            if link is not None:
+                run = Run(link.store, KEYS, head=lambda: node.node.head)
+                work: Any = run.ban(name) if self._rng.random() < 0.7 else run.unban(name)
+                node.process.node_thread.start(_quietly(work))
+
+    def _lose_store(self) -> None:
+        """Kill the store, at random with its coordinator, with members cut off before, and after an order."""
+        rng, story = self._rng, self._story
+        if not self._cosmos.store.up:
+            return
+        if rng.random() < 0.4:
+            rng.choice((self._resize, self._close, self._ban, self._ban))()
+        if rng.random() < 0.4 and (node := self._random_node()) is not None:
+            self._strike(node, rng.choice(("partition", "kill", "stop", "thread")), self.draw_seconds())
+        self._later(rng.choice((0.0, 0.1, 0.5)) * rng.random(), self._kill)
+        if rng.random() < 0.4:
+            self._later(rng.uniform(0.0, 1.0), lambda: story.start(f"n{rng.randrange(story.rules.needed + 3)}"))
+
+    def _kill(self) -> None:
+        if not self._cosmos.store.up:
+            return
+        away = self._rng.choice((0.05, 0.3, 2.0)) * self._rng.random()
+        self._story.disturbed(f"the store's host dies; the next serves in {away:.2f} s", lasting=away + self.felt_for)
+        self._cosmos.store.die()
+        if self._rng.random() < 0.3 and (node := self._random_node()) is not None:
+            self._strike(node, "kill", self.draw_seconds())  # they were on one machine
+        self._later(away, lambda: None if self._cosmos.store.up else self._cosmos.store.start())
+        if self._rng.random() < 0.35:
+            self._later(away + self._rng.choice((0.1, 1.0)) * self._rng.random(), self._kill)
+
+
+async def _quietly(work: Any) -> None:
+    with contextlib.suppress(RendezvousError, StoreError):
+        await work
+
+
+def _rank_of_knowledge(node: Node) -> tuple[int, int]:
+    known = node.node.part.known
+    return (0, 0) if known is None else (known.lost.generation, known.lost.revision)
