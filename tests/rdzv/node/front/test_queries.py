@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from rdzv.core.state import Change, Closed, NodesWaiting
+from rdzv.core.state import Change, Closed, Draining, NodesWaiting
 from rdzv.errors import RendezvousStateError
 from tests.support.runs import VirtualRun
 
@@ -59,3 +59,15 @@ async def test_changes_are_entered_first() -> None:
     async with VirtualRun(min_nodes=1) as run:
         with pytest.raises(RendezvousStateError, match="changes are entered first"):
             await anext(run.handler("a").changes())
+
+
+async def test_a_drain_that_is_read_late_has_less_time_left() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        handler = run.handler("a")
+        await handler.next_rendezvous()
+        async with handler.changes() as changes:
+            await handler.drain(60, "maintenance")
+            await asyncio.sleep(20)
+            change = await changes.poll(1)
+        assert isinstance(change, Draining)
+        assert change.seconds_left == pytest.approx(40, abs=1)
