@@ -36,7 +36,7 @@ async def train(node: ClusterNode) -> None:
         (4, 40, (3, 0, 2, 1), 2.0),
     ],
 )
-def test_r11_those_who_come_back_from_one_outage_one_after_the_other_make_one_round(
+def test_r11_nodes_that_return_one_by_one_from_an_outage_form_one_round(
     seed: int, outage: float, order: tuple[int, ...], apart: float
 ) -> None:
     """The last node left the round at once, although it had been waited for, and all met again. It had asked for its

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.virtual_time
 
 
 @pytest.mark.parametrize("lost", ["a", "b"])
-async def test_r14_spares_survive_rounds_and_who_waits_longest_is_taken_in_when_there_is_room(lost: str) -> None:
+async def test_r14_spares_survive_rounds_and_the_longest_waiting_one_comes_in_when_there_is_room(lost: str) -> None:
     """The lost node is once the coordinator and once the other member."""
     async with VirtualRun(min_nodes=2, max_nodes=2, join_timeout=60) as run:
         members = {name: run.handler(name) for name in "ab"}

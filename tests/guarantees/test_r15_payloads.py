@@ -43,7 +43,7 @@ async def test_r15_each_round_has_the_payloads_of_its_own_members() -> None:
         assert second.round == first.round + 1
 
 
-async def test_r15_what_a_spare_has_brought_is_no_members() -> None:
+async def test_r15_the_payload_of_a_spare_is_not_listed_with_the_members() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=1) as run:
         (info,) = await run.meet(run.handler("a", payload="in"))
         spare = await run.join(run.handler("b", payload="spare"))

@@ -17,7 +17,7 @@ from tests.support.runs import VirtualRun, assert_one_round, listen
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_r17_a_node_that_fails_its_health_check_stays_out_and_everybody_can_read_why() -> None:
+async def test_r17_a_node_that_fails_its_health_check_stays_out_with_a_visible_reason() -> None:
     """R17: "a health-check hook runs before a node joins; one that fails stays out, with its reason visible"."""
 
     def check() -> str:
@@ -51,7 +51,7 @@ async def test_r17_a_health_check_that_raises_has_failed_and_one_that_is_awaited
         assert (await handler.status()).refused == {}
 
 
-async def test_r17_what_no_node_can_be_called_is_neither_banned_nor_unbanned() -> None:
+async def test_r17_an_invalid_node_name_is_neither_banned_nor_unbanned() -> None:
     """No node can have this name. The command would report success and keep no node out."""
     async with VirtualRun() as run:
         handler = run.handler("a")
@@ -61,7 +61,7 @@ async def test_r17_what_no_node_can_be_called_is_neither_banned_nor_unbanned() -
         assert (await handler.status()).refused == {}
 
 
-async def test_r17_a_ban_for_a_time_ends_by_itself_and_the_status_shows_what_is_left_of_it() -> None:
+async def test_r17_a_temporary_ban_ends_by_itself_and_the_status_shows_the_time_left() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = await run.met("ab")
         await a.ban("b", "slow disk", lasts=600)
@@ -125,7 +125,7 @@ async def test_r17_a_banned_node_finishes_its_round_and_is_kept_out_of_the_next_
         assert (await again).world_size == 2
 
 
-async def test_r17_the_history_says_who_lifted_a_ban_and_why_each_once_however_many_come_together() -> None:
+async def test_r17_the_history_records_each_lifted_ban_once_with_its_author_and_reason() -> None:
     """R17: "banned, for a time or until it is unbanned, with a reason for all to read"."""
     names = [f"n{number}" for number in range(40)]
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:
@@ -180,7 +180,7 @@ async def test_r17_a_ban_with_now_takes_the_node_out_of_its_round_at_once() -> N
         assert (await a.next_rendezvous()).world_size == 1
 
 
-async def test_r17_a_ban_of_an_attribute_holds_for_all_who_have_it_and_for_those_who_come_later() -> None:
+async def test_r17_a_ban_of_an_attribute_holds_for_present_and_later_nodes_with_it() -> None:
     """R17: "a node can be banned and unbanned"."""
     async with VirtualRun(min_nodes=1, max_nodes=4) as run:
         a = run.handler("a", attributes={"rack": "18"})
@@ -229,7 +229,7 @@ async def test_r17_a_ban_of_an_attribute_ends_by_itself_and_with_now_takes_nodes
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("", "17"), ("rack", ""), ("ra=ck", "17"), ("rack", "7" * 5000)])
-async def test_r17_what_no_node_can_have_as_an_attribute_is_not_banned(attribute: str, value: str) -> None:
+async def test_r17_an_invalid_attribute_is_not_banned(attribute: str, value: str) -> None:
     async with VirtualRun(min_nodes=1) as run:
         with pytest.raises(rdzv.RendezvousSettingsError):
             await run.handler("a").ban_where(attribute, value)

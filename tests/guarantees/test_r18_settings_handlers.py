@@ -52,7 +52,7 @@ async def test_r18_the_settings_are_rewritten_when_no_live_node_remains(way: str
         assert_one_round(await run.meet(b, c))
 
 
-async def test_r18_who_looks_while_another_of_the_same_settings_rewrites_them_is_not_refused() -> None:
+async def test_r18_a_node_that_reads_the_settings_while_an_equal_node_rewrites_them_is_not_refused() -> None:
     """It reads the former settings, and then finds a node in the run that has joined with its own settings."""
     async with VirtualRun(max_nodes=4, last_call_timeout=0.5) as run:
         await run.meet(run.handler("gone", min_nodes=1))

@@ -67,7 +67,7 @@ async def test_r19_a_closed_run_ends_also_on_a_server_that_restarted_meanwhile()
         assert run.keys() == []
 
 
-async def test_r19_a_run_that_everybody_has_left_without_closing_it_ends_as_well() -> None:
+async def test_r19_a_run_that_all_nodes_left_without_closing_it_ends_as_well() -> None:
     """R19: "a server does not grow with the runs it has seen"."""
     async with VirtualRun(min_nodes=2, closed_ttl=600) as run:
         await run.met("ab")
@@ -78,7 +78,7 @@ async def test_r19_a_run_that_everybody_has_left_without_closing_it_ends_as_well
 
 
 @pytest.mark.parametrize("ending", ["closed and gone", "left", "killed"])
-async def test_r19_what_the_last_round_shared_goes_though_the_run_is_remembered_for_a_day(ending: str) -> None:
+async def test_r19_the_last_rounds_shared_store_is_deleted_though_the_run_is_remembered_for_a_day(ending: str) -> None:
     """The run leaves a record of a few hundred bytes. Its shared store goes at once, since no node can read it any
     more.
 
@@ -237,7 +237,7 @@ async def test_r19_a_second_death_after_the_closing_is_told_as_well() -> None:
                 assert len(lost.value.node_ids) == count
 
 
-async def test_r19_what_members_share_stays_for_as_long_as_one_of_them_is_at_work() -> None:
+async def test_r19_the_shared_store_stays_while_a_member_is_at_work() -> None:
     """It goes once all have left. A lease that was not renewed ended live members with `LeaseNotFound`."""
     async with VirtualRun(min_nodes=3, closed_ttl=60) as run:
         handlers = [run.handler(name) for name in "abc"]

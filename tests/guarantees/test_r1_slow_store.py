@@ -26,7 +26,7 @@ async def test_r1_rounds_complete_however_slowly_the_store_answers(round_trip: f
 
 
 @pytest.mark.parametrize(("round_trip", "words"), [(0.1, ""), (1.5, "the store takes 1.5 s to answer")])
-async def test_r1_who_waits_says_how_slowly_the_store_answers(round_trip: float, words: str) -> None:
+async def test_r1_a_waiting_node_reports_how_slowly_the_store_answers(round_trip: float, words: str) -> None:
     async with VirtualRun(latency=round_trip / 2, min_nodes=2, join_timeout=40) as run:
         handler = run.handler("a")
         with pytest.raises(TimeoutError, match=f"1 of at least 2 nodes.*{words}"):

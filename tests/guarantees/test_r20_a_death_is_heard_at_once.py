@@ -169,7 +169,7 @@ async def test_r20_many_at_once_are_judged_by_their_disconnect_ttl(killed: int, 
 
 
 @virtual_time
-async def test_r20_a_proxy_that_is_back_in_half_a_second_costs_nobody_his_place() -> None:
+async def test_r20_a_proxy_that_returns_in_half_a_second_costs_no_member_its_place() -> None:
     network = MemoryNetwork(latency=0.001)
     names = list(map(str, range(30)))
     async with contextlib.AsyncExitStack() as stack:
@@ -184,7 +184,7 @@ async def test_r20_a_proxy_that_is_back_in_half_a_second_costs_nobody_his_place(
 
 
 @virtual_time
-async def test_r20_what_the_server_closes_itself_is_no_death() -> None:
+async def test_r20_a_connection_closed_by_the_server_is_no_death() -> None:
     """A member that the server disconnects for its bytes has `disconnect_ttl` to come back."""
     network = MemoryNetwork(latency=0.001)
     async with serving(network) as (_, watch):
@@ -210,7 +210,7 @@ async def test_r20_a_lease_without_gone_ttl_and_a_client_of_before_are_judged_by
 
 
 @virtual_time
-async def test_r20_a_restart_of_the_store_is_nobodys_death() -> None:
+async def test_r20_a_restart_of_the_store_is_no_members_death() -> None:
     async with VirtualRun(min_nodes=3, last_call_timeout=0, durable=True) as run:
         nodes = [run.handler(name) for name in "abc"]
         await run.meet(*nodes)

@@ -139,7 +139,7 @@ async def test_r21_nodes_that_come_back_with_checkpoints_know_in_their_first_rou
 
 
 @pytest.mark.parametrize("wrong", [0.5, "7", None, 2**70])
-async def test_r21_progress_that_is_no_whole_number_ends_the_loop_of_who_tells_it(wrong: object) -> None:
+async def test_r21_progress_that_is_no_whole_number_ends_the_loop_of_its_node(wrong: object) -> None:
     """The node's record could not be read: it was never admitted, and waited for ever."""
     async with a_run() as run:
         with pytest.raises(ValueError):
@@ -185,7 +185,7 @@ async def test_r21_two_tasks_of_a_member_that_check_together_both_hear_of_the_de
         await until(lambda: all(sizes[-1:] == [3] for sizes in played.values()))
 
 
-async def test_r21_a_loss_ends_the_body_at_once_and_the_next_round_names_who_has_gone() -> None:
+async def test_r21_a_loss_ends_the_body_at_once_and_the_next_round_names_the_lost() -> None:
     async with a_run() as run:
         a, b, c = (begin(run, name) for name in "abc")
         await until(lambda: a.step == 5)
@@ -281,7 +281,7 @@ async def test_r21_all_members_always_stop_before_the_same_step(seed: int) -> No
             assert max(begun, default=-1) < min(stops)
 
 
-async def test_r21_who_has_finished_the_most_steps_is_named() -> None:
+async def test_r21_the_member_with_the_most_finished_steps_is_named() -> None:
     async with a_run() as run:
         a, b, _ = (begin(run, name, step=7) for name in "abc")
         await until(lambda: a.step == 9)
@@ -304,7 +304,7 @@ async def test_r21_when_every_body_has_come_to_its_end_the_run_is_closed_and_the
             assert await observer.is_closed()
 
 
-async def test_r21_who_has_finished_comes_again_if_a_member_was_lost_before_the_others_had() -> None:
+async def test_r21_a_finished_member_rejoins_if_a_member_was_lost_before_the_others_finished() -> None:
     async with a_run() as run:
         quick, lost = begin(run, "quick", total=0), begin(run, "lost", total=0)
         lost.total = 10_000_000
@@ -316,7 +316,7 @@ async def test_r21_who_has_finished_comes_again_if_a_member_was_lost_before_the_
         assert [played[2] for played in quick.played] == [2, 1]
 
 
-async def test_r21_a_newcomer_in_the_last_step_keeps_nobody_waiting_for_the_step_after_it() -> None:
+async def test_r21_a_newcomer_in_the_last_step_does_not_make_members_wait_for_another_step() -> None:
     """All had agreed to stop before a step that no body reaches: each waited for ever at its end."""
     async with a_run() as run:
         a, b = (begin(run, name, total=6) for name in "ab")
@@ -331,7 +331,7 @@ async def test_r21_a_newcomer_in_the_last_step_keeps_nobody_waiting_for_the_step
         assert [len(one.played) for one in (a, b)] == [1, 1]
 
 
-async def test_r21_who_has_finished_goes_on_with_those_who_stop_after_its_last_step() -> None:
+async def test_r21_a_finished_member_joins_the_members_that_stop_after_its_last_step() -> None:
     async with a_run() as run:
         done, longer = begin(run, "done", total=6), begin(run, "longer", total=20)
         await until(lambda: (0, 5) in done.begun and (0, 5) in longer.begun)
@@ -459,7 +459,7 @@ async def test_r21_a_closing_while_some_have_begun_no_step_ends_the_first_step_o
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["at the agreed step", "in the middle of a step"])
-async def test_r21_who_waits_for_one_that_stopped_where_all_do_has_an_error_of_its_own(early: bool) -> None:
+async def test_r21_waiting_for_a_member_that_stopped_at_the_agreed_step_is_the_waiters_own_error(early: bool) -> None:
     """One rank skipped a `check` by mistake. This cost a long wait at each drain, and the error did not name the cause.
 
     A member that stops at the agreed step harms no other. One that leaves earlier, in the middle of a step, makes the
@@ -501,7 +501,7 @@ async def test_r21_who_waits_for_one_that_stopped_where_all_do_has_an_error_of_i
 
 
 @pytest.mark.parametrize("why", ["a drain", "a newcomer"])
-async def test_r21_who_raises_between_an_agreement_and_its_step_is_lost_to_the_others(why: str) -> None:
+async def test_r21_a_member_that_raises_between_an_agreement_and_its_step_is_lost_to_the_others(why: str) -> None:
     """The others waited for it in the store until they ran out of time, and newcomers waited with them."""
     async with a_run() as run:
         handlers = {name: run.handler(name) for name in "abc"}
@@ -542,7 +542,7 @@ async def test_r21_who_raises_between_an_agreement_and_its_step_is_lost_to_the_o
 
 
 @pytest.mark.parametrize("announced", ["a drain", "a resize"])
-async def test_r21_newcomers_that_are_let_wait_keep_nobody_from_leaving(announced: str) -> None:
+async def test_r21_newcomers_that_are_left_waiting_do_not_prevent_a_departure(announced: str) -> None:
     """All had agreed to stop at once for the newcomer, and a body that did not leave was notified of nothing after
     that.
     """
@@ -579,7 +579,7 @@ async def test_r21_newcomers_that_are_let_wait_keep_nobody_from_leaving(announce
         assert {("a", "agreed"), ("b", "agreed")} <= {*ends}
 
 
-async def test_r21_who_has_come_to_the_end_of_its_body_is_the_newest() -> None:
+async def test_r21_a_member_whose_body_has_ended_is_the_newest() -> None:
     """It had finished 20 steps, but the next round named a member that had finished 8."""
     async with a_run() as run:
         done, slow = begin(run, "done", total=20, alone=True), begin(run, "slow", alone=True, pace=lambda: 3 * STEP)
@@ -593,7 +593,7 @@ async def test_r21_who_has_come_to_the_end_of_its_body_is_the_newest() -> None:
         assert slow.rounds[1].newest == done.rounds[1].newest
 
 
-async def test_r21_who_fails_after_the_store_has_come_back_waits_until_a_death_would_be_known() -> None:
+async def test_r21_a_member_that_fails_after_the_store_has_returned_waits_until_a_death_would_be_known() -> None:
     """Also R22. A survivor ended with a dead peer's error: the store had renewed the dead one's lease for a
     whole TTL.
     """
@@ -675,7 +675,7 @@ async def test_r21_a_store_that_is_away_while_the_run_is_to_be_closed_costs_dela
         assert await run.handler("operator").is_closed()
 
 
-async def test_r21_who_meets_again_from_the_middle_of_its_step_is_waited_for_by_nobody() -> None:
+async def test_r21_no_member_waits_for_one_that_rejoins_from_the_middle_of_its_step() -> None:
     """It had failed while the store did not answer, and could not ask which member failed first. The others were not
     notified.
     """

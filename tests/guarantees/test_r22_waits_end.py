@@ -95,7 +95,7 @@ async def test_r22_a_wait_ends_as_soon_as_the_node_knows_of_a_loss(wait: str) ->
 
 
 @virtual_time
-async def test_r22_after_a_loss_what_is_there_is_still_given_and_what_is_not_ends_at_once() -> None:
+async def test_r22_after_a_loss_present_values_are_returned_and_other_waits_end_at_once() -> None:
     async with VirtualRun(min_nodes=2, ttl=10) as run:
         a, b = run.handler("a"), run.handler("b")
         infos = await run.meet(a, b)
@@ -139,7 +139,7 @@ async def test_r22_a_member_that_leaves_ends_no_wait() -> None:
 
 
 @virtual_time
-async def test_r22_who_prefers_to_wait_on_does() -> None:
+async def test_r22_waits_go_on_after_a_loss_if_configured() -> None:
     async with VirtualRun(min_nodes=2, ttl=10, waits_end_on_loss=False) as run:
         a, b = run.handler("a"), run.handler("b")
         infos = await run.meet(a, b)
@@ -156,7 +156,7 @@ async def test_r22_who_prefers_to_wait_on_does() -> None:
 
 @pytest.mark.parametrize("twin", TWINS)
 @pytest.mark.parametrize("wait", ["get", "barrier"])
-async def test_r22_a_process_is_killed_and_whoever_waits_for_it_is_told(twin: str, wait: str) -> None:
+async def test_r22_a_wait_for_a_killed_process_ends(twin: str, wait: str) -> None:
     with contextlib.ExitStack() as stack:
         backing = Embedded()
         backing.start()
@@ -205,7 +205,7 @@ async def test_r22_the_host_of_a_memory_store_is_killed_and_member_and_spare_end
 
 
 @virtual_time
-async def test_r22_who_waits_for_a_round_names_who_is_missing_and_since_when() -> None:
+async def test_r22_a_wait_for_a_round_names_the_missing_nodes_and_since_when() -> None:
     async with VirtualRun(min_nodes=3, ttl=10, join_timeout=60, expected="a,b,c,gpu-023") as run:
         a, b, c = (run.handler(name, address=f"10.0.0.{at}") for at, name in enumerate("abc"))
         coordinates = await run.join(a)
@@ -229,7 +229,7 @@ async def test_r22_who_waits_for_a_round_names_who_is_missing_and_since_when() -
 
 
 @virtual_time
-async def test_r22_what_is_waited_for_is_logged_when_it_changes_and_not_as_time_goes_by(
+async def test_r22_the_reason_of_a_wait_is_logged_when_it_changes_and_not_repeatedly(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", logger="rdzv.node.member")
@@ -247,7 +247,7 @@ async def test_r22_what_is_waited_for_is_logged_when_it_changes_and_not_as_time_
 
 
 @virtual_time
-async def test_r22_a_barrier_that_runs_out_names_who_has_not_come() -> None:
+async def test_r22_a_barrier_that_times_out_names_the_missing_members() -> None:
     async with VirtualRun(min_nodes=4, ttl=10, rank_order="name", waits_end_on_loss=False) as run:
         nodes = [run.handler(name) for name in "abcd"]
         # The first node to join coordinates. A successor cannot know when its predecessor was lost.
@@ -267,7 +267,7 @@ async def test_r22_a_barrier_that_runs_out_names_who_has_not_come() -> None:
 
 
 @virtual_time
-async def test_r22_a_barrier_that_a_loss_ends_names_who_was_lost() -> None:
+async def test_r22_a_barrier_that_a_loss_ends_names_the_lost_members() -> None:
     async with VirtualRun(min_nodes=3, ttl=10, rank_order="name") as run:
         infos = await run.meet(*(run.handler(name) for name in "abc"))
         waiting = [run.start(info.store.barrier("epoch", 3)) for info in infos[:2]]
@@ -281,7 +281,7 @@ async def test_r22_a_barrier_that_a_loss_ends_names_who_was_lost() -> None:
 
 @pytest.mark.parametrize("how", ["pause_store", "stop_store"])
 @pytest.mark.parametrize("waits_for", ["a round", "a key"])
-def test_r22_whoever_waits_is_told_within_three_seconds_that_the_store_has_gone(how: str, waits_for: str) -> None:
+def test_r22_a_wait_reports_within_three_seconds_that_the_store_is_gone(how: str, waits_for: str) -> None:
     """A store that stood still was reported only when the leases expired."""
 
     async def body(node: ClusterNode) -> None:

@@ -55,7 +55,7 @@ async def test_r23_a_node_that_drains_leaves_at_a_step_that_all_agree_on() -> No
         assert [played[2] for played in a.played] == [3, 2]
 
 
-async def test_r23_members_are_told_before_it_happens_and_who_stays_is_put_out_when_the_time_is_over() -> None:
+async def test_r23_members_hear_of_a_drain_in_advance_and_a_node_that_stays_is_removed_at_its_deadline() -> None:
     async with a_run() as run:
         a, b = await run.met("ab")
         heard, itself = await listen(run, a), await listen(run, b)
@@ -72,7 +72,7 @@ async def test_r23_members_are_told_before_it_happens_and_who_stays_is_put_out_w
         await heard.until(NodesLost)
 
 
-async def test_r23_who_is_in_the_middle_of_a_step_when_its_time_is_over_holds_up_nobody() -> None:
+async def test_r23_a_drained_node_in_the_middle_of_a_step_does_not_delay_the_others() -> None:
     """All had agreed where to stop, and waited in the step before that for a member that had been removed from the
     round.
     """
@@ -131,7 +131,7 @@ async def test_r23_a_run_that_is_made_smaller_stops_at_a_step_and_keeps_the_lowe
         assert stay[0].played[2][2] == 3, "and comes in where there is room again"
 
 
-async def test_r23_a_run_that_is_made_larger_takes_in_who_waits_at_a_step() -> None:
+async def test_r23_an_enlarged_run_admits_waiting_nodes_at_a_step() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=2, last_call_timeout=1) as run:
         trainers = [Trainer(name) for name in "abc"]
         handlers = [run.handler(name) for name in "abc"]
@@ -177,7 +177,7 @@ async def test_r23_a_resize_that_changes_nothing_is_not_announced() -> None:
         assert (await a.status()).resized is None
 
 
-async def test_r23_a_resize_holds_for_whoever_coordinates_next_and_for_who_comes_when_all_have_gone() -> None:
+async def test_r23_a_resize_holds_for_the_next_coordinator_and_for_nodes_that_join_an_empty_run() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=1) as run:
         a, b, c = await run.met("abc")
         coordinator = (await a.status()).coordinator
@@ -248,9 +248,7 @@ class FailingRun:
         self.run.crash(name)
 
 
-async def test_r23_three_losses_without_a_finished_step_end_the_run_everywhere_and_what_is_announced_never_does() -> (
-    None
-):
+async def test_r23_three_losses_without_a_finished_step_end_the_run_but_announced_changes_never_do() -> None:
     async with a_run() as run:
         failing = FailingRun(run)
         lives = [run.start(failing.live(name)) for name in "ab"]
@@ -342,7 +340,7 @@ async def test_r23_members_are_told_of_a_drain_of_members_only(who: str) -> None
         assert [change.node_ids for change in heard.changes if isinstance(change, Draining)] == [("b",)]
 
 
-async def test_r23_whoever_comes_back_first_keeps_no_rank_from_the_lowest_where_units_lie_within_one_domain() -> None:
+async def test_r23_return_order_keeps_no_rank_from_the_lowest_if_units_lie_within_one_domain() -> None:
     units = {"node_unit": 2, "unit_within": "rack", "min_nodes": 2, "max_nodes": 6, "last_call_timeout": 1}
     async with VirtualRun(**units) as run:  # type: ignore[arg-type]
         handlers = [run.handler(f"n{index}", attributes={"rack": f"r{index // 2}"}) for index in range(6)]

@@ -113,7 +113,7 @@ async def test_r5_twenty_killed_at_once_with_the_coordinator_among_them_make_one
         assert met <= 0.1 + TOLD_WITHIN + MET_WITHIN
 
 
-async def test_r5_who_leaves_takes_its_record_back_however_slowly_the_store_answers() -> None:
+async def test_r5_a_leaving_node_deletes_its_record_even_if_the_store_is_slow() -> None:
     """At 3 s the node's time for that was over before the store had answered. It gave up its lease, and the others
     learned of its departure only by the lease's end.
     """

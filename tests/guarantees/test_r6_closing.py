@@ -61,7 +61,7 @@ async def test_r6_a_run_may_be_closed_by_one_that_takes_no_part_and_before_anybo
             await waiting
 
 
-async def test_r6_who_was_cut_off_when_the_run_was_closed_is_told_once_it_is_back() -> None:
+async def test_r6_a_node_cut_off_at_the_closing_hears_of_it_when_it_reconnects() -> None:
     async with VirtualRun(min_nodes=2, ttl=6) as run:
         a, b = await run.met("ab")
         heard = await listen(run, a)
@@ -74,7 +74,7 @@ async def test_r6_who_was_cut_off_when_the_run_was_closed_is_told_once_it_is_bac
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_r6_of_two_that_close_at_once_one_reason_is_everybodys(seed: int) -> None:
+async def test_r6_if_two_nodes_close_at_once_all_nodes_get_the_same_reason(seed: int) -> None:
     async with VirtualRun(min_nodes=3, seed=seed) as run:
         nodes = [run.handler(name) for name in "abc"]
         await run.meet(*nodes)

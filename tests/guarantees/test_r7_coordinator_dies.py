@@ -85,7 +85,7 @@ async def tell(step: int, moment: str) -> tuple[bool, float]:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-async def test_r7_no_round_is_lost_or_forked_at_whatever_step_the_coordinator_dies(moment: str) -> None:
+async def test_r7_no_round_is_lost_or_forked_at_any_step_of_the_coordinators_death(moment: str) -> None:
     for step in range(STEPS_MOST):
         reached, _ = await tell(step, moment)
         if not reached:

@@ -149,7 +149,7 @@ async def test_r8_a_server_that_stands_still_is_not_flooded_and_answers_on_the_o
 
 
 @virtual_time
-async def test_r8_where_every_answer_takes_three_seconds_nobody_changes_connections_for_ever() -> None:
+async def test_r8_if_every_answer_takes_three_seconds_clients_do_not_reconnect_for_ever() -> None:
     network = MemoryNetwork(latency=1.5)
     async with serve_in_memory(network), connect_in_memory(network) as client, client.kept_lease(60.0):
         changes: list[bool] = []

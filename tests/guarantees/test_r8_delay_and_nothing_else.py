@@ -116,9 +116,7 @@ async def at_every_step(trouble: Callable[[VirtualRun], Awaitable[None]], *, fir
 
 
 @pytest.mark.parametrize(("outage", "first"), [(outage, first) for first, outage in enumerate(OUTAGES, start=1)])
-async def test_r8_a_durable_store_killed_at_whatever_step_costs_delay_and_nothing_else(
-    outage: float, first: int
-) -> None:
+async def test_r8_a_durable_store_killed_at_any_step_costs_delay_and_nothing_else(outage: float, first: int) -> None:
     async def restart(run: VirtualRun) -> None:
         run.kill_store()
         await asyncio.sleep(outage)
@@ -163,7 +161,7 @@ async def test_r8_a_store_that_is_down_for_longer_than_the_ttl_costs_members_the
 
 
 @pytest.mark.parametrize("minutes", [1, 10])
-async def test_r8_whoever_waits_for_a_round_waits_out_a_store_that_is_away_for_minutes(
+async def test_r8_a_wait_for_a_round_survives_a_store_outage_of_minutes(
     minutes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A durable store that was away for 40 s ended every waiting node and spare, though `join_timeout` was 600."""

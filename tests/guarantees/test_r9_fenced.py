@@ -37,7 +37,7 @@ def commits(request: Request[Any]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_r9_who_is_cut_off_knows_before_the_others_go_on_without_it(seed: int) -> None:
+async def test_r9_a_node_that_is_cut_off_knows_before_the_others_go_on_without_it(seed: int) -> None:
     """Its TTL counts from the *sending* of the last acknowledged renewal, so it ends before the lease does in the
     store.
     """
@@ -176,7 +176,7 @@ async def test_r9_the_same_write_is_taken_while_the_node_is_a_member() -> None:
 
 
 @pytest.mark.parametrize("moment", ["the record goes", "a moment later"])
-async def test_r9_who_is_taken_out_of_its_round_is_told_though_the_coordinator_dies_just_then(moment: str) -> None:
+async def test_r9_a_node_removed_from_its_round_is_notified_even_if_the_coordinator_dies_just_then(moment: str) -> None:
     """It learned that only from a later report. Without one it was notified of its own loss as if another node was
     lost, never of being dropped, and could become the next coordinator.
     """
@@ -211,7 +211,7 @@ async def test_r9_who_is_taken_out_of_its_round_is_told_though_the_coordinator_d
             await infos[accused].store.set("key", "value")
 
 
-async def test_r9_who_goes_on_to_the_next_round_is_not_dropped_by_it() -> None:
+async def test_r9_a_node_that_joins_the_next_round_is_not_dropped_by_it() -> None:
     """On etcd a push may come before an answer: a node read of the round that included it before its own arrival was
     answered.
     """

@@ -38,7 +38,7 @@ async def test_r1_completes_with_min_nodes_once_the_last_call_is_over() -> None:
         assert 7 <= now() - began < 7 + SOON
 
 
-async def test_r1_times_out_with_what_was_missing() -> None:
+async def test_r1_the_timeout_error_says_what_was_missing() -> None:
     async with VirtualRun(min_nodes=3, join_timeout=20) as run:
         began = now()
         joining = [run.start(run.handler(name).next_rendezvous()) for name in "ab"]
@@ -108,7 +108,9 @@ async def test_r11_the_last_call_starts_anew_after_falling_below_the_minimum() -
 
 
 @pytest.mark.parametrize(("early", "takes"), [(True, 0), (False, 10)])
-async def test_r11_in_a_re_rendezvous_it_ends_once_nobody_else_is_known_to_be_coming(early: bool, takes: float) -> None:
+async def test_r11_in_a_re_rendezvous_it_ends_once_no_other_node_is_known_to_be_coming(
+    early: bool, takes: float
+) -> None:
     async with VirtualRun(min_nodes=2, max_nodes=5, last_call_timeout=10, early_last_call=early) as run:
         a, b, _ = await run.met("abc")
         heard = await listen(run, a)
@@ -259,7 +261,7 @@ async def test_r16_an_order_that_fails_is_in_every_status_and_in_the_timeout_err
             await joining[0]
 
 
-async def test_r16_a_store_that_does_not_take_the_arrival_is_what_the_timeout_error_names() -> None:
+async def test_r16_the_timeout_error_names_a_store_that_refuses_the_arrival() -> None:
     """It said that the node was "not waiting for anything"."""
     async with VirtualRun(min_nodes=2, join_timeout=5) as run:
         a = run.handler("a")
@@ -299,7 +301,7 @@ async def test_r12_by_topology_the_node_left_over_is_a_spare_and_says_so() -> No
         assert (await first[0].status()).spares == ("a1",)
 
 
-async def test_r16_a_store_that_is_too_full_for_a_round_is_what_everybody_waits_for() -> None:
+async def test_r16_all_nodes_report_a_store_that_is_too_full_for_a_round() -> None:
     """They waited for ever, in a last call that was over, and only the coordinator's log said why."""
     limits = Limits(keys_max=6)  # two nodes, their settings, coordinator and progress, but no round
     async with VirtualRun(min_nodes=2, join_timeout=30, limits=limits) as run:

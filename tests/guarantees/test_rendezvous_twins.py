@@ -60,9 +60,7 @@ async def eventually(look: Callable[[], Awaitable[T]], is_wanted: Callable[[T], 
             await asyncio.sleep(0.01)
 
 
-async def test_r1_r3_r10_r12_r15_all_who_come_have_one_round_its_roster_and_its_store(
-    twin: str, backing: Backing
-) -> None:
+async def test_r1_r3_r10_r12_r15_all_nodes_share_one_round_roster_and_store(twin: str, backing: Backing) -> None:
     async with Meeting(twin, backing, min_nodes=2, max_nodes=3, rank_order="name") as meeting:
         nodes = [await meeting.node(name, payload={"gpus": 8, "of": name}, address=name) for name in "cab"]
         infos = await meeting.meet(*nodes)
@@ -136,7 +134,9 @@ async def test_r6_closing_reaches_members_joiners_and_spares_with_the_first_reas
             await b.next_rendezvous()
 
 
-async def test_r4_r5_r7_r9_who_is_cut_off_is_missed_told_fenced_and_can_come_again(twin: str, backing: Backing) -> None:
+async def test_r4_r5_r7_r9_a_node_that_is_cut_off_is_lost_notified_and_fenced_and_can_rejoin(
+    twin: str, backing: Backing
+) -> None:
     """The node is also the coordinator."""
     # On a busy machine one or two nodes would miss a short last call.
     async with Meeting(twin, backing, min_nodes=1, max_nodes=3, ttl=3, last_call_timeout=600) as meeting:

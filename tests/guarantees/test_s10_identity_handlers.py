@@ -45,7 +45,7 @@ async def test_s10_members_of_a_store_that_was_replaced_are_told_and_rejoin_abov
         assert again[0].round == 4
 
 
-async def test_s10_a_group_that_has_formed_in_the_new_store_hears_of_those_who_come_from_the_old_one() -> None:
+async def test_s10_a_group_in_the_new_store_hears_of_nodes_from_the_old_one() -> None:
     """The nodes that knew no round made round 0; nodes that know of round 3 do not make a second group, but wait for
     it.
     """
@@ -71,7 +71,7 @@ async def test_s10_a_group_that_has_formed_in_the_new_store_hears_of_those_who_c
         assert together[0].round == 4
 
 
-async def test_s10_who_has_only_waited_for_others_comes_above_their_round_as_well() -> None:
+async def test_s10_a_node_that_only_waited_also_joins_above_the_others_round() -> None:
     """It knew of round 0, and made another round 0: only members of a round were asked for the highest number."""
     async with VirtualRun(min_nodes=1, max_nodes=1, last_call_timeout=1) as run:
         await run.met("a")

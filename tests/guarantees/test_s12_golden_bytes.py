@@ -9,7 +9,7 @@ from tools import golden
 RELEASED = sorted((Path(__file__).parents[1] / "golden").glob("*"))
 
 
-def test_s12_what_this_release_writes_it_reads(tmp_path: Path) -> None:
+def test_s12_this_release_reads_its_own_data(tmp_path: Path) -> None:
     golden.write(tmp_path / "now")
     assert golden.read(tmp_path / "now") == []
 
@@ -24,5 +24,5 @@ def test_s12_a_record_that_is_read_otherwise_is_found(tmp_path: Path) -> None:
     assert "now: the record ban" in golden.read(tmp_path / "now")
 
 
-def test_s12_what_earlier_releases_have_written_is_read() -> None:
+def test_s12_data_of_earlier_releases_is_read() -> None:
     assert [wrong for directory in RELEASED for wrong in golden.read(directory)] == []

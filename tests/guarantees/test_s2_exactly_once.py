@@ -91,7 +91,7 @@ async def test_s2_additions_of_blocking_threads_through_cut_connections_count_ex
         assert sorted(itertools.chain.from_iterable(sums)) == list(range(1, additions * threads + 1))
 
 
-async def test_s2_where_nobody_can_know_the_caller_is_told_that_it_may_have_been_applied() -> None:
+async def test_s2_if_the_outcome_cannot_be_known_the_error_says_maybe_applied() -> None:
     """If the result cannot be known, since a server without a data directory died, the caller gets `ConnectionLost`."""
     async with (
         store.serve() as server,

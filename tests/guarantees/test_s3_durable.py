@@ -124,7 +124,7 @@ async def kill_at_random(directory: Path, port: int, load: Load, *, rng: random.
             server.kill()
 
 
-async def test_s3_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
+async def test_s3_acknowledged_changes_survive_kill_9(tmp_path: Path) -> None:
     """Acknowledged changes survive `kill -9`: the effect of each answered request is there once (S2), in the same store
     (S10), and a watch reports each of them without a gap or a double (S4).
     """
@@ -301,7 +301,7 @@ async def test_s3_a_full_disk_refuses_writes_and_nothing_else(
 # ----------------------------------------------------------------------------------------------------- a failed fsync
 
 
-async def test_s3_what_a_failed_fsync_leaves_in_doubt_is_told_to_nobody_and_a_crash_contradicts_nobody(
+async def test_s3_changes_in_doubt_after_a_failed_fsync_are_not_announced_and_a_crash_contradicts_no_reply(
     tmp_path: Path,
 ) -> None:
     """No client is told of a change before it is on disk.

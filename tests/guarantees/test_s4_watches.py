@@ -95,7 +95,7 @@ async def test_s4_a_watch_from_a_revision_on_is_told_the_past_and_goes_on_across
 
 
 @virtual_time
-async def test_s4_an_idle_watch_is_not_reset_for_what_happened_elsewhere() -> None:
+async def test_s4_an_idle_watch_is_not_reset_by_changes_to_other_keys() -> None:
     """ "resumable": each answer of the server moves the resume point of a watch that has had no event."""
     network = MemoryNetwork()
     async with (
@@ -112,7 +112,7 @@ async def test_s4_an_idle_watch_is_not_reset_for_what_happened_elsewhere() -> No
 
 
 @virtual_time
-async def test_s4_what_changed_in_one_revision_comes_in_one_batch_also_after_a_cut() -> None:
+async def test_s4_changes_of_one_revision_come_in_one_batch_also_after_a_cut() -> None:
     network = MemoryNetwork(shred=True, rng=random.Random(1))
     async with serving(network) as (_, writer, watcher), watcher.watch("") as watch:
         batches = watch.batches()

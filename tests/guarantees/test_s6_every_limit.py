@@ -416,7 +416,7 @@ async def bystander(server: Server) -> AsyncIterator[Bystander]:
 
 
 @pytest.mark.parametrize("limit", CASES)
-async def test_s6_one_past_a_limit_is_one_clear_error_and_disturbs_nobody(
+async def test_s6_one_past_a_limit_is_one_clear_error_and_does_not_affect_others(
     limit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     limits, shown, go_past = CASES[limit]
@@ -447,7 +447,7 @@ def test_s6_every_limit_has_a_case_that_goes_past_it() -> None:
     assert all(re.fullmatch("[a-z_]+", limit) for limit in CASES)
 
 
-async def test_s6_who_sends_half_requests_for_longest_pays_when_all_memory_is_taken(
+async def test_s6_when_memory_is_full_the_peer_with_the_oldest_half_request_is_closed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     limits = Limits(
@@ -541,7 +541,7 @@ async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_and_its
         assert revisions == list(range(revisions[0], revisions[0] + 240))
 
 
-async def test_s6_a_packet_that_asks_for_gigabytes_costs_what_one_peer_may() -> None:
+async def test_s6_a_packet_that_requests_gigabytes_costs_at_most_one_peers_limit() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         await client.put("large", bytes(8 * MIB))
         assert client._link is not None

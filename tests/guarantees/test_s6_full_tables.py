@@ -98,7 +98,7 @@ TABLES = {
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("by", ["the dead", "the living"])
 @pytest.mark.parametrize("name", TABLES)
-async def test_s6_a_newcomer_finds_room_in_a_full_table_or_is_told_what_fills_it(name: str, by: str) -> None:
+async def test_s6_a_newcomer_finds_room_in_a_full_table_or_an_error_that_says_why_not(name: str, by: str) -> None:
     table, network = TABLES[name], MemoryNetwork()
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(serve_in_memory(network, limits=limits_with(**table.limits)))

@@ -131,7 +131,7 @@ async def test_s7_silence_in_the_middle_costs_the_connection_and_one_log_line(
         assert len(caplog.records) == 1
 
 
-async def test_s7_thousands_of_connections_that_come_and_go_disturb_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_s7_thousands_of_short_connections_do_not_affect_other_clients(caplog: pytest.LogCaptureFixture) -> None:
     async with store.serve() as server, bystander(server):
         room = asyncio.Semaphore(200)
 
@@ -152,7 +152,9 @@ async def test_s7_thousands_of_connections_that_come_and_go_disturb_nobody(caplo
 
 
 @pytest.mark.parametrize("seed", [7, FRESH])
-async def test_s7_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_s7_random_bytes_from_many_peers_do_not_affect_other_clients(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
     rng = random.Random(seed)
     async with store.serve(limits=limits_with(handshake_timeout=0.5, frame_timeout=0.3)) as server, bystander(server):
         offences = [
@@ -166,7 +168,7 @@ async def test_s7_random_bytes_from_many_peers_disturb_nobody(seed: int, caplog:
         assert {record.name for record in caplog.records} == {"store.server.accept.connection_table"}
 
 
-async def test_s7_what_an_offender_had_asked_properly_before_was_done() -> None:
+async def test_s7_valid_requests_before_bad_input_are_carried_out() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         put = wire.encode_request(1, 0, store.Put("a", b"done"))
         await answer_to(server.port, hello() + put + b"\xff" * 40)  # no frame is so long

@@ -75,7 +75,7 @@ def connect_blocking(url: str, token: str | None = None, **options: Any) -> int:
         return client.add("count", 1)
 
 
-async def test_s8_who_knows_the_token_is_let_in() -> None:
+async def test_s8_a_client_with_the_token_is_accepted() -> None:
     async with store.serve(token=TOKEN) as server:
         async with store.connect(server.url, token=TOKEN) as client:
             assert await client.add("count", 1) == 1
@@ -87,7 +87,7 @@ async def test_s8_who_knows_the_token_is_let_in() -> None:
 @pytest.mark.parametrize(
     ("token", "reason"), [("another", "not the server's"), (None, "wants a token, and none was given")]
 )
-async def test_s8_who_does_not_know_the_token_is_not_and_learns_why_at_once(
+async def test_s8_a_client_without_the_token_is_refused_at_once_with_the_reason(
     token: str | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with store.serve(token=TOKEN) as server:
@@ -186,7 +186,7 @@ def certificates() -> Certificates:
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-async def test_s8_who_has_a_certificate_is_let_in(
+async def test_s8_a_client_with_a_certificate_is_accepted(
     certificates: Certificates, newest: ssl.TLSVersion, host: str
 ) -> None:
     async with store.serve(host, tls=certificates.server(newest=newest)) as server:
@@ -335,7 +335,7 @@ async def test_s8_each_stranger_reads_one_sentence_and_each_attempt_is_one_line(
         ("tcps", False, "does not answer in the TLS handshake.*write tcp://"),
     ],
 )
-async def test_s8_who_gives_up_on_a_port_that_says_nothing_reads_what_it_may_speak(
+async def test_s8_the_error_for_a_silent_port_names_the_protocols_it_may_speak(
     kind: str, scheme: str, hangs_up: bool, told: str
 ) -> None:
     """A server with TLS is silent, too, until its own time is up, which is longer than the timeout of most clients."""
@@ -386,7 +386,7 @@ async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Pa
         assert "Traceback" not in "".join(child.output)
 
 
-async def test_s8_wrong_tokens_from_an_address_keep_nobody_out_who_has_the_right_one() -> None:
+async def test_s8_wrong_tokens_do_not_block_clients_with_the_right_one_from_the_same_address() -> None:
     """With eight attempts per second from one address, 2 of 37 clients with the right token got in."""
     async with store.serve(token=TOKEN) as server:
 

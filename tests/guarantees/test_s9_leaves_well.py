@@ -36,7 +36,7 @@ async def test_s9_clients_are_told_that_the_server_leaves_and_say_so() -> None:
             await client.get("a")
 
 
-async def test_s9_what_was_done_before_it_left_was_answered() -> None:
+async def test_s9_requests_applied_before_it_left_were_answered() -> None:
     for seed in range(5):
         lost = asyncio.Event()
         async with contextlib.AsyncExitStack() as outliving:
@@ -57,7 +57,7 @@ async def test_s9_what_was_done_before_it_left_was_answered() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_s9_leaving_is_bounded_whoever_does_not_read_and_whoever_knocks() -> None:
+async def test_s9_leaving_is_bounded_despite_slow_readers_and_new_connections() -> None:
     network = MemoryNetwork()
     loop = asyncio.get_running_loop()
     async with serve_in_memory(network) as server, connect_in_memory(network) as other:
@@ -81,7 +81,7 @@ async def test_s9_leaving_is_bounded_whoever_does_not_read_and_whoever_knocks() 
         network.heal()
 
 
-async def test_s9_leaving_with_nobody_there_is_immediate_and_quiet(caplog: pytest.LogCaptureFixture) -> None:
+async def test_s9_leaving_without_clients_is_immediate_and_quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -122,9 +122,7 @@ async def test_s9_ending_it_a_second_time_ends_it_at_once() -> None:
     await peer.lost.wait()
 
 
-async def test_s9_sigterm_in_the_middle_of_heaps_of_writes_ends_it_with_0_and_what_was_answered_is_on_disk(
-    tmp_path: Path,
-) -> None:
+async def test_s9_sigterm_during_many_writes_exits_0_with_acknowledged_writes_on_disk(tmp_path: Path) -> None:
     """ "SIGTERM: stop accepting, tell watchers, flush, exit 0", beside clients that write as fast as they can."""
     acknowledged: dict[str, bytes] = {}
     command = ("-m", "rdzv", "serve", "--host", "127.0.0.1", "--port", "0", "--data-dir", str(tmp_path))

@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[Any, str], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-async def test_what_makes_no_sense_is_refused_and_writes_nothing(client: Any, at: str, what: str) -> None:
+async def test_invalid_requests_are_refused_and_write_nothing(client: Any, at: str, what: str) -> None:
     ask, said = REFUSED[what]
     with pytest.raises(StoreUsageError, match=said):
         await ask(client, at)
@@ -203,7 +203,7 @@ async def test_a_value_is_replaced_if_it_is_as_expected(client: Any, at: str) ->
     assert not (await client.compare_and_set(at + "a", b"4", expected_revision=entry.mod_revision)).succeeded
 
 
-async def test_of_many_who_create_a_key_one_wins(client: Any, at: str) -> None:
+async def test_of_many_clients_that_create_a_key_one_wins(client: Any, at: str) -> None:
     tries = [client.compare_and_set(at + "a", b"%d" % number, expected_revision=0) for number in range(16)]
     results = await asyncio.gather(*tries)
     assert sum(result.succeeded for result in results) == 1
@@ -227,7 +227,7 @@ async def test_nothing_is_lost_when_many_add(client: Any, at: str) -> None:
     assert sorted(sums) == list(range(1, 17))
 
 
-async def test_what_is_no_number_is_not_added_to(client: Any, at: str) -> None:
+async def test_adding_to_a_value_that_is_no_number_is_refused(client: Any, at: str) -> None:
     await client.put(at + "n", b"1_0")
     with pytest.raises(StoreUsageError, match="no decimal number"):
         await client.add(at + "n", 1)
@@ -282,7 +282,7 @@ async def test_a_transaction_of_as_many_operations_as_the_store_says_it_takes(cl
     assert await client.count(at) == most
 
 
-async def test_what_is_too_large_is_refused_in_one_sentence(client: Any, at: str, url: str) -> None:
+async def test_a_value_that_is_too_large_is_refused_in_one_sentence(client: Any, at: str, url: str) -> None:
     most = 130 if url.startswith("etcd") else 20_000
     with pytest.raises(LimitExceeded, match="operations_max" if url.startswith("etcd") else "writes_max"):
         await client.transact(then=[store.Get(at) for number in range(most)])
@@ -454,7 +454,7 @@ async def test_keys_lapse_with_their_lease_or_their_own_time_and_not_before(
 # ------------------------------------------------------------------------------------------ watches
 
 
-async def test_a_watch_begins_with_what_is_there_and_goes_on(other: store.Client, client: Any, at: str) -> None:
+async def test_a_watch_begins_with_the_present_keys_and_continues(other: store.Client, client: Any, at: str) -> None:
     await client.put(at + "a", b"1")
     before = await client.put(at + "b", b"2")
     async with other.watch(at, snapshot=True) as watch:
@@ -501,7 +501,7 @@ async def test_iteration_left_within_a_revision_goes_on_where_it_was(
         assert await (told_awaited() if twin == "awaited" else asyncio.to_thread(told_blocking)) == keys
 
 
-async def test_a_watch_without_a_start_tells_what_comes_after_it_was_opened(
+async def test_a_watch_without_a_start_reports_changes_after_its_opening(
     other: store.Client, client: Any, at: str
 ) -> None:
     await client.put(at + "a", b"1")
@@ -537,9 +537,7 @@ async def test_a_watch_hears_only_of_its_prefix(other: store.Client, client: Any
         assert [event.key for event in await told(watch, until=at + "b/last")] == [at + "b", at + "ba", at + "b/last"]
 
 
-async def test_a_watch_of_everything_does_not_hear_of_what_the_client_keeps_for_itself(
-    other: store.Client, at: str
-) -> None:
+async def test_a_watch_of_everything_does_not_report_the_clients_own_bookkeeping(other: store.Client, at: str) -> None:
     async with other.watch("", snapshot=True) as watch:
         await told(watch, until="synced")
         await other.put(at + "a", b"1")
@@ -576,7 +574,7 @@ async def test_a_blocking_watch_ends_when_it_is_closed_from_another_thread(url: 
 # ------------------------------------------------------------------------------------------ clients
 
 
-async def test_a_store_says_who_it_is_and_how_it_stands(client: Any, other: store.Client) -> None:
+async def test_a_store_reports_its_id_and_its_statistics(client: Any, other: store.Client) -> None:
     revision = await client.put("test-revision", b"")
     assert 0 < await client.ping() < 10
     figures = await client.stats()
@@ -601,7 +599,7 @@ async def test_calls_of_a_closed_client_say_so(url: str, at: str) -> None:
         await opened.get(at)
 
 
-async def test_calls_of_an_interrupted_blocking_client_raise_what_it_was_interrupted_with(url: str, at: str) -> None:
+async def test_calls_of_an_interrupted_blocking_client_raise_the_given_error(url: str, at: str) -> None:
     async with open_client(url, "blocking") as client:
         waiting = asyncio.create_task(client.wait([at + "never"]))
         await asyncio.sleep(0.1)
@@ -624,7 +622,7 @@ async def test_a_cancelled_call_leaves_the_client_as_it_was(url: str, at: str) -
         assert (await client.get(at + "a")).value == b"2"  # type: ignore[union-attr]  # it was just put
 
 
-async def test_nobody_there_is_said_within_the_time_given(url: str) -> None:
+async def test_a_missing_server_is_reported_within_the_timeout(url: str) -> None:
     scheme = url.partition(":")[0]
     with pytest.raises(ConnectionLost, match="nobody listens"):
         async with store.connect(f"{scheme}://127.0.0.1:1", timeout=0.3):

@@ -66,7 +66,7 @@ class Scripted(Calls):
         raise NotImplementedError
 
 
-async def test_what_was_written_after_the_first_step_stays_also_to_a_key_that_was_there() -> None:
+async def test_writes_after_the_first_step_stay_also_to_existing_keys() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         await fill(client)
 
@@ -108,7 +108,7 @@ async def test_beside_writers_it_ends() -> None:
 
 
 @pytest.mark.parametrize("how", ["timeout", "condition"])
-async def test_an_error_after_the_first_step_says_what_is_gone(how: str) -> None:
+async def test_an_error_after_the_first_step_says_which_keys_are_deleted(how: str) -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         await fill(client)
         await client.put("guard", b"")

@@ -25,7 +25,7 @@ def test_a_limit_is_above_zero_and_finite(name: str, value: float) -> None:
     ("limit", "least", "others"),
     [("frame_bytes_max", 100_000, {"value_bytes_max": 100_000 - 4096}), ("memory_bytes_max", 3 * 2**26, {})],
 )
-def test_what_is_a_part_of_another_has_room_there(limit: str, least: int, others: dict[str, Any]) -> None:
+def test_a_limit_within_another_is_no_larger(limit: str, least: int, others: dict[str, Any]) -> None:
     assert getattr(Limits(**{limit: least, **others}), limit) == least
     with pytest.raises(ValueError, match=f"{limit} .* has no room for"):
         Limits(**{limit: least - 1, **others})

@@ -14,7 +14,7 @@ def test_a_put_event_leaves_an_entry_and_no_other_does() -> None:
         _ = Event(kind="delete", revision=7, key="a").entry
 
 
-def test_what_only_reads_is_no_mutation_and_what_renews_may_be_repeated() -> None:
+def test_reads_are_no_mutations_and_renewals_may_be_repeated() -> None:
     # without those of other tests
     ours = {kind for kind in Request.__subclasses__() if kind.__module__ == Request.__module__}
     harmless = {kind.__name__ for kind in ours - MUTATIONS}

@@ -15,7 +15,7 @@ from store.protocol.wire import Bye, Greeting, Sorry, Welcome
 
 
 @pytest.mark.parametrize("text", ["", "plain", "Müller läßt grüßen", "節点", "a b"])
-def test_what_can_be_printed_stays(text: str) -> None:
+def test_printable_text_stays(text: str) -> None:
     assert printable(text) == text
 
 
@@ -38,7 +38,7 @@ def test_a_text_is_shortened() -> None:
     assert printable("x" * 10**6) == "x" * LETTERS_MOST + "..."
 
 
-def test_what_a_peer_says_at_parting_comes_escaped() -> None:
+def test_a_peers_farewell_is_escaped() -> None:
     said = "gone\x1b]0;owned\x07\nrdzv: all is well"
     assert wire.decode_request(msgpack.packb((wire.BYE, said))) == Bye(printable(said))
     for decode in (
@@ -51,7 +51,7 @@ def test_what_a_peer_says_at_parting_comes_escaped() -> None:
         assert sorry.message.isprintable()
 
 
-def test_a_logger_escapes_what_others_say_and_leaves_numbers_alone(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_logger_escapes_text_of_others_and_leaves_numbers_alone(caplog: pytest.LogCaptureFixture) -> None:
     log = escaping(logging.getLogger("tests.escaping"))
     log.warning("run %s, %d nodes: %s", "job\n2026 forged", 3, ValueError("\x1b[2J"))
     log.warning("nothing %% to escape")

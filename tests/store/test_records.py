@@ -61,7 +61,7 @@ def travelled(record: Any) -> Any:
 
 
 @pytest.mark.parametrize("record", [PLAN, Leaf(name="elm", colour=Colour.BLUE), Cut("x"), Burn("x")])
-def test_what_is_packed_is_read_as_it_was(record: Any) -> None:
+def test_packed_records_are_read_unchanged(record: Any) -> None:
     found = type(record).read(travelled(record))
     assert found == record
     assert type(found) is type(record)
@@ -89,7 +89,7 @@ def test_a_code_keeps_records_of_other_kinds_apart() -> None:
     assert len({Cut("x"), Burn("x"), Cut("x", None)}) == 2
 
 
-def test_what_a_caller_gives_becomes_what_is_sent() -> None:
+def test_arguments_are_converted_to_the_types_that_are_sent() -> None:
     class Name(str):
         __slots__ = ()
 
@@ -117,7 +117,7 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("make", "named"), UNFIT)
-def test_what_cannot_be_read_back_names_its_field_and_is_not_read_either(make: Callable[[], Any], named: str) -> None:
+def test_unpackable_values_are_refused_with_the_field_name(make: Callable[[], Any], named: str) -> None:
     record = make()
     with pytest.raises(Unfit, match=named):
         record.check()
@@ -125,7 +125,7 @@ def test_what_cannot_be_read_back_names_its_field_and_is_not_read_either(make: C
         type(record).read(travelled(record))
 
 
-def test_what_a_later_release_adds_is_left_out_and_what_an_earlier_one_lacks_has_its_default() -> None:
+def test_fields_of_a_later_release_are_ignored_and_missing_ones_have_defaults() -> None:
     assert Cut.read((1, "x", None, "new", 3)) == Cut("x")
     assert Cut.read((1, "x")) == Cut("x")
     assert Plan.read((3, (("oak", 1, "", 7),))) == Plan(leaves=(Leaf(name="oak", colour=Colour.BLUE),))
@@ -135,7 +135,7 @@ def test_what_a_later_release_adds_is_left_out_and_what_an_earlier_one_lacks_has
         Cut.read("oak")
 
 
-def test_words_of_a_later_release_are_told_from_what_is_wrong() -> None:
+def test_words_of_a_later_release_are_distinguished_from_invalid_ones() -> None:
     with pytest.raises(UnknownWord, match="colour 2"):
         Leaf.read(("oak", 2))
     with pytest.raises(UnknownWord, match="request 9"):

@@ -39,7 +39,7 @@ def test_a_watch_resumes_after_the_last_revision_seen() -> None:
     assert cursor.opening() == (Watch(prefix="a", start_revision=10), None)
 
 
-def test_a_watch_with_a_start_has_not_seen_what_the_server_is_about_to_send() -> None:
+def test_a_watch_with_a_start_has_not_seen_the_events_that_the_server_will_send() -> None:
     cursor = WatchCursor("a", start_revision=3, snapshot=False)
     cursor.opened(7)
     assert cursor.opening() == (Watch(prefix="a", start_revision=3), None)
@@ -59,7 +59,7 @@ def test_a_snapshot_is_begun_again_until_it_was_seen_whole() -> None:
     assert cursor.opening() == (Watch(prefix="a", start_revision=10), None)
 
 
-def test_an_answer_from_a_later_revision_spares_asking_for_what_did_not_happen() -> None:
+def test_an_answer_from_a_later_revision_advances_a_watch_without_events() -> None:
     cursor = WatchCursor("a", start_revision=None, snapshot=False)
     cursor.opened(7)
     cursor.nothing_before(20)

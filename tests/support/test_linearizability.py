@@ -97,16 +97,16 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("history", REJECTED.values(), ids=REJECTED)
-def test_what_no_order_explains_is_rejected(history: list[Operation]) -> None:
+def test_a_history_that_no_order_explains_is_rejected(history: list[Operation]) -> None:
     assert not check(history, RegisterModel()).linearizable
 
 
 @pytest.mark.parametrize("history", ACCEPTED.values(), ids=ACCEPTED)
-def test_what_some_order_explains_is_accepted(history: list[Operation]) -> None:
+def test_a_history_that_some_order_explains_is_accepted(history: list[Operation]) -> None:
     assert check(history, RegisterModel()).linearizable
 
 
-def test_the_guilty_key_is_named_with_the_longest_explanation_and_what_does_not_fit() -> None:
+def test_the_failing_key_is_named_with_the_longest_explanation_and_the_operations_that_do_not_fit() -> None:
     innocent = op(0, 1, Put("good", b"a"))
     guilty = [op(0, 1, Put("bad", b"a")), op(2, 3, Get("bad"), b"a"), op(4, 5, Get("bad"), b"b")]
     verdict = check([innocent, *guilty], RegisterModel())

@@ -501,7 +501,7 @@ async def test_a_quiet_watch_hears_how_far_the_store_has_come(monkeypatch: pytes
 # ------------------------------------------------------------------------------------------------ serving
 
 
-def test_the_server_in_a_thread_takes_what_the_awaited_one_takes() -> None:
+def test_the_server_in_a_thread_accepts_the_arguments_of_the_async_one() -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     with (
         store.sync.serve(sock=sock, token="a token of 16 bytes", limits=Limits(keys_max=1)) as server,
@@ -561,7 +561,7 @@ def test_a_wait_that_begins_after_waits_were_ended_does_not_begin() -> None:
         assert client.get("missing") is None
 
 
-def test_what_is_read_after_an_interruption_is_decrypted_as_before() -> None:
+def test_data_after_an_interruption_is_decrypted_as_before() -> None:
     """If a wait was interrupted just as its answer arrived, encrypted bytes were read as protocol, and the client
     failed.
     """
@@ -640,7 +640,7 @@ def test_an_impostor_does_not_end_a_client_that_has_met_its_store() -> None:
         (lambda client: client.interrupt(ConnectionLost("the round is over", maybe_applied=False)), ConnectionLost),
     ],
 )
-def test_whoever_is_to_get_out_while_its_channel_connects_does_not_wait_once_that_is_done(
+def test_a_call_interrupted_while_its_channel_connects_does_not_wait_afterwards(
     get_out: Callable[[sync.Client], None], error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There was no socket to break yet, and so a wait for a member that was gone went on for its whole timeout."""

@@ -49,7 +49,7 @@ def changes_of(client: Client) -> list[bool]:
 
 
 @virtual_time
-async def test_what_the_server_says_before_the_dial_returns_is_heard() -> None:
+async def test_bytes_that_arrive_before_the_dial_returns_are_read() -> None:
     network = MemoryNetwork()
 
     async def slow_to_return(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
@@ -238,7 +238,7 @@ async def test_a_call_without_an_answer_says_whether_it_may_have_been_applied() 
 
 
 @virtual_time
-async def test_what_was_given_up_while_away_is_not_asked_again_on_the_return() -> None:
+async def test_requests_given_up_while_disconnected_are_not_sent_after_the_reconnect() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
         network.partition("client")
@@ -306,7 +306,7 @@ async def test_a_closed_or_forked_client_is_of_no_use_and_says_so_at_once(monkey
 
 
 @virtual_time
-async def test_what_cannot_be_sent_is_the_callers_mistake_and_costs_nothing_else() -> None:
+async def test_an_invalid_request_fails_for_its_caller_only() -> None:
     network = MemoryNetwork()
     limits = Limits(frame_bytes_max=8192, value_bytes_max=4096)
     async with serve_in_memory(network, limits=limits), connect_in_memory(network) as client:
@@ -357,7 +357,7 @@ async def test_callers_that_find_no_room_wait_no_longer_than_they_said(monkeypat
 
 
 @virtual_time
-async def test_a_caller_that_finds_room_late_has_what_is_left_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_caller_that_waits_for_room_keeps_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """It had its whole timeout once more: a call with a timeout of 3 s took 5.9 s."""
     monkeypatch.setattr(client_room, "IN_FLIGHT_MAX", 1)
     network = MemoryNetwork()
@@ -461,7 +461,7 @@ def test_client_and_server_run_on_uvloop_too() -> None:
 
 
 @virtual_time
-async def test_a_client_whose_loop_ends_lets_nobody_wait() -> None:
+async def test_a_client_whose_loop_ends_does_not_delay_the_end() -> None:
     """At the end of a loop, the clean-up revoked leases over that loop, and waited two seconds for no answer."""
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
@@ -473,7 +473,7 @@ async def test_a_client_whose_loop_ends_lets_nobody_wait() -> None:
         assert now() - at < 1
 
 
-def test_what_is_asked_while_the_connection_ends_is_sent_on_the_next_one_and_nobody_hears_of_it() -> None:
+def test_a_request_while_the_connection_ends_is_sent_on_the_next_one_without_a_log_line() -> None:
     """uvloop raises at a write to a closing connection, which asyncio ignores. Each such write was logged as a
     defect.
     """

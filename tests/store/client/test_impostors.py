@@ -55,7 +55,7 @@ def client_of(network: MemoryNetwork, names: list[str], token: bytes | None) -> 
 
 @pytest.mark.parametrize("token", [None, b"t" * 32])
 @pytest.mark.parametrize("who", IMPOSTORS)
-async def test_who_stands_in_the_place_of_a_store_that_was_met_ends_no_client(who: str, token: bytes | None) -> None:
+async def test_an_impostor_at_the_port_of_a_known_store_ends_no_client(who: str, token: bytes | None) -> None:
     network = MemoryNetwork(latency=0.001)
     names = ["store"]
     async with serve_in_memory(network, token=token), client_of(network, names, token) as client:

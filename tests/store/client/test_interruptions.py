@@ -143,7 +143,9 @@ def test_a_dead_connection_is_replaced_however_many_signals_come(
 @pytest.mark.some_of(2)
 @tears
 @pytest.mark.parametrize("kind", RAISED)
-def test_what_a_handler_raises_gets_out_wherever_it_is_raised(kind: type[BaseException], server: Server) -> None:
+def test_an_exception_of_a_signal_handler_reaches_the_caller_from_any_place(
+    kind: type[BaseException], server: Server
+) -> None:
     """The exception was taken for an error of the connection, or for bytes that break the protocol."""
     with sync.connect(server.url) as other:
         called, failed = 0, list[str]()

@@ -41,7 +41,7 @@ def test_pauses_double_up_to_a_limit_and_are_short_at_first() -> None:
     assert [made.pause(attempt, away=29.0) for attempt in (0, 2, 3, 9)] == [0.1, 0.4, 0.5, 0.5]
 
 
-def test_pauses_are_bounded_by_what_is_left_of_a_lease() -> None:
+def test_pauses_are_bounded_by_the_time_left_of_a_lease() -> None:
     left = (math.inf, 1000.0, 1.0, -5.0)
     assert [patience(remaining=remaining).pause(10) for remaining in left] == [2.0, BACKOFF_RECENT, 0.25, LEAST]
 
@@ -52,7 +52,7 @@ def test_the_lease_that_ends_first_counts() -> None:
     assert made.silence(0.0) == made.attempt() == pytest.approx(0.2)
 
 
-def test_who_found_no_answer_on_fresh_connections_waits_longer_until_there_is_one() -> None:
+def test_after_silent_fresh_connections_the_client_waits_longer_until_an_answer() -> None:
     made = patience()
     waits = []
     for _ in range(6):
@@ -79,14 +79,14 @@ def test_a_server_that_takes_connections_has_longer_each_time_to_say_a_word() ->
 
 
 @pytest.mark.parametrize("remaining", [math.inf, 0.5, -1.0])
-def test_nobody_is_given_up_before_an_answer_could_have_come(remaining: float) -> None:
+def test_no_connection_is_given_up_before_an_answer_could_arrive(remaining: float) -> None:
     made = patience(remaining=remaining, round_trip=1.5)
     made.connected(3.0)  # the quickest counts
     assert made.attempt() >= 2 * 1.5
     assert made.silence(0.0) >= 2 * 1.5
 
 
-def test_a_server_whose_system_acknowledges_what_it_is_sent_is_given_longer_within_the_lease() -> None:
+def test_a_server_whose_system_acknowledges_data_gets_more_time_within_the_lease() -> None:
     made = patience()
     assert made.silence(0.0, acknowledged=True) == BUSY_FACTOR * SILENCE
     made = patience(remaining=4.0)

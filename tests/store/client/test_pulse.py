@@ -40,7 +40,7 @@ def said(one: Pulse, line: Line = QUIET, *, since: float = 0.0, until: float = 1
 @pytest.mark.parametrize(
     ("line", "silence", "patient"), [(Line(), SILENCE, 1.0), (BUSY, BUSY_SILENCE, HEARTBEATS_OF_BUSY)]
 )
-def test_who_owes_an_answer_is_asked_once_more_then_replaced_and_in_the_end_hung_up_on(
+def test_a_server_that_owes_an_answer_is_pinged_then_replaced_and_finally_closed(
     line: Line, silence: float, patient: float
 ) -> None:
     one = pulse()
@@ -64,7 +64,7 @@ def test_one_that_answers_is_asked_again_a_heartbeat_later() -> None:
     assert said(one, since=HEARTBEAT + 0.1, until=2 * HEARTBEAT + 0.2) == [(Say.PING, 2 * HEARTBEAT + 0.1)]
 
 
-def test_who_is_heard_is_sought_no_more_and_sought_again_when_it_falls_silent() -> None:
+def test_a_server_that_answers_is_not_replaced_until_it_falls_silent_again() -> None:
     one = pulse()
     one.expect(0.0)
     assert said(one, until=2.0)[-1][0] is Say.SEEK
@@ -73,7 +73,7 @@ def test_who_is_heard_is_sought_no_more_and_sought_again_when_it_falls_silent() 
     assert said(one, since=2.0, until=4.0) == [(Say.PING, 2.0 + SILENCE / 2), (Say.SEEK, 2.0 + SILENCE)]
 
 
-def test_a_server_that_takes_what_we_send_is_there() -> None:
+def test_a_server_that_accepts_data_is_alive() -> None:
     one = pulse()
     one.expect(0.0)
     for tenth in range(200):
@@ -110,7 +110,7 @@ def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_bu
     assert pings == 1
 
 
-def test_nobody_is_asked_before_the_welcome() -> None:
+def test_no_ping_is_sent_before_the_welcome() -> None:
     one = pulse()
     one.expect(0.0)
     assert [say for say, _ in said(one, Line(welcomed=False))] == [Say.SEEK, Say.HANG_UP]

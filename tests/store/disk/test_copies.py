@@ -138,7 +138,7 @@ def test_the_log_of_a_store_that_was_moved_away_is_not_laid_over_the_next_one(tm
     assert len(copies.restore(elsewhere, back, new_id="old").saved.entries) == 50, "and nothing of the old one is lost"
 
 
-def test_what_cannot_be_done_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_copies_are_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, copy, other = (str(tmp_path / name) for name in ("data", "copy", "other"))
     assert main(["check", data]) == 1
     assert "there is no store in" in capsys.readouterr().err

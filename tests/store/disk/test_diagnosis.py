@@ -50,7 +50,7 @@ TOLD = {
 @pytest.mark.parametrize("code", LIES)
 @pytest.mark.parametrize("number", TOLD)
 @pytest.mark.parametrize("written", [False, True])
-def test_the_system_is_asked_whatever_code_sqlite_gives(
+def test_the_system_is_asked_for_any_error_code_of_sqlite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, number: int, written: bool
 ) -> None:
     def refuse(*_: object) -> None:
@@ -79,7 +79,7 @@ def test_the_system_is_asked_whatever_code_sqlite_gives(
 
 
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT_VTAB, None])
-def test_what_is_wrong_with_the_contents_is_damage(tmp_path: Path, code: int | None) -> None:
+def test_wrong_contents_are_called_damage(tmp_path: Path, code: int | None) -> None:
     error = sqlite3.DatabaseError("malformed")
     if code is not None:
         error.sqlite_errorcode = code
@@ -137,7 +137,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.some_of(8)
 @pytest.mark.parametrize(("command", "where", "trouble"), SAID)
-def test_each_command_names_what_hinders_it_on_either_side(
+def test_each_command_names_the_obstacle_on_either_side(
     tmp_path: Path, whole: Path, command: str, where: str, trouble: str
 ) -> None:
     subprocess.run(["cp", "-a", *map(str, whole.iterdir()), str(tmp_path)], check=True)

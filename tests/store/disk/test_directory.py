@@ -45,7 +45,7 @@ def test_directory_and_files_are_made_for_their_owner_alone(tmp_path: Path, capl
     assert "may look into" not in caplog.text
 
 
-def test_what_others_may_look_into_is_left_and_named_with_its_remedy(
+def test_a_directory_readable_by_others_is_left_as_it_is_and_named_with_the_remedy(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Journal(tmp_path / "data", new_id="id").close()
@@ -60,7 +60,7 @@ def test_what_others_may_look_into_is_left_and_named_with_its_remedy(
     assert mode(tmp_path / "data") == 0o755
 
 
-def test_who_has_a_directory_is_told_and_nobody_gets_it_meanwhile(tmp_path: Path) -> None:
+def test_the_owner_of_a_locked_directory_is_named_and_no_other_server_gets_it(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         assert process is None, "there is not even a lock"
     lock = take_lock(tmp_path)
@@ -75,7 +75,7 @@ with holder(pathlib.Path(sys.argv[1])) as process:
         assert process is None
 
 
-def test_a_mark_says_what_was_written_last(tmp_path: Path) -> None:
+def test_a_mark_names_the_last_write(tmp_path: Path) -> None:
     mark = Mark(tmp_path)
     assert mark.read() is None
     for number in (9, 10, 100):

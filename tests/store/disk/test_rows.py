@@ -106,7 +106,7 @@ def test_history_that_is_forgotten_goes_with_all_of_its_parts(monkeypatch: pytes
     assert database.execute("SELECT count(*) FROM history").fetchone() == (2,)
 
 
-def test_what_is_refused_is_kept_as_the_answer_to_who_asked() -> None:
+def test_a_refusal_is_kept_as_the_answer_to_its_request() -> None:
     reply = KeptReply(session_id=b"s" * 16, acknowledged=3, request_id=4, response=messages.Written(revision=9))
     facts = Facts(revisions=[(Event(kind="delete", revision=1, key="k"),)], replies=[reply])
     refused = rows.refusal_of(facts, "too big")

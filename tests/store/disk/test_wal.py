@@ -98,7 +98,7 @@ def test_a_damaged_head_of_a_log_is_damage(tmp_path: Path, log: bytes) -> None:
 
 
 @pytest.mark.usefixtures("log")
-def test_what_is_left_from_before_the_log_began_anew_is_no_damage(tmp_path: Path) -> None:
+def test_frames_from_before_a_restart_of_the_log_are_no_damage(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "x", isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
     for number in range(60):

@@ -64,7 +64,7 @@ REFUSED: list[tuple[Request[Any], FailureKind]] = [
 
 
 @pytest.mark.parametrize(("request_", "kind"), REFUSED)
-def test_what_makes_no_sense_is_refused_and_changes_nothing(request_: Request[Any], kind: FailureKind) -> None:
+def test_invalid_requests_are_refused_and_change_nothing(request_: Request[Any], kind: FailureKind) -> None:
     desk = Desk()
     for place, held in enumerate(NO_NUMBERS):
         desk.ask(Put(f"no number {place}", held))
@@ -121,7 +121,7 @@ def test_an_operation_that_cannot_be_done_leaves_the_whole_transaction_undone(
     assert desk.fingerprint() == before
 
 
-def test_messages_show_the_beginning_of_what_is_long() -> None:
+def test_messages_show_the_beginning_of_long_values() -> None:
     desk = Desk()
     refused = desk.fails(Guarded(when=(when.value("k" * 10**6) == b"v" * 10**6,), request=Delete("a")))
     assert len(refused.message) < 200
@@ -168,7 +168,7 @@ def test_a_lease_that_lapsed_before_it_was_granted_again_is_gone() -> None:
     assert desk.fails(KeepAlive(lease=granted.lease), peer=2).kind is LEASE
 
 
-def test_kept_replies_are_counted_by_what_they_hold_on_to() -> None:
+def test_kept_replies_count_the_values_that_they_hold() -> None:
     desk = Desk(session_replies_bytes_max=10_000)
     desk.ask(Put("a", bytes(20_000)), request_id=1, acknowledged=0)
     lost = CompareAndSet(key="a", value=b"", expected_revision=0)
@@ -183,7 +183,7 @@ def test_kept_replies_are_counted_by_what_they_hold_on_to() -> None:
 # ----------------------------------------------------------------------------------------------------------- limits
 
 
-def test_what_is_there_may_be_rewritten_when_there_is_room_for_no_more() -> None:
+def test_existing_keys_may_be_rewritten_in_a_full_store() -> None:
     desk = Desk(keys_max=1, stored_bytes_max=310)
     desk.ask(Put("a", b"123456789"))
     assert desk.ask(Put("a", b"987654321")) == Written(revision=2)

@@ -295,7 +295,7 @@ def test_the_store_is_a_dictionary_that_counts_its_revisions(steps: list[Request
 @given(
     st.lists(st.one_of(OPERATIONS, st.builds(lambda key: Put(key, b"", ttl=0.05), KEYS), st.just(AGAIN)), max_size=40)
 )
-def test_what_the_store_holds_is_counted_right(steps: list[Request[Any] | str]) -> None:
+def test_the_contents_of_the_store_are_counted_exactly(steps: list[Request[Any] | str]) -> None:
     desk = Desk()
     for step in steps:
         if isinstance(step, str):
@@ -498,7 +498,7 @@ def test_a_key_that_is_made_by_adding_or_appending_may_be_put_on_a_lease(make: A
 
 
 @pytest.mark.parametrize("request_", [Add("k/24", 1), Append("k/24", b"0")])
-def test_what_is_added_to_a_key_whose_lease_is_ending_counts_once_and_goes_with_it(request_: Request[Any]) -> None:
+def test_adding_to_a_key_whose_lease_is_ending_counts_once_and_goes_with_it(request_: Request[Any]) -> None:
     """The server failed halfway: no watch was notified, and each retry of the request added again."""
     desk = Desk(writes_max=10)
     lease = desk.ask(Grant(ttl=60.0)).lease

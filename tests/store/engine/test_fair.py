@@ -64,7 +64,7 @@ def steps_of(desk: Desk, request: Any) -> Iterator[Any]:
         applied = desk.engine.go_on(applied.work)
 
 
-def test_unread_listings_do_not_slow_who_writes_down() -> None:
+def test_unread_listings_do_not_slow_writes() -> None:
     """Each of five hundred was notified of each put: 2,000 puts took 1.7 s of CPU, and 14 ms without them."""
     desk = filled(3 * STEP_KEYS // K * K)
     puts = [Put(f"k/{number:06}", b"new") for number in range(2 * K)]
@@ -404,7 +404,7 @@ def test_the_end_of_many_things_at_once_is_done_in_steps(scene: Callable[[], tup
     assert figures["watches"] == figures["waits"] == 0
 
 
-def test_who_watches_prefixes_of_many_lengths_is_told_of_many_changes_at_once() -> None:
+def test_watches_of_prefixes_of_many_lengths_get_many_changes_at_once() -> None:
     """Thirty keys under 1,500 watched prefixes were encoded 1,500 times: 200 ms in one step."""
     desk = Desk()
     for number in range(1, 1501):

@@ -186,7 +186,7 @@ def test_replies_that_are_not_acknowledged_are_kept_up_to_a_limit(limits: dict[s
     assert desk.ask(Add("a", 1), acknowledged=1).value == 4
 
 
-def test_what_others_do_not_read_keeps_nobody_from_working() -> None:
+def test_unread_replies_of_other_clients_do_not_block_a_client() -> None:
     """Sessions and total memory have limits, and only the client that goes past one gets the error."""
     desk = Desk(replies_bytes_max=1000)
     for request_id in range(1, 20):
@@ -273,7 +273,7 @@ REQUESTS: st.SearchStrategy[Request[Any]] = st.one_of(
 
 
 @given(st.lists(REQUESTS, max_size=60), st.booleans())
-def test_no_client_passes_any_limit_whatever_it_asks(requests: list[Request[Any]], acknowledges: bool) -> None:
+def test_no_client_passes_any_limit_with_any_requests(requests: list[Request[Any]], acknowledges: bool) -> None:
     """No client passes any limit, with any sequence of requests."""
     limits = {
         "key_bytes_max": 32,

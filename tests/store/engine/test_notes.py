@@ -65,7 +65,7 @@ def test_they_come_in_pages() -> None:
     )
 
 
-def test_who_asks_for_what_comes_after_a_key_before_the_prefix_is_shown_no_foreign_keys() -> None:
+def test_a_page_after_a_key_before_the_prefix_contains_no_foreign_keys() -> None:
     """The client also got the keys between the two."""
     desk = Desk()
     for key in ("b", "m", "nodes/a", "z"):

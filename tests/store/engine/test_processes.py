@@ -50,7 +50,7 @@ def test_a_connection_in_the_place_of_another_makes_the_end_of_that_no_news() ->
     assert dead(processes, 9) == [A]
 
 
-def test_nobody_is_judged_who_holds_no_lease_or_does_not_say_who_it_is() -> None:
+def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
     processes = several(B)
     processes.connected(8, A, previous=None)
     processes.connected(9, b"", previous=None)
@@ -59,7 +59,7 @@ def test_nobody_is_judged_who_holds_no_lease_or_does_not_say_who_it_is() -> None
     assert len(processes) == 1
 
 
-def test_many_at_once_are_spared_those_too_that_came_first() -> None:
+def test_many_deaths_at_once_spare_the_first_ones_too() -> None:
     ids = [bytes([number]) * 16 for number in range(1, 3 * MANY)]
     processes = several(*ids)
     fallen = [processes.closed(peer, Closing.DROPPED, now=peer / 1000) for peer in range(1, MANY)]

@@ -114,7 +114,7 @@ def test_of_restored_sessions_those_that_wrote_last_make_way_last(seed: int) -> 
 # ------------------------------------------------------------------------------------------- memory of all sessions
 
 
-def test_what_all_sessions_hold_is_counted_through_whatever_becomes_of_them() -> None:
+def test_the_memory_of_all_sessions_is_counted_through_every_change() -> None:
     sessions = some(ttl=10.0)
     a, b = opened(sessions, A, peer=1), opened(sessions, B, peer=2)
     keep(a, 1, 2, 3, 4, 5)

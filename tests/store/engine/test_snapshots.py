@@ -52,7 +52,7 @@ class Reading:
 
 
 @given(st.lists(STEPS, max_size=60))
-def test_what_is_read_in_parts_is_of_one_revision(steps: list[Any]) -> None:
+def test_a_listing_in_parts_is_of_one_revision(steps: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keyspace, "CHUNK_MAX", 4)
         for room in (snapshots, requests):
@@ -77,7 +77,7 @@ def test_what_is_read_in_parts_is_of_one_revision(steps: list[Any]) -> None:
         assert not desk.engine._snapshots.unread
 
 
-def test_what_is_kept_for_an_unread_listing_alone_is_counted_until_it_is_read_or_given_up() -> None:
+def test_memory_kept_only_for_an_unread_listing_counts_until_it_is_read_or_given_up() -> None:
     """It counted nowhere: a server held 1,018 MB and reported 112."""
     desk = Desk()
     for number in range(3000):
@@ -105,7 +105,7 @@ def test_what_is_kept_for_an_unread_listing_alone_is_counted_until_it_is_read_or
     assert desk.engine.unread_bytes == 0
 
 
-def test_what_is_kept_for_an_unread_listing_is_no_reason_to_refuse_a_write() -> None:
+def test_memory_kept_for_an_unread_listing_does_not_refuse_a_write() -> None:
     """The client that leaves the listing unread loses it. Otherwise a few such clients would block all writes."""
     mib = 2**20
     desk = Desk(
@@ -126,7 +126,7 @@ def test_what_is_kept_for_an_unread_listing_is_no_reason_to_refuse_a_write() -> 
     assert isinstance(desk.ask(Put("one more", bytes(1000))), Written)
 
 
-def test_a_write_pays_for_what_it_changes_also_beside_an_unread_listing() -> None:
+def test_a_write_beside_an_unread_listing_copies_only_the_changed_keys() -> None:
     """All keys near a changed one were copied with it: 1,950 puts over a million keys took 280 ms."""
     desk = Desk()
     for number in range(3000):

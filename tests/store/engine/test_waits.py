@@ -158,7 +158,7 @@ def test_a_step_is_as_short_where_much_has_changed_since_its_waits_were_due(monk
     assert len(desk.answers) == WAITS_AT_ONCE + 1
 
 
-def test_a_change_asks_for_no_more_than_its_own_waits_whatever_is_postponed() -> None:
+def test_a_change_looks_up_only_its_own_waits_beside_postponed_ones() -> None:
     """Each wait of a change was searched among all postponed ones: 0.9 s beside 50 transactions."""
     desk = Unhurried()
 

@@ -52,7 +52,7 @@ def test_watches_of_one_prefix_are_told_together() -> None:
     st.sets(st.integers(0, 3)),
     st.sets(st.tuples(st.integers(0, 3), st.integers(0, 9))),
 )
-def test_a_watch_hears_exactly_of_what_starts_with_its_prefix_until_it_is_closed(
+def test_a_watch_gets_exactly_the_keys_with_its_prefix_until_it_is_closed(
     prefixes: dict[tuple[int, int], str], keys: list[str], gone: set[int], closed: set[tuple[int, int]]
 ) -> None:
     watches = Watches()
@@ -127,7 +127,7 @@ def test_prefixes_of_thousands_of_lengths_slow_down_their_own_group_only() -> No
     assert not watches._sorted_lengths
 
 
-def test_a_prefix_is_heard_of_whatever_group_it_is_in() -> None:
+def test_a_prefix_in_any_group_gets_its_events() -> None:
     """Groups only save comparisons: a watch gets exactly the keys that begin with its prefix."""
     keys = ["/a/b/c", "/a/b/", "/a/b", "/a", "a/b/c", "a", "/a/bc/d", "//b/c", ""]
     watches = Watches(Engine(store_id="it")._keys.groups.name_of)
@@ -139,7 +139,7 @@ def test_a_prefix_is_heard_of_whatever_group_it_is_in() -> None:
         assert heard == {prefix for prefix in prefixes if key.startswith(prefix)}
 
 
-def test_what_a_request_may_change_is_bounded_by_the_lengths_of_the_prefixes_that_its_keys_are_compared_with() -> None:
+def test_the_changes_of_a_request_are_bounded_by_the_prefix_lengths_that_its_keys_are_compared_with() -> None:
     watches = Watches()
     keys = ["k" * 100 + str(number) for number in range(2048)]
     for length in range(1, LENGTHS_FEW + 1):

@@ -74,7 +74,7 @@ def test_a_forked_child_is_told_that_it_needs_its_own(url: str) -> None:
         assert client.get("mine") is not None
 
 
-async def test_a_client_that_nobody_closed_ends_with_its_process_and_says_nothing(url: str) -> None:
+async def test_a_client_that_was_not_closed_ends_silently_with_its_process(url: str) -> None:
     async with start_python("-X", "dev", "-c", FORGETFUL, url) as child:
         assert await child.wait(timeout=60) == 0
         noise = [line for line in child.output if "nclosed" in line or "Error" in line or "error" in line]

@@ -65,7 +65,7 @@ def test_a_reason_that_was_given_is_kept_though_a_silence_follows() -> None:
 
 
 @pytest.mark.parametrize(("words", "most"), [("etcdserver: no leader", 5.0), ("nobody listens there", 1.0)])
-def test_pauses_grow_to_five_seconds_and_to_one_where_nobody_can_be_reached(words: str, most: float) -> None:
+def test_pauses_grow_to_five_seconds_and_to_one_if_no_member_can_be_reached(words: str, most: float) -> None:
     chosen = choice()
     pauses = []
     for number in range(30):

@@ -154,7 +154,7 @@ DICE = ("pass", "pass", "unsent", "unheard", "late")
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_s2_whatever_is_lost_every_write_is_done_once_and_answered_as_it_was_done(
+async def test_s2_after_any_loss_every_write_is_applied_once_with_its_original_answer(
     etcd: Etcd, at: str, seed: int
 ) -> None:
     async with client_of(etcd.url) as client:
@@ -215,7 +215,7 @@ async def arrive(client: Client, at: str, name: str, *, own: int, shared: int) -
     )
 
 
-async def test_those_who_come_first_at_once_all_come(etcd: Etcd, at: str) -> None:
+async def test_simultaneous_first_clients_all_connect(etcd: Etcd, at: str) -> None:
     shared = chosen()
     async with contextlib.AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(client_of(etcd.url)) for _ in range(5)]
@@ -254,7 +254,7 @@ async def test_a_value_that_may_be_missing_is_one_condition_and_what_is_done_oth
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_s2_whatever_is_lost_a_node_arrives_once(etcd: Etcd, at: str, seed: int) -> None:
+async def test_s2_after_any_loss_a_node_arrives_once(etcd: Etcd, at: str, seed: int) -> None:
     shared = chosen()
     async with client_of(etcd.url) as client:
         losses = Losses(client, seed=seed, fates=DICE)
@@ -271,7 +271,7 @@ async def test_s2_whatever_is_lost_a_node_arrives_once(etcd: Etcd, at: str, seed
         assert losses.lost > 10
 
 
-async def test_s2_a_write_on_a_lease_that_has_gone_is_refused_or_nobody_knows(
+async def test_s2_a_write_on_a_lost_lease_is_refused_or_its_outcome_is_unknown(
     etcd: Etcd, client: Client, at: str
 ) -> None:
     """The receipt is deleted with the lease: if the answer was lost, the outcome can no longer be known."""
@@ -295,7 +295,7 @@ async def test_s5_a_lease_that_a_refused_attempt_has_granted_begins_anew_with_th
     assert asked == ["Lease/LeaseGrant", "KV/Txn", "Lease/LeaseGrant", "Lease/LeaseKeepAlive", "KV/Txn"]
 
 
-async def test_s2_what_arrives_after_its_answer_was_given_does_nothing(client: Client, etcd: Etcd, at: str) -> None:
+async def test_s2_an_attempt_that_arrives_after_its_answer_does_nothing(client: Client, etcd: Etcd, at: str) -> None:
     """The answer was that another client has it. This must stay true, also when that client has gone."""
     await client.put(at + "mine", b"")  # so that it has a receipt
     async with client_of(etcd.url) as other:
@@ -322,9 +322,7 @@ async def test_s2_a_grant_whose_answer_was_lost_is_not_made_twice(client: Client
     await revoking
 
 
-async def test_s2_when_the_receipt_has_gone_nobody_knows_and_the_caller_is_told(
-    client: Client, etcd: Etcd, at: str
-) -> None:
+async def test_s2_without_the_receipt_the_error_says_maybe_applied(client: Client, etcd: Etcd, at: str) -> None:
     await client.put(at + "a", b"0")
     async with Losses(client).of(client.put(at + "a", b"1")) as writing:
         etcd.members[0].ask("lease/revoke", ID=str(client._receipts.lease))
@@ -569,7 +567,7 @@ async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tokens", ["simple", "jwt"])
-async def test_s8_who_runs_logs_in_again_when_users_change_and_authentication_goes_and_comes(
+async def test_s8_a_running_client_logs_in_again_when_users_or_authentication_change(
     tokens: str, tmp_path: Path
 ) -> None:
     """A running client hung until its token had expired, and then failed for good, or with an error that it had no

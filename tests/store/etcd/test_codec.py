@@ -35,7 +35,7 @@ def test_a_url_names_every_member_of_a_cluster() -> None:
         ("etcd://a?x=1", "has more than"),
     ],
 )
-def test_what_is_no_url_of_a_cluster_is_refused_in_one_sentence(url: str, words: str) -> None:
+def test_an_invalid_url_of_a_cluster_is_refused_in_one_sentence(url: str, words: str) -> None:
     with pytest.raises(StoreUsageError, match=words):
         Cluster.parse(url)
 
@@ -51,14 +51,12 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     ("prefix", "inside", "outside"),
     [("a/", ["a/", "a/\x00", "a/\U0010ffff"], ["a", "a0", "b"]), ("ä", ["ä", "ä\U0010ffff"], ["ã", "å", "z"])],
 )
-def test_a_span_holds_what_starts_with_its_prefix_and_nothing_else(
-    prefix: str, inside: list[str], outside: list[str]
-) -> None:
+def test_a_span_holds_exactly_the_keys_with_its_prefix(prefix: str, inside: list[str], outside: list[str]) -> None:
     first, last = span_of(prefix)
     assert [key for key in [*inside, *outside] if first <= key.encode() < last] == inside
 
 
-def test_what_is_hidden_is_left_out_of_a_span_around_it_and_of_no_other() -> None:
+def test_hidden_keys_are_left_out_of_a_span_around_them_only() -> None:
     assert spans("r", "rec/") == ((b"r", b"rec/"), (b"rec0", b"s"))
     assert spans("", "rec/") == ((b"\0", b"rec/"), (b"rec0", b"\0"))
     assert spans("rec/1", "rec/") == ((b"rec/1", b"rec/2"),)
@@ -85,7 +83,7 @@ def test_whether_a_condition_holds_of_a_key(condition: Condition, of: str) -> No
     assert [name for name, entry in (("there", there), ("gone", None)) if holds(condition, entry)] == of.split()
 
 
-def test_what_etcd_leaves_out_is_zero_or_empty() -> None:
+def test_fields_that_etcd_leaves_out_are_zero_or_empty() -> None:
     entry = entry_of(pb.KeyValue(key=b"k", create_revision=2, mod_revision=3))
     assert (entry.value, entry.lease) == (b"", None)
     assert entry_of(pb.KeyValue(key=b"k", lease=9007199254740993)).lease == 9007199254740993
@@ -96,7 +94,7 @@ def change(key: str, revision: int, type: pb.Event.EventType = pb.Event.PUT) -> 
     return pb.Event(type=type, kv=pb.KeyValue(key=key.encode(), mod_revision=revision))
 
 
-def test_events_come_one_list_per_revision_and_without_what_is_hidden() -> None:
+def test_events_come_one_list_per_revision_and_without_hidden_keys() -> None:
     changes = [change("a", 5), change("b", 5, pb.Event.DELETE), change("rec/x", 6), change("c", 7)]
     batches = events_of(pb.WatchResponse(events=changes), "rec/")
     assert [[(event.kind, event.key, event.revision) for event in batch] for batch in batches] == [

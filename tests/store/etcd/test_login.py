@@ -41,7 +41,7 @@ async def token(login: Login, member: Member) -> str | None:
     return await login.token(cast("Connection", member), 2.0)
 
 
-async def test_one_login_serves_all_who_wait_until_its_token_is_refused() -> None:
+async def test_one_login_serves_all_callers_until_its_token_is_refused() -> None:
     login, member = Login("etcd", "me", "secret"), Member("first", "second")
     assert await asyncio.gather(*(token(login, member) for _ in range(5))) == ["first"] * 5
     login.refused(Failure("no leader", FailureKind.UNDONE), "first", 1)
@@ -61,7 +61,7 @@ async def test_a_token_that_is_always_refused_is_no_matter_of_tokens() -> None:
     assert await token(login, member) == "second", "who asks again begins anew"
 
 
-async def test_who_is_nobody_logs_in_nowhere_and_is_told_where_a_user_is_wanted() -> None:
+async def test_a_client_without_a_user_does_not_log_in_and_gets_an_error_if_one_is_required() -> None:
     member = Member("t")
     assert await token(Login("etcd", None, None), member) is None
     assert member.passwords == []
@@ -69,7 +69,7 @@ async def test_who_is_nobody_logs_in_nowhere_and_is_told_where_a_user_is_wanted(
         Login("etcd", None, None).refused(OLD, None, 1)
 
 
-async def test_who_was_not_asked_is_warned_once_and_logs_in_when_authentication_is_switched_on(
+async def test_an_unneeded_user_is_warned_once_and_logs_in_when_authentication_is_switched_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     login, member = Login("etcd", "me", "secret"), Member(SWITCHED_OFF, "t")
@@ -91,7 +91,7 @@ async def test_a_password_that_was_changed_where_it_is_kept_is_read_again_once_i
         assert len(member.passwords) == 1, "it has not changed"
 
 
-async def test_a_login_that_failed_says_that_what_was_to_be_asked_was_not_sent() -> None:
+async def test_a_failed_login_says_that_the_request_was_not_sent() -> None:
     login = Login("etcd", "me", "secret")
     with pytest.raises(Failure) as caught:
         await token(login, Member(Failure("lost", FailureKind.DOUBT, silent=True)))

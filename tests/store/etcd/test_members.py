@@ -177,7 +177,7 @@ async def test_a_member_without_a_leader_is_asked_nothing() -> None:
         assert (bad.probes, bad.asked, len(good.asked)) == (1, [], 1)
 
 
-async def test_while_nobody_leads_one_attempt_at_a_time_is_made_for_all_callers() -> None:
+async def test_without_a_leader_one_attempt_at_a_time_is_made_for_all_callers() -> None:
     probes = iter([NO_LEADER] * 4)
 
     async def at_last(context: Any) -> Any:
@@ -193,7 +193,7 @@ async def test_while_nobody_leads_one_attempt_at_a_time_is_made_for_all_callers(
         assert len(member.asked) == 40
 
 
-async def test_a_caller_whose_time_is_over_while_nobody_leads_is_told_so() -> None:
+async def test_a_timeout_without_a_leader_says_so() -> None:
     async with members_of(Member(says(), probed=NO_LEADER)) as members:
         await members._try_to_connect(30)
         with pytest.raises(ConnectionLost, match="no leader"):
@@ -228,7 +228,7 @@ async def test_a_member_that_says_nothing_has_a_time_limit_of_its_own(monkeypatc
     assert (len(silent.asked), len(good.asked)) == (2, 1)
 
 
-async def test_who_stands_in_line_behind_requests_that_are_not_answered_waits_no_longer_than_it_may() -> None:
+async def test_a_request_queued_behind_unanswered_ones_keeps_its_timeout() -> None:
     """It waited for as long as those took, 2 s or 8, and was sent after its time."""
     member = Member(says(), says_nothing)
     async with members_of(member) as members, asyncio.timeout(30):
@@ -244,7 +244,7 @@ async def test_who_stands_in_line_behind_requests_that_are_not_answered_waits_no
         first.cancel()
 
 
-async def test_an_attempt_to_renew_a_lease_takes_at_most_half_of_what_is_left() -> None:
+async def test_an_attempt_to_renew_a_lease_takes_at_most_half_of_the_time_left() -> None:
     limits = []
     async with members_of(Member(says())) as members:
         await ask(members)  # it is connected now
@@ -320,7 +320,7 @@ async def test_a_revision_that_went_back_is_another_store_and_one_of_a_member_th
 # ------------------------------------------------------------------------------------------ streams
 
 
-async def test_a_stream_that_ends_is_over_for_all_who_read_it_and_opened_again_elsewhere() -> None:
+async def test_a_stream_that_ends_is_over_for_all_its_readers_and_reopened_elsewhere() -> None:
     member, other = Member(says()), Member(says())
     async with members_of(member, other) as members, asyncio.timeout(30):
         streams = [await members.stream([range_of(key)], deadline=soon()) for key in ("a", "b")]

@@ -45,7 +45,7 @@ def there(key: str, value: bytes = b"", at: int = 3, lease: int | None = None) -
         ),
     ],
 )  # fmt: skip
-def test_what_is_done_is_decided_by_what_is_there(
+def test_the_present_keys_decide_which_writes_are_made(
     write: dict[str, Any], known: dict[str, Entry | None] | None, operations: Any, rests_on: Any
 ) -> None:
     plan = decided(Write(**write), known)
@@ -59,7 +59,7 @@ def test_a_guard_that_does_not_hold_is_an_error() -> None:
         decided(Write(guard=(when.exists("g"),), then=(Put("a", b""),)), {"g": None})
 
 
-def test_what_must_be_read_is_read_with_its_value_where_that_matters() -> None:
+def test_reads_of_a_transaction_include_the_value_where_it_is_needed() -> None:
     write = Write(
         guard=(when.value("g") == b"", when.exists("g")), when=(when.exists("w"),), then=(Put("a", b""), Get("b")),
         otherwise=(Get("c"),),
@@ -91,7 +91,7 @@ def test_a_deletion_of_everything_leaves_receipts_alone() -> None:
     assert spans == [(b"\0", b"rec/"), (b"rec0", b"\0")]
 
 
-def test_what_was_lost_is_made_up_from_the_store_as_it_was_then() -> None:
+def test_a_lost_answer_is_rebuilt_from_the_store_at_that_revision() -> None:
     """A key that the write wrote has the write's revision; one that it deleted or only read, the revision before."""
     operations = (Get("a"), Delete("a"), Put("b", b"1"), Get("b"), DeletePrefix(prefix="p/"))
     plan = Plan(operations=operations, rests_on=(), succeeded=True)
@@ -111,7 +111,7 @@ def test_what_was_lost_is_made_up_from_the_store_as_it_was_then() -> None:
     assert (a.value, deleted, put, b, count) == (b"0", True, 50, None, 3)
 
 
-def test_what_cannot_be_asked_is_refused() -> None:
+def test_impossible_requests_are_refused() -> None:
     for request in (Get("a"), Transact(when=(), then=(Put("a", b""), Delete("a"))), Put("", b"")):
         with pytest.raises(StoreUsageError):
             normal(request, ())

@@ -41,7 +41,7 @@ async def test_it_is_said_after_three_seconds_and_then_ever_more_rarely(caplog: 
 
 
 @pytest.mark.virtual_time
-async def test_of_many_who_wait_for_one_store_one_speaks_and_another_once_that_has_gone(
+async def test_of_many_clients_that_wait_for_one_store_one_logs_and_another_after_it_has_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A process with 359 nodes reported it 359 times."""

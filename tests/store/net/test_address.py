@@ -45,7 +45,7 @@ def test_without_a_port_it_is_the_usual_one(url: str) -> None:
         ("tcp://:secret@head", "has more than a store's address"),
     ],
 )
-def test_what_is_no_address_is_refused_with_what_is_wrong_with_it(url: str, problem: str) -> None:
+def test_an_invalid_address_is_refused_with_the_reason(url: str, problem: str) -> None:
     with pytest.raises(StoreUsageError, match=problem):
         Address.parse(url)
 

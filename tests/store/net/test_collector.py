@@ -33,7 +33,7 @@ def collected_by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.enable()
 
 
-def test_what_survives_is_looked_at_once() -> None:
+def test_surviving_objects_are_traversed_once() -> None:
     """A full collection with 300,000 keys took 110 ms, and no client was served in that time."""
     with short_collections():
         kept = [[] for _ in range(10_000)]  # type: ignore[var-annotated]
@@ -44,7 +44,7 @@ def test_what_survives_is_looked_at_once() -> None:
     assert len(gc.get_objects()) > len(kept)
 
 
-def test_cycles_that_were_frozen_are_found_when_a_pause_harms_nobody() -> None:
+def test_frozen_cycles_are_collected_when_the_server_is_idle() -> None:
     with short_collections():
         node = Node()
         gc.collect(1)

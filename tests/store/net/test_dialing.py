@@ -25,7 +25,7 @@ from store.net.dialing import RefusedByStore, describe, left_without_a_word
         (OSError(), "OSError"),
     ],
 )
-def test_what_fails_is_said_as_a_person_would_say_it(error: OSError, words: str) -> None:
+def test_errors_of_dialing_are_in_plain_words(error: OSError, words: str) -> None:
     said = describe(error)
     assert words in said
     assert "\n" not in said

@@ -138,9 +138,7 @@ def test_the_address_that_worked_comes_first_and_those_that_were_silent_last(nam
     assert order(addresses) == [a, b, c], "all are alike again"
 
 
-def test_an_address_that_fails_another_thread_in_the_same_moment_disturbs_nobody(
-    names: Callable[..., Addresses],
-) -> None:
+def test_an_address_that_fails_in_another_thread_at_the_same_time_is_harmless(names: Callable[..., Addresses]) -> None:
     class Meanwhile(int):
         """The standing of an address; another thread changes the table during its comparison."""
 
@@ -167,7 +165,7 @@ def test_an_address_is_told_from_a_name() -> None:
     assert not Addresses("localhost", 1).literal
 
 
-def test_what_a_name_stands_for_is_said_once_it_was_looked_up(names: Callable[..., Addresses]) -> None:
+def test_the_addresses_of_a_name_are_shown_once_it_was_looked_up(names: Callable[..., Addresses]) -> None:
     addresses = names(("10.77.0.9", 1), ("fd77::9", 1))
     assert addresses.where() == ""
     addresses.resolve()
@@ -183,7 +181,7 @@ def test_what_a_name_stands_for_is_said_once_it_was_looked_up(names: Callable[..
 # ------------------------------------------------------------------------------------------------ the race
 
 
-def test_a_race_that_nobody_wins_says_what_says_most(refusing: tuple[str, int]) -> None:
+def test_a_race_without_a_winner_raises_the_most_informative_error(refusing: tuple[str, int]) -> None:
     addresses = Addresses("head.test", 1)
     race = Race(addresses, [(V4, STREAM, 6, "", refusing), (4711, STREAM, 6, "", ("nowhere", 1))])
     with pytest.raises(ConnectionRefusedError):
@@ -194,7 +192,7 @@ def test_a_race_that_nobody_wins_says_what_says_most(refusing: tuple[str, int]) 
     race.close()
 
 
-def test_a_dead_address_holds_nobody_up(
+def test_a_dead_address_does_not_delay_an_async_client(
     loop_factory: Callable[[], asyncio.AbstractEventLoop],
     names: Callable[..., Addresses],
     dead: tuple[str, int],
@@ -214,7 +212,7 @@ def test_a_dead_address_holds_nobody_up(
     assert at_once == [2, 1], "the dead one was still being tried, and the second time the one that worked came first"
 
 
-def test_a_dead_address_holds_no_blocking_caller_up(
+def test_a_dead_address_does_not_delay_a_blocking_client(
     names: Callable[..., Addresses], dead: tuple[str, int], at_once: list[int]
 ) -> None:
     """In every connect the next one was tried only after 10 s."""
@@ -272,7 +270,7 @@ async def test_a_race_that_is_cancelled_leaves_nothing_open(
 
 
 @pytest.mark.parametrize("how", ["fails", "is slow"])
-async def test_a_name_server_that_fails_later_keeps_nobody_from_the_address_that_worked(
+async def test_after_a_name_server_fails_the_address_that_worked_is_still_used(
     how: str, live: socket.socket, names: Callable[..., Addresses], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections that were reset at such a moment stayed away until their leases had expired."""

@@ -55,7 +55,7 @@ def test_a_connected_socket_does_not_delay_and_notices_silence() -> None:
         assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
-def test_what_can_be_read_is_not_held_back_by_a_loss() -> None:
+def test_readable_data_is_not_taken_for_data_behind_a_loss() -> None:
     """tests/hosts/test_large_packets.py tests the loss itself: loopback loses nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]

@@ -32,7 +32,7 @@ def without(closed: tuple[int, ...], *arguments: str) -> contextlib.AbstractAsyn
 
 
 @pytest.mark.parametrize("closed", SETS)
-async def test_a_server_outlives_its_clients_and_says_what_it_can(closed: tuple[int, ...]) -> None:
+async def test_a_server_without_standard_streams_outlives_its_clients(closed: tuple[int, ...]) -> None:
     """If standard error was closed, the first client to leave ended the process: libuv never closes a socket of number
     2.
     """
@@ -56,7 +56,7 @@ async def test_processes_of_a_launcher_have_all_three(closed: tuple[int, ...], t
     assert len(json.loads(found.read_text())) == 3
 
 
-async def test_a_program_on_uvloop_keeps_what_it_has_open_itself() -> None:
+async def test_a_program_on_uvloop_keeps_its_own_open_files() -> None:
     """The loops belong to our threads: a file that the program has opened at 0 stays, and 2 is free for a socket."""
     require("uvloop")
     async with without(

@@ -40,7 +40,7 @@ def test_a_context_is_held_in_the_thread_until_it_is_left() -> None:
     assert "spare" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_nobody_keeps_a_thread_that_has_ended() -> None:
+def test_an_ended_thread_is_freed() -> None:
     """A table of the running loops kept each one that had ended: each handler left 300 kB behind."""
     ours = threads.LoopThread("brief")
     ours.stop(within=60)
@@ -50,7 +50,7 @@ def test_nobody_keeps_a_thread_that_has_ended() -> None:
     assert gone() is None
 
 
-async def test_a_call_into_another_loop_gives_what_came_of_it_or_is_cancelled_there() -> None:
+async def test_a_call_into_another_loop_returns_its_result_or_is_cancelled_there() -> None:
     async def fail() -> None:
         raise ValueError("as asked")
 
@@ -267,7 +267,7 @@ def test_an_interrupt_anywhere_in_a_call_leaves_the_loop_that_is_called_at_work(
 
 
 @tears
-def test_an_interrupt_while_a_thread_starts_is_what_is_raised_and_leaves_no_thread() -> None:
+def test_an_interrupt_while_a_thread_starts_is_raised_and_leaves_no_thread() -> None:
     """The loop was closed under the thread that ran it, and the resulting error was raised instead."""
     made: list[threads.LoopThread] = []
     places = list(torn(lambda: made.append(threads.LoopThread("brief"))))
@@ -278,7 +278,7 @@ def test_an_interrupt_while_a_thread_starts_is_what_is_raised_and_leaves_no_thre
 
 
 @tears
-def test_an_interrupt_while_a_server_starts_in_a_thread_is_what_is_raised_and_it_serves_nobody() -> None:
+def test_an_interrupt_while_a_server_starts_in_a_thread_is_raised_and_leaves_no_server() -> None:
     made: list[store.sync.Serving] = []
 
     def start() -> None:

@@ -304,7 +304,7 @@ def test_a_reader_of_frames_holds_no_more_than_one(pieces: list[bytes], bytes_ma
 @pytest.mark.parametrize(
     "nested", [b"\x91" * 1000 + b"\xc0", b"\x81\xa1k" * 900 + b"\xc0", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff"]
 )
-def test_what_claims_to_be_deep_or_huge_is_refused(nested: bytes) -> None:
+def test_bodies_that_claim_to_be_deep_or_huge_are_refused(nested: bytes) -> None:
     """Such bytes are bad input as well."""
     for end in (greeted_server, welcomed_client):
         for head in (b"\x93\x05\x04\x94\x04\xa1k", b"\x92\x05\x92\x41", b"\x92\x05\x92\x7e", b""):

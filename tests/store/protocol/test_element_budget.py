@@ -73,7 +73,7 @@ def elements(value: Any) -> int:
 
 
 @given(NESTED, st.integers(1, 50), st.data())
-def test_the_count_is_that_of_what_would_be_made_unless_it_is_past_the_most_or_ends_in_the_middle(
+def test_the_count_is_that_of_the_decoded_elements_unless_past_the_limit_or_truncated(
     value: Any, most: int, data: st.DataObject
 ) -> None:
     body = msgpack.packb(value)
@@ -117,7 +117,7 @@ def peak_of(what: Callable[[], Any]) -> tuple[int, Any]:
     [b"\xdd\x00\x00\x0f\xff" * 819, b"\xdf\xff\xff\xff\xff" * 300, b"\x91" * 4000 + b"\xc0", b"\xc1" * 2000],
     ids=["arrays in arrays", "maps in maps", "too deep", "no msgpack"],
 )
-def test_false_claims_of_a_small_body_cost_its_sender_the_connection_and_nobody_any_memory(body: bytes) -> None:
+def test_false_claims_of_a_small_body_cost_its_sender_the_connection_and_take_no_memory(body: bytes) -> None:
     assert len(body) <= wire.STEP_BYTES, "so it is decoded as it is"
     peak, said = peak_of(lambda: wire.decode_request(body))
     assert isinstance(said, ProtocolError)
@@ -170,7 +170,7 @@ def test_a_frame_full_of_small_things_costs_no_more_than_it_has_bytes(what: str)
 
 
 @pytest.mark.parametrize("what", NEVER)
-def test_what_claims_what_no_message_holds_is_given_no_room(what: str) -> None:
+def test_claims_beyond_any_message_reserve_no_memory(what: str) -> None:
     """For a thousand nested arrays, each of which claimed to be long, memory was reserved for all the claims. Empty
     arrays took seventy times their bytes.
     """
@@ -181,7 +181,7 @@ def test_what_claims_what_no_message_holds_is_given_no_room(what: str) -> None:
 
 
 @pytest.mark.parametrize("body", [b"\x93\x90\x04", b"\x93\x05\xc4\xff", b"\x91", b"\xdf"])
-def test_what_is_too_much_and_has_no_id_is_no_request(body: bytes) -> None:
+def test_an_oversized_body_without_an_id_is_no_request(body: bytes) -> None:
     body += MANY["nothing"]
     with pytest.raises(ProtocolError):
         decoded(body)

@@ -74,7 +74,7 @@ STEPS = st.lists(
 
 @settings(max_examples=300)
 @given(STEPS, st.sampled_from([None, b"secret"]))
-def test_nothing_is_applied_twice_and_what_is_uncertain_is_said_to_be(
+def test_nothing_is_applied_twice_and_uncertain_outcomes_are_reported(
     steps: list[tuple[str, int]], token: bytes | None
 ) -> None:
     """If it cannot be known whether a request was applied, the caller gets `ConnectionLost` with
@@ -197,7 +197,7 @@ def test_the_same_store_gone_back_in_time_is_another_one(seen_by: Request[Any]) 
     assert f"had come to revision {seen} and is at {seen - 1} now" in str(post.failure)
 
 
-def test_what_a_watch_has_seen_counts_too() -> None:
+def test_revisions_of_watch_events_count_too() -> None:
     """The revisions of watch events count, and not only those of replies."""
     town, post = Town(Engine(store_id="the first")), Post()
     post.meet(town)

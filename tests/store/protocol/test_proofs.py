@@ -67,7 +67,7 @@ def test_both_sides_prove_that_they_know_the_token_and_neither_says_it(token: by
 
 
 @pytest.mark.parametrize("proof", [b"", b"x", bytes(32), b"\xff" * 32, bytes(31), TOKEN])
-def test_what_is_no_proof_is_refused(proof: bytes) -> None:
+def test_an_invalid_proof_is_refused(proof: bytes) -> None:
     """Other proofs do not count."""
     there = server()
     with pytest.raises(AuthenticationError):

@@ -29,7 +29,7 @@ def environment(tree: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("theirs", "older"), [((2, 3), "client"), ((7, 9), "client"), ((0, 0), "server")], ids=["next", "later", "older"]
 )
-def test_where_there_is_no_common_version_one_sentence_says_who_is_older(
+def test_without_a_common_version_one_sentence_says_which_side_is_older(
     theirs: tuple[int, int], older: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from store.protocol.connection import ClientConnection
@@ -63,7 +63,7 @@ def test_the_highest_common_version_is_spoken(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.virtual_time
-async def test_a_request_that_nobody_knows_costs_no_connection() -> None:
+async def test_an_unknown_request_costs_no_connection() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network):
         peer = await introduce(network)

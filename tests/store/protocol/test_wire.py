@@ -135,9 +135,7 @@ LARGE = bytes(wire.CHUNK_BYTES)
 
 
 @given(st.integers(1, wire.NUMBER_MAX), RESPONSES, st.lists(st.sampled_from([b"", b"small", LARGE]), max_size=4))
-def test_what_is_encoded_once_for_many_is_read_as_if_for_each(
-    number: int, response: Response, values: list[bytes]
-) -> None:
+def test_a_shared_encoding_is_read_like_an_individual_one(number: int, response: Response, values: list[bytes]) -> None:
     entries = [entry(f"k{place}", value, 1) for place, value in enumerate(values)]
     for said in (response, Listing(entries=(None, *entries), revision=3), Found(entry=entry("k", LARGE, 1))):
         chunks = wire.encode_in_chunks(said)
@@ -266,7 +264,7 @@ def answered(code: object, *rest: object) -> bytes:
         b"\x91" * 2000,
     ],
 )
-def test_what_is_no_filled_array_is_no_frame(body: bytes) -> None:
+def test_a_body_that_is_no_filled_array_is_refused(body: bytes) -> None:
     for decode in (decode_greeting, decode_hello, decode_welcome, wire.decode_request, wire.decode_server_frame):
         with pytest.raises(ProtocolError):
             decode(body)
@@ -304,7 +302,7 @@ REQUEST_DEFECTS = [
 
 
 @pytest.mark.parametrize(("name", "fields"), REQUEST_DEFECTS, ids=[name for name, _ in REQUEST_DEFECTS])
-def test_what_is_no_request_is_refused(name: str, fields: tuple[Any, ...]) -> None:
+def test_invalid_requests_are_refused(name: str, fields: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError) as caught:
         wire.decode_request(asked(*fields))
     assert ("fields, not" in str(caught.value)) is name.startswith(("a field too", "a short")), (
@@ -323,7 +321,7 @@ def test_what_is_no_request_is_refused(name: str, fields: tuple[Any, ...]) -> No
     ],
     ids=["guarding a guard", "guarding a watch", "a list in a transaction", "another condition", "another request"],
 )
-def test_what_only_a_later_release_may_know_is_to_be_answered(fields: tuple[Any, ...]) -> None:
+def test_requests_of_a_later_release_get_an_answer(fields: tuple[Any, ...]) -> None:
     decoded = wire.decode_request(asked(*fields))
     assert not isinstance(decoded, Bye)
     assert type(decoded[2]) is Unknown
@@ -353,7 +351,7 @@ RESPONSE_DEFECTS: list[tuple[str, tuple[Any, ...]]] = [
 @pytest.mark.parametrize(
     "fields", [fields for _, fields in RESPONSE_DEFECTS], ids=[name for name, _ in RESPONSE_DEFECTS]
 )
-def test_what_is_no_response_is_refused(fields: tuple[Any, ...]) -> None:
+def test_invalid_responses_are_refused(fields: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError):
         wire.decode_server_frame(answered(*fields))
 
@@ -361,7 +359,7 @@ def test_what_is_no_response_is_refused(fields: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize(
     "fields", [("bye",), ("bye", 5), ("sorry", "limit"), ("sorry", 1, "x"), ("hi", "x"), (1, []), (1, 1)]
 )
-def test_what_is_no_farewell_and_no_refusal_is_refused(fields: tuple[Any, ...]) -> None:
+def test_invalid_farewells_and_refusals_are_refused(fields: tuple[Any, ...]) -> None:
     for decode in (wire.decode_request, wire.decode_server_frame):
         with pytest.raises(ProtocolError):
             decode(packed(*fields))
@@ -382,13 +380,13 @@ def test_what_is_no_farewell_and_no_refusal_is_refused(fields: tuple[Any, ...]) 
         (decode_welcome, ("rdzv", (1, "a", 1, 1, b"", True))),
     ],
 )
-def test_what_is_no_opening_is_refused(decode: Any, fields: tuple[Any, ...]) -> None:
+def test_invalid_openings_are_refused(decode: Any, fields: tuple[Any, ...]) -> None:
     with pytest.raises(ProtocolError):
         decode(packed(*fields))
 
 
 @pytest.mark.parametrize("absurd", ["k" * 10**6, b"v" * 10**6, [0] * 10**6, {"k": "v" * 10**6}, 1.5, None, True])
-def test_errors_stay_short_whatever_was_received(absurd: object) -> None:
+def test_errors_stay_short_for_any_input(absurd: object) -> None:
     for decode, fields in (
         (wire.decode_request, (absurd, 1, (20,))),
         (wire.decode_request, (1, 0, (absurd,))),
@@ -434,14 +432,14 @@ def test_deep_nesting_is_no_more_than_a_protocol_error(depth: int) -> None:
         ("put", "'put' is no request"),
     ],
 )
-def test_what_the_server_would_not_understand_does_not_leave(request_: Any, complaint: str) -> None:
+def test_messages_that_the_server_would_not_accept_are_not_sent(request_: Any, complaint: str) -> None:
     """It was sent, and cost the client its connection for good."""
     with pytest.raises(StoreUsageError, match=f"^{re.escape(complaint)}$"):
         wire.encode_request(1, 0, request_)
 
 
 @given(REQUESTS)
-def test_what_a_caller_may_give_is_what_the_server_takes(request: Request[Any]) -> None:
+def test_the_client_accepts_the_same_arguments_as_the_server(request: Request[Any]) -> None:
     assert type(request).read(msgpack.unpackb(msgpack.packb(request), use_list=False)) == request.check() == request
 
 
@@ -455,7 +453,7 @@ def test_conditions_that_python_takes_for_equal_are_not() -> None:
             assert type(cast("Any", arrived)[2].when[0].expected) is type(condition.expected)
 
 
-def test_what_python_does_in_the_middle_of_a_frame_leaves_it_whole() -> None:
+def test_a_garbage_collection_in_the_middle_of_a_frame_leaves_it_whole() -> None:
     """The garbage collector may run while a record is packed; destructors may pack records, or let another thread do
     so.
     """

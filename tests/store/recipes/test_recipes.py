@@ -122,7 +122,7 @@ async def test_readers_share_a_lock_and_a_writer_waits_for_all_of_them(client: s
     assert order == ["written", "read after the writer that came before"]
 
 
-async def test_whoever_waits_in_line_and_is_thrown_out_is_told(client: store.Client, name: str) -> None:
+async def test_a_client_removed_from_the_line_is_notified(client: store.Client, name: str) -> None:
     async def wait() -> None:
         with pytest.raises(LeaseNotFound):
             async with store.recipes.lock(client, name):
@@ -237,7 +237,7 @@ async def test_an_election_has_one_leader_and_the_next_when_it_resigns(client: s
     assert await store.recipes.leader(client, name) is None
 
 
-async def test_who_watches_an_election_sees_each_change(client: store.Client, name: str) -> None:
+async def test_an_observer_of_an_election_sees_each_change(client: store.Client, name: str) -> None:
     seen = store.recipes.leaders(client, name)
     with anyio.fail_after(LIMIT):
         assert await anext(seen) is None

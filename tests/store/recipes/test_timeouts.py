@@ -73,7 +73,7 @@ async def test_a_timeout_bounds_the_whole_call_and_says_whether_it_was_taken(
 @virtual_time
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 @pytest.mark.parametrize("latency", [0.0, 0.4])
-async def test_a_free_lock_is_had_without_a_wait_whatever_the_round_trip(
+async def test_a_free_lock_is_acquired_without_a_wait_at_any_round_trip_time(
     recipe: Callable[..., Any], latency: float
 ) -> None:
     network = MemoryNetwork(latency=latency)

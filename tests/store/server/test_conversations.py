@@ -212,7 +212,7 @@ async def test_a_history_longer_than_the_outbox_comes_in_steps_as_it_is_read_and
 
 
 @pytest.mark.virtual_time
-async def test_what_a_transport_is_handed_at_once_is_one_piece() -> None:
+async def test_data_written_together_reaches_the_transport_in_one_piece() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server, connect_in_memory(network) as other:
         peer = await introduce(network)

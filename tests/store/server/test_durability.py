@@ -108,7 +108,7 @@ async def test_without_a_journal_nothing_waits() -> None:
     assert one.said == []
 
 
-async def test_what_was_done_waits_until_the_journal_has_it_and_too_much_of_it_is_too_much() -> None:
+async def test_changes_wait_for_the_journal_up_to_a_limit() -> None:
     journal = ByHand()
     one = Store(journal, journal_bytes_max=1000)
     one.put()
@@ -123,7 +123,7 @@ async def test_what_was_done_waits_until_the_journal_has_it_and_too_much_of_it_i
     assert (one.durability.pending_commits.durable, one.durability.behind) == (2, False)
 
 
-async def test_a_disk_that_takes_nothing_costs_what_it_has_not_taken_and_is_tried_until_it_does() -> None:
+async def test_a_failing_disk_costs_the_unwritten_changes_and_is_retried_until_it_works() -> None:
     journal = ByHand()
     journal.takes = False
     one = Store(journal)
@@ -150,7 +150,7 @@ async def test_a_disk_that_takes_nothing_costs_what_it_has_not_taken_and_is_trie
     assert engine.only_deletes is None
 
 
-async def test_a_disk_that_is_in_doubt_lets_nobody_in_and_what_it_answered_itself_is_no_reason_to_wait() -> None:
+async def test_while_the_disk_is_in_doubt_no_client_is_accepted_and_its_own_replies_do_not_wait() -> None:
     journal = ByHand()
     one = Store(journal)
     journal.in_doubt = True
@@ -175,7 +175,7 @@ async def test_a_disk_that_cannot_be_read_back_ends_the_service() -> None:
     assert journal.unreadable in one.said
 
 
-async def test_leaving_ends_the_trying_and_cuts_everybody_off_if_the_disk_hangs() -> None:
+async def test_leaving_ends_the_retries_and_cuts_all_peers_off_if_the_disk_hangs() -> None:
     journal = ByHand()
     journal.takes = journal.stops = False
     one = Store(journal)

@@ -112,7 +112,7 @@ WRITES: dict[str, Callable[[store.Client], Awaitable[None]]] = {
 @pytest.mark.parametrize("places", [{"begin": 1}, {"end": 2}, {"begin": 3, "log": 2, "probe": 2}])
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("error", ERRORS)
-async def test_a_disk_that_fails_at_any_write_costs_what_it_did_not_take(
+async def test_a_disk_that_fails_at_any_write_costs_only_the_unwritten_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str, write: str, places: dict[str, int]
 ) -> None:
     Failing.code, Failing.left = ERRORS[error], {}

@@ -121,7 +121,7 @@ async def test_a_reply_that_waits_for_less_lets_no_earlier_one_go(
         await second.answer(read)
 
 
-async def test_what_reflects_nothing_new_is_said_while_the_disk_hangs(
+async def test_replies_that_show_no_new_change_are_sent_while_the_disk_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that hung for 9 s dropped every member of every round, since their keep-alives waited for it, too."""
@@ -285,7 +285,7 @@ async def test_a_lapse_is_told_when_it_is_durable(tmp_path: Path, monkeypatch: p
         assert last.events[0].kind == "delete"
 
 
-async def test_what_is_pending_is_made_durable_and_told_when_a_server_leaves(
+async def test_pending_changes_are_made_durable_and_announced_when_a_server_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
@@ -303,7 +303,7 @@ async def test_what_is_pending_is_made_durable_and_told_when_a_server_leaves(
         assert type(peer.said[-1]).__name__ == "Bye"
 
 
-async def test_what_is_asked_of_a_leaving_server_is_not_carried_out_and_keeps_nobody(
+async def test_requests_to_a_leaving_server_are_not_carried_out_and_do_not_delay_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was appended to a journal whose writer had ended. Its answer, and every farewell behind it, was held until the
@@ -328,7 +328,7 @@ async def test_what_is_asked_of_a_leaving_server_is_not_carried_out_and_keeps_no
         assert server.figures()["revision"] == 1
 
 
-async def test_a_server_whose_disk_syncs_again_goes_on_without_what_was_in_doubt(
+async def test_a_server_whose_disk_syncs_again_continues_without_the_changes_in_doubt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Acknowledged changes survive. A client sends its unacknowledged ones again, and each is applied once."""

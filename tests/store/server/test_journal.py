@@ -124,7 +124,7 @@ GROUPS: dict[str, tuple[list[list[Facts]], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("what", GROUPS)
-def test_what_comes_back_of_several_groups(tmp_path: Path, what: str) -> None:
+def test_several_groups_are_read_back(tmp_path: Path, what: str) -> None:
     groups, expected = GROUPS[what]
     saved = kept(tmp_path, *groups)
     assert {name: getattr(saved, name) for name in expected} == expected
@@ -197,7 +197,7 @@ def test_a_group_that_does_not_fit_is_rolled_back_whole_and_the_journal_goes_bac
     assert (saved.revision, saved.sessions) == (3, (session(A, 1),))
 
 
-def test_what_was_probed_with_is_no_part_of_the_store(tmp_path: Path) -> None:
+def test_the_row_of_a_probe_is_no_part_of_the_store(tmp_path: Path) -> None:
     journal = Journal(tmp_path, new_id="id")
     before = journal.load()
     assert journal.try_again()
@@ -241,9 +241,7 @@ def test_an_error_of_which_sqlite_says_nothing_leaves_the_group_in_doubt(
     journal.close()
 
 
-def test_what_sqlite_will_always_refuse_is_answered_to_its_sender_and_costs_nobody_else_anything(
-    tmp_path: Path,
-) -> None:
+def test_a_write_that_sqlite_always_refuses_fails_for_its_sender_only(tmp_path: Path) -> None:
     """It was read back and sent again for ever, and every connection was dropped each time."""
     journal = Journal(tmp_path, new_id="id")
     journal.load()
@@ -297,9 +295,7 @@ def test_a_log_that_another_program_keeps_is_told_once(tmp_path: Path, caplog: p
     assert journal.log_bytes > 16_000_000
 
 
-def test_an_idle_journal_gives_back_what_its_file_no_longer_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_journal_gives_back_unused_space_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """320 MiB that were put and deleted left files of 700 MB, also after a restart."""
     monkeypatch.setattr("store.server.journal.IDLE_SECONDS", 0.05)
     journal = Journal(tmp_path, new_id="id")
@@ -321,7 +317,7 @@ def test_an_idle_journal_gives_back_what_its_file_no_longer_needs(
     assert saved_in(tmp_path).revision == 40
 
 
-def test_a_journal_that_nobody_writes_to_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_journal_does_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Space is given back once after a write, and not repeatedly."""
     tidied: list[float] = []
     tidy_up = Journal._tidy_up

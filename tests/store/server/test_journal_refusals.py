@@ -51,7 +51,7 @@ def leave_behind(directory: Path, *, count: int = 50) -> None:
     os.wait()
 
 
-def test_a_second_server_is_refused_and_told_who_has_the_directory(tmp_path: Path) -> None:
+def test_a_second_server_is_refused_with_the_owner_of_the_directory(tmp_path: Path) -> None:
     with writing(tmp_path) as journal:
         with pytest.raises(StoreUsageError, match=f"in use by another server .process {os.getpid()}."):
             Journal(tmp_path, new_id="other")
@@ -136,7 +136,7 @@ def test_flipped_bytes_are_reported_and_not_changed_or_make_no_difference(tmp_pa
 @pytest.mark.parametrize(
     "what", [b"7777777777777777", b"key7", b"%016d" % 7], ids=["a value, and a change of it", "a key", "a session's id"]
 )
-def test_a_flipped_byte_in_what_clients_wrote_is_reported(tmp_path: Path, what: bytes) -> None:
+def test_a_flipped_byte_in_clients_data_is_reported(tmp_path: Path, what: bytes) -> None:
     leave_behind(tmp_path)
     saved_in(tmp_path)
     data = (tmp_path / FILE).read_bytes()
@@ -170,7 +170,7 @@ def test_a_damaged_file_beside_a_log_is_not_changed_either(tmp_path: Path) -> No
         ("UPDATE replies SET response = x'00'", "not as it was written"),
     ],
 )
-def test_what_does_not_fit_together_is_reported(tmp_path: Path, statement: str, complaint: str) -> None:
+def test_inconsistent_contents_are_reported(tmp_path: Path, statement: str, complaint: str) -> None:
     leave_behind(tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as database:
         database.execute(statement)

@@ -67,9 +67,7 @@ def said_of(caplog: pytest.LogCaptureFixture, times: list[float]) -> int:
     return len(caplog.records)
 
 
-def test_a_flood_gets_so_many_lines_and_then_few_a_second_and_what_was_left_out_is_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_flood_of_lines_is_limited_and_the_omitted_ones_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     said = said_of(caplog, [number / 1000 for number in range(10_000)])
     assert AT_ONCE + 9 * PER_SECOND <= said <= AT_ONCE + 11 * PER_SECOND
     assert "(99 lines like this were left out before it)" in caplog.text

@@ -43,7 +43,7 @@ def test_a_frame_larger_than_a_piece_is_taken_in_pieces_without_a_copy() -> None
     assert isinstance(pieces[0], memoryview)
 
 
-def test_what_waits_is_counted_until_the_transport_has_got_rid_of_it() -> None:
+def test_queued_bytes_count_until_the_transport_has_sent_them() -> None:
     budget = ByteCount()
     one, other = Outbox(budget), Outbox(budget)
     one.queue(bytes(1000))

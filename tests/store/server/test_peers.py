@@ -95,7 +95,7 @@ def test_what_cost_most_and_for_longest_of_what_has_come_begins_anew(caplog: pyt
 
 
 @pytest.mark.parametrize("held", ["by the store", "for the disk"])
-def test_what_the_store_and_its_disk_hold_counts_but_what_is_kept_back_is_theirs(
+def test_memory_of_the_store_and_its_disk_counts_except_their_reserve(
     held: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(memory_bytes_max=200 * KIB, outbox_bytes_max=20 * KIB, frame_bytes_max=20 * KIB)
@@ -115,7 +115,7 @@ def test_what_the_store_and_its_disk_hold_counts_but_what_is_kept_back_is_theirs
     assert scene.gone == [0, 2]
 
 
-def test_who_leaves_a_listing_unread_for_longest_pays_for_what_is_kept_for_it() -> None:
+def test_the_listing_that_was_unread_for_longest_is_closed() -> None:
     scene = Scene(outbox_bytes_max=60 * KIB, frame_bytes_max=16 * KIB, memory_bytes_max=400 * KIB)
     scene.engine.memory_bytes = 401 * KIB
     scene.engine.unread_bytes = 101 * KIB

@@ -67,7 +67,7 @@ def with_a_change() -> PendingCommits:
         (Watch(prefix="c"), Watching(revision=7), 12),
     ],
 )
-def test_a_reply_waits_for_what_it_reflects(request_: Request[Any], response: Response, number: int) -> None:
+def test_a_reply_waits_for_the_changes_that_it_shows(request_: Request[Any], response: Response, number: int) -> None:
     assert with_a_change().wait_for(request_, response)[0] == number
 
 
@@ -117,7 +117,7 @@ def test_a_step_that_only_grants_changed_is_of_the_revision_before_it() -> None:
     assert pending_commits.revision == 7
 
 
-def test_what_is_on_disk_is_waited_for_no_longer() -> None:
+def test_replies_do_not_wait_for_changes_on_disk() -> None:
     pending_commits = with_a_change()
     assert pending_commits.bytes > 0
     pending_commits.written(11)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from store.server.conversations import Conversations
 
 
-def test_who_has_had_no_turn_goes_first_and_nobody_has_a_second_one_before_all_others_have_had_theirs() -> None:
+def test_new_peers_go_first_and_each_peer_has_one_turn_before_any_has_a_second() -> None:
     turns: RoundRobin[str] = RoundRobin()
     for name in ("a", "b", "gone"):
         turns.wait(name, used=True)
@@ -54,7 +54,7 @@ def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_i
     assert turns.over
 
 
-def test_it_is_known_whether_all_have_had_a_turn_who_came_before_now() -> None:
+def test_it_is_known_whether_all_earlier_peers_have_had_a_turn() -> None:
     turns: RoundRobin[str] = RoundRobin()
     turns.wait("greedy", used=True)
     assert not turns.waits(turns.came)
@@ -131,7 +131,7 @@ async def test_a_heap_of_requests_is_carried_out_in_turns_and_others_come_in_bet
 
 
 @pytest.mark.virtual_time
-async def test_many_heaps_together_hold_nobody_up_for_longer_than_one() -> None:
+async def test_many_heaps_together_delay_others_no_longer_than_one() -> None:
     """A pass of the loop has one time limit for all of them together, and peers with few requests go first."""
     network = MemoryNetwork()
     engine = Engine(store_id="it")
@@ -186,7 +186,7 @@ async def test_many_waits_that_one_change_ends_are_answered_in_turns_and_as_if_a
 
 
 @pytest.mark.virtual_time
-async def test_what_one_change_means_to_thousands_is_told_in_slices_and_in_order() -> None:
+async def test_events_of_one_change_for_thousands_of_watches_are_sent_in_slices_and_in_order() -> None:
     """10,000 watchers of one key took some 300 ms of one step. The events of each change come in its order."""
     network = MemoryNetwork()
     timed = serve_counted(network, Engine(store_id="it"))
@@ -258,7 +258,7 @@ def place_of(said: Any) -> float:
 
 
 @pytest.mark.virtual_time
-async def test_who_leaves_or_ends_a_watch_while_thousands_are_told_is_told_nothing_wrong() -> None:
+async def test_a_peer_that_leaves_or_cancels_a_watch_during_a_broadcast_gets_no_wrong_message() -> None:
     network = MemoryNetwork()
     serve_counted(network, Engine(store_id="it"))
     watching = [await introduce(network, source=f"watching {number}") for number in range(3 * AT_ONCE)]
@@ -279,5 +279,5 @@ async def test_who_leaves_or_ends_a_watch_while_thousands_are_told_is_told_nothi
     assert heard == [b"1"], "and what was before it was told first"
 
 
-def test_what_is_done_for_one_peer_fits_into_a_pass_and_a_pass_into_the_promise() -> None:
+def test_the_turn_of_a_peer_fits_into_a_pass_and_a_pass_into_the_promise() -> None:
     assert TURN < PASS < 0.05 / 3, "a pass that has begun, one turn that overruns, and the pass in which it is served"

@@ -79,7 +79,7 @@ class Deaf(Peer):
         return ids.stop
 
 
-async def test_who_asks_without_end_and_renews_nothing_does_not_keep_its_lease_so() -> None:
+async def test_endless_requests_without_a_renewal_do_not_keep_a_lease() -> None:
     """It kept a lease of one second for as long as it sent: some of its bytes were always unread (S5)."""
     async with store.serve() as server, store.connect(server.url) as client:
         peer = (await asyncio.get_running_loop().create_connection(Deaf, "127.0.0.1", server.port))[1]
@@ -106,7 +106,7 @@ async def test_who_asks_without_end_and_renews_nothing_does_not_keep_its_lease_s
 
 
 @pytest.mark.virtual_time
-async def test_who_is_hung_up_on_already_is_not_hung_up_on_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_closed_peer_is_not_closed_again(caplog: pytest.LogCaptureFixture) -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network, limits=limits_with(frame_timeout=0.5)), connect_in_memory(network) as other:
         await other.put("in between", bytes(100_000))  # more than the network holds, less than makes us stop reading
@@ -150,7 +150,7 @@ async def test_a_peer_that_is_hung_up_on_and_never_reads_is_gone_after_a_while()
 
 
 @pytest.mark.virtual_time
-async def test_a_leaving_server_lets_a_slow_reader_have_what_is_queued() -> None:
+async def test_a_leaving_server_sends_a_slow_reader_its_queue() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server, connect_in_memory(network) as other:
         await other.put("large", bytes(MIB))

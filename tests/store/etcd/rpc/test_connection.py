@@ -83,7 +83,7 @@ async def test_a_failure_says_whether_another_attempt_may_mend_it(member: Any, k
         assert (caught.value.trouble, caught.value.silent) == (kind, silent)
 
 
-async def test_what_no_attempt_mends_is_an_error() -> None:
+async def test_a_permanent_failure_is_an_error() -> None:
     async with connected(Member(refuses(grpc.StatusCode.UNIMPLEMENTED, "unknown service"))) as connection:
         with pytest.raises(ProtocolError, match=r"etcd 3\.4 or later"):
             await ask(connection)
@@ -91,7 +91,7 @@ async def test_what_no_attempt_mends_is_an_error() -> None:
             await ask(connection, key=7)
 
 
-async def test_what_is_closed_ends_its_watches_and_lets_requests_be_answered() -> None:
+async def test_a_closed_connection_ends_its_watches_and_finishes_its_requests() -> None:
     async with connected(Member(says_nothing)) as connection:
         subscription = connection.watches(None).subscribe([range_of("a")])
         await subscription.opened()

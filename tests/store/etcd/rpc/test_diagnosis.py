@@ -81,7 +81,7 @@ async def found(port: int, tls: ssl.SSLContext | None = None) -> StoreError | Fa
         (b"HTTP/1.1 404 Not Found\r\n\r\n", "it is no etcd"),
     ],
 )
-async def test_what_is_no_etcd_is_named_by_what_it_says(says: bytes, sentence: str) -> None:
+async def test_a_server_that_is_no_etcd_is_identified_by_its_answer(says: bytes, sentence: str) -> None:
     async with member(says) as port:
         wrong = await found(port)
     assert isinstance(wrong, ProtocolError)
@@ -95,7 +95,7 @@ async def test_with_a_member_that_answers_nothing_is_wrong() -> None:
         assert await found(port, client_tls()) is None
 
 
-async def test_what_hangs_up_or_is_not_there_may_come_back() -> None:
+async def test_a_member_that_hangs_up_or_does_not_listen_may_return() -> None:
     async with member(None) as port:
         assert isinstance(await found(port), Failure)
     assert isinstance(await diagnose("head..example", 1, None, name="the cluster"), Failure), "that is no name"
@@ -115,7 +115,7 @@ async def test_a_port_that_speaks_tls_is_told_though_it_only_hangs_up(newest: ss
         await refusing
 
 
-async def test_what_tls_itself_refuses_is_said_by_whose_certificate_it_was() -> None:
+async def test_a_tls_refusal_says_whose_certificate_it_was() -> None:
     async with member(SETTINGS_FRAME, server_tls()) as port:
         wrong = await found(port, client_tls(STRANGER))
     assert isinstance(wrong, AuthenticationError)

@@ -43,7 +43,7 @@ def sent(watches: WatchStream) -> list[tuple[str, int]]:
     return asked
 
 
-async def test_each_reader_reads_its_own_and_what_it_closes_is_ended_at_the_member() -> None:
+async def test_each_reader_gets_its_own_events_and_a_closed_watch_is_cancelled_at_the_member() -> None:
     watches = stream()
     one, two = watches.subscribe([range_of("a")]), watches.subscribe([range_of("b"), range_of("c")])
     assert watches.busy
@@ -90,7 +90,7 @@ DENIED = "rpc error: code = PermissionDenied desc = etcdserver: permission denie
         (DENIED, False, None),
     ],
 )
-async def test_what_the_member_says_of_a_watch_that_it_ends_tells_what_to_do(
+async def test_the_members_reason_for_ending_a_watch_decides_the_reaction(
     reason: str, logged_in: bool, kind: FailureKind | None
 ) -> None:
     watches = stream(token="t" if logged_in else None)
@@ -103,7 +103,7 @@ async def test_what_the_member_says_of_a_watch_that_it_ends_tells_what_to_do(
     assert getattr(caught.value, "trouble", None) is kind
 
 
-async def test_a_reader_that_falls_behind_loses_its_watch_once_it_has_read_what_is_held(
+async def test_a_reader_that_falls_behind_loses_its_watch_after_the_held_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watch_stream, "HELD_BYTES_MAX", 1000)
@@ -121,7 +121,7 @@ async def test_a_reader_that_falls_behind_loses_its_watch_once_it_has_read_what_
     assert len(await large.read()) == 1, "one message is held, however large"
 
 
-async def test_the_end_of_the_stream_is_told_to_all_and_to_who_comes_later_the_first_reason() -> None:
+async def test_the_end_of_the_stream_reaches_all_readers_and_later_ones_with_the_first_reason() -> None:
     watches = stream()
     reader = watches.subscribe([range_of("a")])
     watches.told(event(1))

@@ -50,7 +50,7 @@ class Scene:
         return self.table.make_room()
 
 
-def test_who_proves_himself_makes_room_and_all_are_counted_until_they_go() -> None:
+def test_an_authenticated_client_makes_room_and_all_connections_count_until_they_end() -> None:
     scene = Scene(handshakes_max=2)
     first = scene.comes()
     assert scene.has_room(at=0.0)
@@ -65,7 +65,7 @@ def test_who_proves_himself_makes_room_and_all_are_counted_until_they_go() -> No
     assert (scene.table.strangers, scene.table.connections, scene.table.bytes) == (0, 0, 0)
 
 
-async def test_nothing_is_kept_of_what_would_have_been_done_with_who_proves_nothing() -> None:
+async def test_nothing_is_kept_of_the_handshake_timeout_after_authentication() -> None:
     """Each connection kept its timeout's callback and log message until it ended."""
     scene = Scene()
     who, hangs_up = scene.comes(), Somebody()
@@ -78,7 +78,7 @@ async def test_nothing_is_kept_of_what_would_have_been_done_with_who_proves_noth
     scene.table.went(who)
 
 
-def test_the_longest_silent_of_the_address_that_has_most_makes_way_and_nobody_before_his_time() -> None:
+def test_the_longest_silent_connection_of_the_busiest_address_makes_way_but_not_early() -> None:
     scene = Scene(handshakes_max=4)
     alone = scene.comes("10.0.0.1")
     oldest, other = (scene.comes("10.0.0.2", at=at) for at in (0.1, 0.2))
@@ -152,7 +152,7 @@ class Timed:
 
 
 @pytest.mark.virtual_time
-async def test_each_is_given_up_in_its_own_time_whoever_came_first() -> None:
+async def test_each_connection_times_out_on_its_own_in_any_order() -> None:
     scene = Timed()
     first = scene.comes()
     await asyncio.sleep(1.0)
@@ -195,7 +195,7 @@ async def test_where_honest_clients_take_long_all_are_given_more_time_each_its_o
 
 
 @pytest.mark.virtual_time
-async def test_who_is_served_makes_no_way_and_stands_again_afterwards() -> None:
+async def test_a_connection_that_is_served_does_not_make_way_until_afterwards() -> None:
     table = ConnectionTable(limits_with(handshakes_max=1), asyncio.get_running_loop().time)
     page = Somebody()
     table.came(page, "10.0.0.1", beside=True)

@@ -20,6 +20,6 @@ def test_a_token_that_can_be_guessed_is_refused_everywhere() -> None:
     check_exposure("10.0.0.1", token=GOOD[:-1], tls=None, insecure=True)
 
 
-def test_a_clients_context_is_refused_as_nobody_could_come_in() -> None:
+def test_a_clients_context_is_refused_as_no_client_could_connect() -> None:
     with pytest.raises(StoreUsageError, match="client's context"):
         check_exposure("127.0.0.1", token=None, tls=ssl.create_default_context(), insecure=True)

@@ -89,7 +89,9 @@ def silent_strangers() -> Iterator[list[socket.socket]]:
         one.close()
 
 
-async def test_silent_strangers_do_not_keep_out_who_knows_the_token(silent_strangers: list[socket.socket]) -> None:
+async def test_silent_connections_do_not_keep_out_a_client_with_the_token(
+    silent_strangers: list[socket.socket],
+) -> None:
     """260 of them kept a client with the token out 117 times of 120."""
     limits = Limits(connections_max=128)
     token = "a good token, long enough"
@@ -106,7 +108,7 @@ async def test_silent_strangers_do_not_keep_out_who_knows_the_token(silent_stran
         assert server.connections <= limits.connections_max // 2 + 1
 
 
-async def test_the_limit_of_files_is_given_back_and_counts_what_is_open() -> None:
+async def test_the_limit_of_files_is_restored_and_counts_open_files() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] != resource.RLIM_INFINITY and before[1] <= 1024:
         pytest.skip("the hard limit leaves nothing to raise")
@@ -123,7 +125,7 @@ async def test_the_limit_of_files_is_given_back_and_counts_what_is_open() -> Non
         one.close()
 
 
-async def test_nobody_slips_in_between_being_alone_and_the_end() -> None:
+async def test_no_client_is_accepted_between_being_alone_and_the_end() -> None:
     """A client that came at that moment was welcomed, lost its store, and tried to reconnect to it."""
     with store.sync.serve() as server:
         async with store.connect(server.url) as client:
@@ -143,7 +145,7 @@ def test_a_server_that_is_to_stay_takes_clients_however_alone_it_has_been() -> N
     assert not way_out.taken
 
 
-def test_who_waits_to_be_alone_in_a_loop_that_stands_still_waits_no_longer_than_it_said() -> None:
+def test_waiting_to_be_alone_in_a_blocked_loop_keeps_its_timeout() -> None:
     loop = asyncio.new_event_loop()
     way_out = EndWhenAlone(lambda: True)
     way_out.open(loop)
@@ -154,7 +156,7 @@ def test_who_waits_to_be_alone_in_a_loop_that_stands_still_waits_no_longer_than_
     loop.close()
 
 
-async def test_whoever_is_accepted_is_prepared_also_where_the_listening_socket_passes_it_on() -> None:
+async def test_accepted_sockets_have_their_options_also_if_the_listening_socket_passes_them_on() -> None:
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     taken = Taken()

@@ -70,7 +70,7 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
     ],
     ids=["nothing", "HTTP", "one byte of TLS", "a bit of TLS", "something like TLS"],
 )
-async def test_who_brings_no_handshake_is_turned_away_with_one_line(
+async def test_a_connection_without_a_handshake_is_refused_with_one_line(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
     said: bytes,
     logged: str,
@@ -96,7 +96,7 @@ def open_files() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_files")
-async def test_a_server_that_leaves_sends_away_who_still_stands_there(
+async def test_a_leaving_server_closes_connections_without_a_handshake(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ async def test_a_server_that_leaves_sends_away_who_still_stands_there(
             assert await all_of(reader) == b""
 
 
-async def test_a_server_that_is_cancelled_still_says_goodbye_though_somebody_stands_there(
+async def test_a_cancelled_server_still_says_goodbye_with_a_pending_handshake(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
@@ -137,7 +137,7 @@ async def test_a_server_that_is_cancelled_still_says_goodbye_though_somebody_sta
         assert client.last_problem == "the server is leaving"
 
 
-async def test_who_stands_there_counts_as_a_connection_and_no_longer_than_a_handshake_may_take(
+async def test_a_pending_handshake_counts_as_a_connection_until_its_timeout(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     tls, client_tls = contexts
@@ -155,7 +155,7 @@ async def test_who_stands_there_counts_as_a_connection_and_no_longer_than_a_hand
 
 
 @pytest.mark.parametrize("said", [b"\x16\x03\x01", b"a hello", b"GET / HTTP/1.1\r\n\r\n"], ids=["a bit", "all", "none"])
-async def test_what_a_stranger_took_is_given_back_as_soon_as_it_has_gone(
+async def test_the_memory_of_a_stranger_is_freed_as_soon_as_it_has_gone(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext], said: bytes
 ) -> None:
     """Each connection that sent three bytes and hung up left 300 KiB behind, until Python's collector ran."""
@@ -210,7 +210,7 @@ async def test_an_idle_connection_takes_little_and_is_counted(contexts: tuple[ss
     assert server.figures()["connection_bytes"] == 0
 
 
-async def test_what_is_asked_in_one_heap_over_tls_is_answered_in_order_and_large_values_pass(
+async def test_many_requests_at_once_over_tls_are_answered_in_order_and_large_values_pass(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext],
 ) -> None:
     """Some of the data that arrives together is decrypted later, while its peer waits for its turn."""

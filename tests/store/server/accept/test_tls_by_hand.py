@@ -139,7 +139,7 @@ class Conversation:
         return self._out.read()
 
 
-async def test_openssl_holds_one_record_of_what_is_written_however_much_that_is() -> None:
+async def test_openssl_holds_one_record_of_any_large_write() -> None:
     """It keeps memory for the most that it has held: each connection took 340 KiB for good after one large answer."""
     conversation = Conversation()
     value = bytes(range(256)) * 1024
@@ -152,7 +152,7 @@ async def test_openssl_holds_one_record_of_what_is_written_however_much_that_is(
     assert 0 < conversation.server.most_held < RECORD_BYTES + 1024
 
 
-async def test_who_is_closed_hears_a_goodbye_and_no_end_that_could_be_an_attackers() -> None:
+async def test_a_closed_client_gets_tlss_goodbye_and_not_a_bare_end() -> None:
     conversation = Conversation()
     conversation.inside.transport.close()
     assert conversation.line.closing
@@ -175,7 +175,7 @@ async def test_a_record_that_makes_no_sense_ends_a_connection_without_a_word_on_
     assert not isinstance(error, ssl.SSLEOFError)
 
 
-async def test_what_came_before_an_end_is_heard_by_who_has_paused() -> None:
+async def test_data_before_an_end_is_delivered_after_a_pause() -> None:
     conversation = Conversation()
     conversation.inside.pauses = True
     said = bytes(200_000)
@@ -191,7 +191,7 @@ async def test_what_came_before_an_end_is_heard_by_who_has_paused() -> None:
     assert conversation.inside.eofs == 1
 
 
-async def test_who_fails_at_what_it_hears_late_is_hung_up_on_as_one_who_fails_at_once() -> None:
+async def test_an_error_at_delayed_data_closes_the_connection_as_an_immediate_one() -> None:
     conversation = Conversation()
     loop, failed = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _, context: failed.append(context["exception"]))
@@ -208,9 +208,7 @@ async def test_who_fails_at_what_it_hears_late_is_hung_up_on_as_one_who_fails_at
     assert conversation.line.aborted
 
 
-async def test_who_looks_at_a_port_and_resets_the_connection_has_said_nothing_wrong(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_probe_that_resets_the_connection_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Load balancers probe so; each probe was a line in the log."""
     caplog.set_level(logging.WARNING)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
