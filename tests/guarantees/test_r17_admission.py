@@ -148,7 +148,9 @@ async def test_r17_the_history_records_each_lifted_ban_once_with_its_author_and_
 
 
 @pytest.mark.parametrize("dies_after", [0.0, 1.0])
-async def test_r17_a_lifted_ban_is_told_once_though_the_coordinator_dies_before_or_after(dies_after: float) -> None:
+async def test_r17_a_lifted_ban_is_announced_once_though_the_coordinator_dies_before_or_after(
+    dies_after: float,
+) -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2) as run:
         nodes = {name: run.handler(name) for name in "ab"}
         await run.meet(*nodes.values())

@@ -218,7 +218,7 @@ async def test_r19_a_member_that_dies_after_the_closing_ends_the_waits_of_the_ot
             assert lost.value.node_ids == (dies,)
 
 
-async def test_r19_a_second_death_after_the_closing_is_told_as_well() -> None:
+async def test_r19_a_second_death_after_the_closing_is_announced_as_well() -> None:
     """The first death may have been the coordinator's: another member coordinates the closed run."""
     async with VirtualRun(min_nodes=4) as run:
         handlers = {name: run.handler(name) for name in "abcd"}

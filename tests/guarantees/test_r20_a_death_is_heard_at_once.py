@@ -224,7 +224,7 @@ async def test_r20_a_restart_of_the_store_is_no_members_death() -> None:
 
 @virtual_time
 @pytest.mark.parametrize("nodes", [4, 16])
-async def test_r20_every_survivor_is_told_of_a_killed_node_soon_after_gone_ttl(nodes: int) -> None:
+async def test_r20_every_survivor_is_notified_of_a_killed_node_soon_after_gone_ttl(nodes: int) -> None:
     async with VirtualRun(min_nodes=2, max_nodes=nodes, last_call_timeout=1) as run:
         handlers = [run.handler(f"n{number}") for number in range(nodes)]
         await run.meet(*handlers)

@@ -312,7 +312,7 @@ async def test_r23_a_finished_step_of_any_member_lets_the_failures_be_counted_an
 
 
 @pytest.mark.parametrize("who", ["one that has left", "one that waits"])
-async def test_r23_members_are_told_of_a_drain_of_members_only(who: str) -> None:
+async def test_r23_members_are_notified_of_drains_of_members_only(who: str) -> None:
     """Members that met again at this news met once too often: the node had left their round, or had never been
     in it.
     """

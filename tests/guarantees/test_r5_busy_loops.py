@@ -54,7 +54,7 @@ def run_url() -> Any:
         yield f"{server.url}/job?min_nodes=4&last_call_timeout=0&ttl=600&closed_ttl=1200"
 
 
-async def test_r5_a_killed_member_is_told_to_all_others_while_all_their_event_loops_stand_still(run_url: str) -> None:
+async def test_r5_a_killed_member_is_announced_to_all_others_while_their_event_loops_are_blocked(run_url: str) -> None:
     """With every loop busy in steps of half a second, a killed member was never announced.
 
     The first to be killed coordinates, so that another one has to take over; then one that does not.

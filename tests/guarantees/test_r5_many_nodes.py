@@ -67,7 +67,7 @@ async def start_all(run: VirtualRun, *, put_down_within: float = 0.0) -> dict[st
 
 
 @pytest.mark.parametrize("victim", ["the coordinator", "another"])
-async def test_r5_each_of_sixty_three_survivors_is_told_in_time_and_has_the_next_round_soon_after(victim: str) -> None:
+async def test_r5_each_of_sixty_three_survivors_is_notified_in_time_and_soon_in_the_next_round(victim: str) -> None:
     async with VirtualRun(min_nodes=2, max_nodes=NODES, last_call_timeout=5, disconnect_ttl=DISCONNECT_TTL) as run:
         lives = await start_all(run)
         coordinator = (await lives["n0"].handler.status()).coordinator

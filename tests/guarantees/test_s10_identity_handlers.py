@@ -24,7 +24,7 @@ async def replace(run: VirtualRun) -> None:
     run.restart_store()
 
 
-async def test_s10_members_of_a_store_that_was_replaced_are_told_and_rejoin_above_the_highest_round_they_know() -> None:
+async def test_s10_members_of_a_replaced_store_are_notified_and_rejoin_above_the_highest_round_they_know() -> None:
     async with VirtualRun(min_nodes=3, max_nodes=5, last_call_timeout=1) as run:
         old = [run.handler(name) for name in "abc"]
         for _ in range(3):

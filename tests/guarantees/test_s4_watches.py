@@ -81,7 +81,7 @@ async def test_s4_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed
 
 
 @virtual_time
-async def test_s4_a_watch_from_a_revision_on_is_told_the_past_and_goes_on_across_cuts() -> None:
+async def test_s4_a_watch_from_a_revision_gets_the_history_and_continues_across_cuts() -> None:
     """ "resumable": there is no gap between the history and later changes."""
     network = MemoryNetwork(latency=(0.001, 0.05), rng=random.Random(1), shred=True)
     async with serving(network) as (_, writer, watcher):
@@ -248,7 +248,7 @@ async def test_s4_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplo
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
-async def test_s4_a_blocking_watch_is_told_of_lost_history(snapshot: bool) -> None:
+async def test_s4_a_blocking_watch_reports_lost_history(snapshot: bool) -> None:
     async with (
         store.serve(limits=Limits(history_bytes_max=5000)) as server,
         Proxy("127.0.0.1", server.port) as proxy,

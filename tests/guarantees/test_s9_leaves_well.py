@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SOON = 4.0  # seconds, also on a busy machine; the server waits five seconds for peers that do not read
 
 
-async def test_s9_clients_are_told_that_the_server_leaves_and_say_so() -> None:
+async def test_s9_clients_are_notified_that_the_server_leaves_and_report_it() -> None:
     async with contextlib.AsyncExitStack() as outliving:
         async with store.serve() as server:
             client = await outliving.enter_async_context(store.connect(server.url, timeout=0.3))

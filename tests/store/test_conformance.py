@@ -390,7 +390,7 @@ async def test_a_lease_takes_its_keys_with_it(client: Any, at: str) -> None:
     assert await client.list(at) == []
 
 
-async def test_a_note_goes_with_a_keep_alive_and_is_told_of_the_keys_on_the_lease(client: Any, at: str) -> None:
+async def test_the_note_of_a_keep_alive_is_listed_with_the_keys_on_the_lease(client: Any, at: str) -> None:
     lease = await client.grant(5)
     for key in ("nodes/a", "others/b"):
         await client.put(at + key, b"", lease=lease)

@@ -335,7 +335,7 @@ async def shielded(client: store.Client) -> None:
 
 @virtual_time
 @pytest.mark.parametrize("work", [asyncio_timeout, anyio_scopes, task_group, both_of_two, shielded])
-async def test_a_loss_is_told_through_time_limits_groups_and_shields(
+async def test_a_loss_is_raised_through_time_limits_groups_and_shields(
     work: Callable[[store.Client], Coroutine[Any, Any, None]],
 ) -> None:
     async with connected() as (network, _, client):

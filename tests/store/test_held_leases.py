@@ -130,7 +130,7 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
 
 
 @virtual_time
-async def test_a_store_that_fails_in_a_way_of_its_own_costs_the_lease_and_its_holder_is_told() -> None:
+async def test_an_unknown_error_of_a_store_ends_the_lease_and_its_holder_is_notified() -> None:
     """The keeper stopped renewing the lease, and did not notify its holder."""
     moody, lapses = Moody(), Lapses()
     await Keeping(moody).hold(9.0, lapses)

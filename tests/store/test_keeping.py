@@ -105,7 +105,7 @@ def test_a_thread_keeps_the_lease_of_a_blocking_caller() -> None:
         assert client.get("mine") is None
 
 
-def test_a_blocking_caller_is_told_that_its_lease_is_lost() -> None:
+def test_a_blocking_caller_is_notified_that_its_lease_is_lost() -> None:
     with (
         store.sync.serve() as server,
         store.sync.connect(server.url) as client,

@@ -434,7 +434,7 @@ def test_a_lease_outlives_an_interrupted_call(server: Server) -> None:
 # ------------------------------------------------------------------------------------------------ watches
 
 
-async def test_a_reset_is_told_even_if_the_attempt_that_knew_of_it_failed() -> None:
+async def test_a_reset_is_reported_even_if_the_attempt_that_noticed_it_failed() -> None:
     limits = Limits(history_bytes_max=2000)
     async with through_proxy(limits) as (server, proxy, client), store.connect(server.url) as other:
         await other.put("a", b"")

@@ -86,7 +86,7 @@ async def test_a_connection_that_has_ended_before_its_greeting_is_answered_is_fo
 
 
 @virtual_time
-async def test_a_defect_while_connecting_is_told_to_callers_and_raised_at_the_end() -> None:
+async def test_a_defect_while_connecting_reaches_callers_and_is_raised_at_the_end() -> None:
     async def defective(_: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         raise TypeError("a defect")
 
@@ -419,7 +419,7 @@ async def test_a_socket_that_takes_no_more_holds_callers_back_until_it_does() ->
 
 
 @virtual_time
-async def test_callers_that_were_held_back_are_let_go_when_the_connection_is_lost() -> None:
+async def test_waiting_callers_are_released_when_the_connection_is_lost() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
         (link,) = network.links("client")

@@ -72,7 +72,7 @@ async def test_an_impostor_at_the_port_of_a_known_store_ends_no_client(who: str,
         assert client.failure is None
 
 
-async def test_another_store_is_told_of_once_it_has_welcomed_us() -> None:
+async def test_another_store_is_reported_once_it_has_sent_its_welcome() -> None:
     network = MemoryNetwork(latency=0.001)
     names = ["store"]
     token = b"t" * 32

@@ -53,7 +53,7 @@ async def keep_writing(client: store.Client) -> None:
         await client.put("busy", bytes(10_000))
 
 
-async def test_a_client_of_the_old_store_is_told_that_it_was_replaced(tmp_path: Path) -> None:
+async def test_a_client_of_the_old_store_gets_store_replaced(tmp_path: Path) -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with store.serve(data_dir=tmp_path / "data") as server:
             port = server.port

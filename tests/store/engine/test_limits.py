@@ -139,7 +139,7 @@ def test_one_past_a_limit_is_refused_and_nothing_else_changes(case: Case) -> Non
     assert desk.fingerprint() == before
 
 
-def test_a_wait_whose_answer_grew_too_large_is_told_so() -> None:
+def test_a_wait_whose_answer_grew_too_large_gets_an_error() -> None:
     """Each limit has a clear error, and no client can pass it."""
     desk = Desk(**dict(ROOM))
     desk.ask(Wait(keys=("big", "big")), request_id=5)

@@ -32,7 +32,7 @@ def notes(desk: Desk, prefix: str, after: str = "") -> NotePage:
     return answer
 
 
-def test_the_last_note_of_a_lease_is_told_with_its_age() -> None:
+def test_the_last_note_of_a_lease_is_listed_with_its_age() -> None:
     desk = Desk()
     lease = granted(desk)
     desk.ask(Put("nodes/a", b"", lease=lease))

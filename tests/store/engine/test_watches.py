@@ -36,7 +36,7 @@ def since(history: History, revision: int, prefix: str) -> list[tuple[Event, ...
     return None if page is None else page[0]
 
 
-def test_watches_of_one_prefix_are_told_together() -> None:
+def test_watches_of_one_prefix_are_notified_together() -> None:
     watches = Watches()
     for peer in range(1000):
         watches.add(peer, 1, "run/")

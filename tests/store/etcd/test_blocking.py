@@ -59,7 +59,7 @@ def test_a_signal_handler_that_raises_gets_out_of_a_call_at_once_and_the_client_
         signal.signal(signal.SIGALRM, before)
 
 
-def test_a_forked_child_is_told_that_it_needs_its_own(url: str) -> None:
+def test_a_forked_child_gets_an_error_that_it_needs_its_own_client(url: str) -> None:
     with store.sync.connect(url) as client:
         client.put("mine", b"1")
         child = os.fork()

@@ -47,7 +47,7 @@ def test_where_all_fail_any_but_the_last_is_chosen_and_one_that_answers_is_healt
 
 
 @pytest.mark.parametrize("failed", [(), (0,)])
-def test_all_members_are_chosen_alike_at_first_and_once_what_they_did_is_forgiven(failed: tuple[int, ...]) -> None:
+def test_all_members_are_chosen_alike_at_first_and_once_their_failures_are_forgiven(failed: tuple[int, ...]) -> None:
     counts = [0, 0, 0]
     for seed in range(900):
         chosen = choice(failed=failed, seed=seed)

@@ -225,9 +225,7 @@ async def test_simultaneous_first_clients_all_connect(etcd: Etcd, at: str) -> No
         assert sum(result.results[2] == result.revision for result in results) == 1
 
 
-async def test_a_value_that_may_be_missing_is_one_condition_and_what_is_done_otherwise_may_write(
-    etcd: Etcd, at: str
-) -> None:
+async def test_a_value_that_may_be_missing_is_one_condition_and_the_else_branch_may_write(etcd: Etcd, at: str) -> None:
     async with client_of(etcd.url) as client:
 
         async def write() -> TransactionResult:

@@ -262,7 +262,7 @@ async def test_an_attempt_to_renew_a_lease_takes_at_most_half_of_the_time_left()
     assert len(limits) == 2
 
 
-async def test_when_the_time_is_over_the_last_reason_that_was_given_is_told() -> None:
+async def test_the_timeout_error_has_the_last_reason() -> None:
     """By then the client may be connected again or not; this changes neither the error nor the reason."""
     for connected in (False, True):
         async with members_of(Member(TIMED_OUT)) as members:

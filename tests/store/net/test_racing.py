@@ -160,7 +160,7 @@ def test_a_name_without_addresses_says_so(names: Callable[..., Addresses]) -> No
         names().resolve()
 
 
-def test_an_address_is_told_from_a_name() -> None:
+def test_an_address_is_distinguished_from_a_name() -> None:
     assert Addresses("::1", 1).literal
     assert not Addresses("localhost", 1).literal
 

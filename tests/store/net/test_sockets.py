@@ -70,7 +70,7 @@ def test_readable_data_is_not_taken_for_data_behind_a_loss() -> None:
     assert sockets.outstanding(None, 100) == (100, True, False)
 
 
-def test_all_sockets_of_an_owner_are_let_go() -> None:
+def test_all_sockets_of_an_owner_are_released() -> None:
     owner = Owner()
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -230,7 +230,7 @@ with store.sync.connect(sys.argv[1]) as client, client.watch("") as watch:
 
 
 @pytest.mark.parametrize("program", [FORKING_ASYNC, FORKING_BLOCKING], ids=["async", "blocking"])
-async def test_a_forked_child_is_told_so_and_does_not_hide_its_parents_death(program: str) -> None:
+async def test_a_forked_child_gets_an_error_and_does_not_hide_its_parents_death(program: str) -> None:
     async with (
         store.serve() as server,
         store.connect(server.url) as client,

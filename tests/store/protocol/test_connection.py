@@ -140,7 +140,7 @@ def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> N
 # --------------------------------------------------------------------------------------------- the server's side, alone
 
 
-def test_one_request_that_comes_alone_is_told_at_once() -> None:
+def test_a_single_request_is_returned_at_once() -> None:
     conversation = greeted()
     first, second, third = (wire.encode_request(id, 0, Ping()) for id in (1, 2, 3))
     assert conversation.only_request(first) == (1, 0, Ping())
@@ -170,7 +170,7 @@ def acknowledged(frame: bytes) -> int:
     return decoded[1]
 
 
-def test_an_answer_that_comes_alone_is_told_at_once() -> None:
+def test_a_single_answer_is_returned_at_once() -> None:
     conversation = welcomed()
     asked, put = conversation.ask(Ping(), None), conversation.ask(Put("k", b""), None)
     for item in (asked, put):

@@ -26,7 +26,7 @@ MIB = 1024 * 1024
 
 
 @pytest.mark.virtual_time
-async def test_waiting_requests_are_not_overwritten_by_what_others_send() -> None:
+async def test_waiting_requests_are_not_overwritten_by_other_peers_bytes() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as other:
         await other.put("large", bytes(MIB))
@@ -44,7 +44,7 @@ async def test_waiting_requests_are_not_overwritten_by_what_others_send() -> Non
 
 
 @pytest.mark.virtual_time
-async def test_thousands_who_ask_little_at_once_hold_what_they_have_sent_and_not_a_buffer_each() -> None:
+async def test_thousands_of_small_requests_hold_their_own_bytes_and_not_a_buffer_each() -> None:
     """Of 10,000 nodes that connected at once, each counted with the 256 KiB of the shared buffer, and was
     disconnected.
     """
@@ -83,7 +83,7 @@ async def test_a_peer_that_hangs_up_while_its_requests_wait_leaves_nothing_behin
 
 
 @pytest.mark.virtual_time
-async def test_a_defect_met_by_one_request_costs_that_peer_its_connection_and_others_still_hear_what_happened() -> None:
+async def test_a_defect_in_one_request_closes_its_connection_and_others_still_get_their_events() -> None:
     class Defective(Engine):
         def apply(self, request: Any, *context: Any, **named: Any) -> Applied:
             if isinstance(request, List):

@@ -267,7 +267,7 @@ async def test_a_lease_of_a_chosen_id_that_ends_and_comes_again_is_kept(
         assert server.figures()["leases"] == 1
 
 
-async def test_a_lapse_is_told_when_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_expiry_is_announced_when_it_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         peer = await a_peer(server, journal)
         (watching, _) = peer.ask(Watch(prefix=""), Put("k", b"", ttl=0.05))

@@ -275,7 +275,7 @@ def test_a_write_that_sqlite_always_refuses_fails_for_its_sender_only(tmp_path: 
     assert saved_in(tmp_path).revision == 2
 
 
-def test_a_log_that_another_program_keeps_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_another_program_keeps_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """155 MB of it for contents of 500 kB were not reported."""
     journal = Journal(tmp_path, new_id="id")
     journal.load()

@@ -199,7 +199,7 @@ async def longest_steps(server: Server, network: MemoryNetwork, standing: str) -
 
 @pytest.mark.some_of(0)
 @pytest.mark.timeout(600)  # a million keys, and 165 pairs
-async def test_s11_no_step_takes_long_whatever_is_asked_beside_whatever_stands(engine: Engine) -> None:
+async def test_s11_no_step_takes_long_for_any_request_beside_any_pending_one(engine: Engine) -> None:
     """No legal requests hold others up for more than 50 ms. Earlier failures:
 
     - a transaction beside many postponed waits took 0.9 s;

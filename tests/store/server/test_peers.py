@@ -84,7 +84,7 @@ def test_the_slowest_reader_pays_for_all(caplog: pytest.LogCaptureFixture) -> No
     scene.memory.make_room_in_outboxes()  # no peer is left to close
 
 
-def test_what_cost_most_and_for_longest_of_what_has_come_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_most_expensive_and_oldest_half_request_is_closed_first(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene(memory_bytes_max=100 * KIB, outbox_bytes_max=10 * KIB, frame_bytes_max=40 * KIB)
     for number, size in ((0, 30), (1, 40), (2, 31)):
         scene.peers[number].receives(size * KIB)

@@ -211,7 +211,7 @@ async def test_events_of_one_change_for_thousands_of_watches_are_sent_in_slices_
 
 
 @pytest.mark.virtual_time
-async def test_a_peer_with_thousands_of_watches_is_told_in_slices_and_in_order() -> None:
+async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_order() -> None:
     """All the watches of 64 peers were notified in one step: 262,144 events. So were all watches of a peer at its
     request.
     """

@@ -169,7 +169,7 @@ async def test_a_leaving_server_sends_a_slow_reader_its_queue() -> None:
 
 
 @pytest.mark.virtual_time
-async def test_a_client_in_mid_handshake_is_told_to_come_again_not_that_the_protocol_is_another() -> None:
+async def test_a_client_in_mid_handshake_is_asked_to_retry_and_gets_no_protocol_error() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server:
         peer = await dial(network, lambda: Peer(hello=False))

@@ -158,7 +158,7 @@ async def test_the_watches_are_opened_anew_with_another_token() -> None:
         assert connection.watches("new") is not second, "a login within the same second brings the same token"
 
 
-async def test_a_child_of_a_process_that_has_used_grpc_is_told_that_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_of_a_process_that_has_used_grpc_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_room, "_used_by", os.getpid() + 1)
     with pytest.raises(UsedAfterFork):
         to(free_port())

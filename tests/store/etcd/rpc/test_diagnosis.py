@@ -105,7 +105,7 @@ async def test_a_member_that_hangs_up_or_does_not_listen_may_return() -> None:
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_a_port_that_speaks_tls_is_told_though_it_only_hangs_up(newest: ssl.TLSVersion) -> None:
+async def test_a_port_with_tls_is_recognized_though_it_only_hangs_up(newest: ssl.TLSVersion) -> None:
     """etcd 3.5.1 sends nothing to a plain client, and refuses one without a certificate during the handshake."""
     async with member(SETTINGS_FRAME, server_tls(newest=newest)) as port:
         assert "speaks TLS; write etcds://" in str(await found(port))
@@ -148,7 +148,7 @@ def refuse_one(connection: socket.socket, newest: ssl.TLSVersion) -> None:
                 pass
 
 
-async def test_tls_to_a_port_without_it_is_told() -> None:
+async def test_tls_to_a_port_without_it_is_reported() -> None:
     # TLS's first message is long enough for such an answer
     async with member(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
         wrong = await found(port, client_tls())
