@@ -343,7 +343,9 @@ async def test_r21_a_finished_member_joins_the_members_that_stop_after_its_last_
 
 @pytest.mark.parametrize("waited_for", [False, True])
 async def test_r21_giving_up_ends_the_run_everywhere_with_one_reason_and_one_status(waited_for: bool) -> None:
-    """The others were to leave before the next step, which they never reached: their collective lacked a member."""
+    """Regression: the others were to leave before the next step, which they never reached: their collective lacked a
+    member.
+    """
     async with a_run(seed=0, latency=(0.001, 0.05)) as run:  # here the agreement comes before the departure
         reasons: dict[str, str] = {}
 
@@ -502,7 +504,7 @@ async def test_r21_waiting_for_a_member_that_stopped_at_the_agreed_step_is_the_w
 
 @pytest.mark.parametrize("why", ["a drain", "a newcomer"])
 async def test_r21_a_member_that_raises_between_an_agreement_and_its_step_is_lost_to_the_others(why: str) -> None:
-    """The others waited for it in the store until they ran out of time, and newcomers waited with them."""
+    """Regression: the others waited for it in the store until they ran out of time, and newcomers waited with them."""
     async with a_run() as run:
         handlers = {name: run.handler(name) for name in "abc"}
         met: dict[str, list[int]] = {name: [] for name in "abc"}
@@ -580,7 +582,7 @@ async def test_r21_newcomers_that_are_left_waiting_do_not_prevent_a_departure(an
 
 
 async def test_r21_a_member_whose_body_has_ended_is_the_newest() -> None:
-    """It had finished 20 steps, but the next round named a member that had finished 8."""
+    """Regression: it had finished 20 steps, but the next round named a member that had finished 8."""
     async with a_run() as run:
         done, slow = begin(run, "done", total=20, alone=True), begin(run, "slow", alone=True, pace=lambda: 3 * STEP)
         begin(run, "lost", alone=True)
@@ -676,8 +678,8 @@ async def test_r21_a_store_that_is_away_while_the_run_is_to_be_closed_costs_dela
 
 
 async def test_r21_no_member_waits_for_one_that_rejoins_from_the_middle_of_its_step() -> None:
-    """It had failed while the store did not answer, and could not ask which member failed first. The others were not
-    notified.
+    """Regression: it had failed while the store did not answer, and could not ask which member failed first. The others
+    were not notified.
     """
     async with a_run(disconnect_ttl=8) as run:
         handlers = {name: run.handler(name) for name in "ab"}

@@ -177,8 +177,8 @@ async def test_r9_the_same_write_is_taken_while_the_node_is_a_member() -> None:
 
 @pytest.mark.parametrize("moment", ["the record goes", "a moment later"])
 async def test_r9_a_node_removed_from_its_round_is_notified_even_if_the_coordinator_dies_just_then(moment: str) -> None:
-    """It learned that only from a later report. Without one it was notified of its own loss as if another node was
-    lost, never of being dropped, and could become the next coordinator.
+    """Regression: it learned that only from a later report. Without one it was notified of its own loss as if another
+    node was lost, never of being dropped, and could become the next coordinator.
     """
     async with VirtualRun(min_nodes=1, max_nodes=4, last_call_timeout=1, ttl=60) as run:
         handlers = {name: run.handler(name) for name in "abcd"}

@@ -262,7 +262,7 @@ async def test_r16_an_order_that_fails_is_in_every_status_and_in_the_timeout_err
 
 
 async def test_r16_the_timeout_error_names_a_store_that_refuses_the_arrival() -> None:
-    """It said that the node was "not waiting for anything"."""
+    """Regression: it said that the node was "not waiting for anything"."""
     async with VirtualRun(min_nodes=2, join_timeout=5) as run:
         a = run.handler("a")
         await connected(a)
@@ -272,7 +272,7 @@ async def test_r16_the_timeout_error_names_a_store_that_refuses_the_arrival() ->
 
 
 async def test_r1_the_timeout_bounds_a_health_check_that_hangs() -> None:
-    """It was waited for without any limit."""
+    """Regression: it was waited for without any limit."""
 
     async def hang() -> None:
         await asyncio.sleep(9999)
@@ -302,7 +302,7 @@ async def test_r12_by_topology_the_node_left_over_is_a_spare_and_says_so() -> No
 
 
 async def test_r16_all_nodes_report_a_store_that_is_too_full_for_a_round() -> None:
-    """They waited for ever, in a last call that was over, and only the coordinator's log said why."""
+    """Regression: they waited for ever, in a last call that was over, and only the coordinator's log said why."""
     limits = Limits(keys_max=6)  # two nodes, their settings, coordinator and progress, but no round
     async with VirtualRun(min_nodes=2, join_timeout=30, limits=limits) as run:
         a, b = run.handler("a"), run.handler("b")

@@ -111,7 +111,7 @@ async def test_s10_a_member_that_is_cut_off_while_the_store_is_replaced_is_dropp
 async def test_s10_a_node_that_waits_while_the_store_is_replaced_waits_on_in_the_new_one_for_as_long_as_it_would_have(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The call failed, and a node that did not call again was missing in the new store."""
+    """Regression: the call failed, and a node that did not call again was missing in the new store."""
     async with VirtualRun(min_nodes=2, join_timeout=60) as run:
         a, b = run.handler("a"), run.handler("b")
         for _ in range(3):

@@ -153,7 +153,7 @@ class OldLease(Lease):
 
 
 async def test_a_lease_whose_grant_was_long_under_way_is_renewed_before_anybody_relies_on_it() -> None:
-    """It was lost as soon as it was granted, after an outage during which the grant had waited."""
+    """Regression: it was lost as soon as it was granted, after an outage during which the grant had waited."""
     for age, renewed in ((0.0, 0), (2.9, 0), (3.0, 1), (60.0, 1)):
         lease = OldLease()
         assert await renewed_if_old(lease, 100.0, partial(float, 100.0 + age)) == 100.0 + renewed * age

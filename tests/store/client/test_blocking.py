@@ -88,7 +88,7 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
 
 
 def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They were kept until the client was closed."""
+    """Regression: they were kept until the client was closed."""
     with sync.connect(server.url) as client:
         together = threading.Barrier(12)
 
@@ -220,7 +220,9 @@ def outcome_within(seconds: float, call: Callable[[], Any]) -> BaseException | N
 
 
 def test_a_tls_port_that_never_finishes_its_handshake_gets_one_connection_within_the_callers_time() -> None:
-    """It got 1,937 connections in 14 s, with a timeout of 2: an attempt without any time left ended at once."""
+    """Regression: it got 1,937 connections in 14 s, with a timeout of 2: an attempt without any time left ended at
+    once.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"tcps://127.0.0.1:{listener.getsockname()[1]}"
         error = outcome_within(20.0, lambda: sync.connect(url, timeout=0.3).__enter__())
@@ -409,7 +411,7 @@ def test_a_signal_handler_that_raises_gets_out_at_once_and_the_client_goes_on(se
 
 
 def test_a_lease_outlives_an_interrupted_call(server: Server) -> None:
-    """The connection was closed, and its lease ended with it, or at once, as if the process had died."""
+    """Regression: the connection was closed, and its lease ended with it, or at once, as if the process had died."""
 
     def ring(*_: object) -> None:
         raise _AlarmError
@@ -464,7 +466,7 @@ async def test_a_reset_is_reported_even_if_the_attempt_that_noticed_it_failed() 
 
 
 async def test_a_watch_that_is_closed_while_its_store_is_away_ends_at_once() -> None:
-    """Its reader went on until the timeout of an attempt to open it again had passed."""
+    """Regression: its reader went on until the timeout of an attempt to open it again had passed."""
     async with through_proxy() as (_, proxy, client):
         client.timeout = 60.0
         watch = await asyncio.to_thread(client.watch("").__enter__)
@@ -690,8 +692,8 @@ async def silent_connection(
 async def test_a_silent_connection_is_left_for_a_fresh_one_on_which_the_server_speaks(
     cut: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client waited for ten seconds, or used the first new connection that was accepted. The request is applied
-    once.
+    """Regression: the client waited for ten seconds, or used the first new connection that was accepted. The request is
+    applied once.
     """
     async with silent_connection(monkeypatch) as (server, proxy, client):
         assert await asyncio.to_thread(client.add, "count", 1) == 1

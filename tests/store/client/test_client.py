@@ -358,7 +358,7 @@ async def test_callers_that_find_no_room_wait_no_longer_than_they_said(monkeypat
 
 @virtual_time
 async def test_a_caller_that_waits_for_room_keeps_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It had its whole timeout once more: a call with a timeout of 3 s took 5.9 s."""
+    """Regression: it had its whole timeout once more: a call with a timeout of 3 s took 5.9 s."""
     monkeypatch.setattr(client_room, "IN_FLIGHT_MAX", 1)
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
@@ -557,7 +557,7 @@ async def test_nothing_waits_for_the_rest_of_a_large_request_that_was_given_up(g
 
 
 async def test_a_forked_child_that_closes_an_inherited_client_ends_nothing_of_its_parents() -> None:
-    """It wrote a farewell to its parent's connection, and hung."""
+    """Regression: it wrote a farewell to its parent's connection, and hung."""
     async with store.serve() as server, store.connect(server.url) as client:
         child = os.fork()
         if child == 0:
@@ -576,7 +576,7 @@ async def test_a_forked_child_that_closes_an_inherited_client_ends_nothing_of_it
 
 
 async def test_a_use_in_another_event_loop_is_refused_and_not_applied() -> None:
-    """The write was applied, and its caller got a RuntimeError from inside asyncio."""
+    """Regression: the write was applied, and its caller got a RuntimeError from inside asyncio."""
     async with store.serve() as server, store.connect(server.url) as client:
 
         async def watch() -> None:

@@ -146,7 +146,7 @@ def test_a_dead_connection_is_replaced_however_many_signals_come(
 def test_an_exception_of_a_signal_handler_reaches_the_caller_from_any_place(
     kind: type[BaseException], server: Server
 ) -> None:
-    """The exception was taken for an error of the connection, or for bytes that break the protocol."""
+    """Regression: the exception was taken for an error of the connection, or for bytes that break the protocol."""
     with sync.connect(server.url) as other:
         called, failed = 0, list[str]()
 

@@ -145,7 +145,7 @@ def test_a_refusal_is_answered_again_too_even_if_it_would_now_succeed() -> None:
 
 
 def test_a_lease_that_is_granted_again_after_a_reconnect_is_kept_by_the_new_connection() -> None:
-    """It expired `disconnect_ttl` after the end of the old connection, before its owner had the answer."""
+    """Regression: it expired `disconnect_ttl` after the end of the old connection, before its owner had the answer."""
     desk = Desk()
     desk.connect(1, session=b"s" * 16)
     granted = desk.ask(Grant(ttl=10.0, disconnect_ttl=1.0), request_id=1, acknowledged=0)

@@ -53,8 +53,8 @@ def test_the_lease_of_a_put_with_ttl_ends_with_its_key(request_: Request[Any]) -
 
 
 def test_a_key_put_with_ttl_may_keep_its_own_lease_but_lends_it_to_no_other() -> None:
-    """They could share it. A transaction that deleted one key and put the other failed half done, and the server with
-    it.
+    """Regression: they could share it. A transaction that deleted one key and put the other failed half done, and the
+    server with it.
     """
     desk = Desk()
     desk.ask(Put("a", b"", ttl=1.0))

@@ -499,7 +499,7 @@ def test_a_key_that_is_made_by_adding_or_appending_may_be_put_on_a_lease(make: A
 
 @pytest.mark.parametrize("request_", [Add("k/24", 1), Append("k/24", b"0")])
 def test_adding_to_a_key_whose_lease_is_ending_counts_once_and_goes_with_it(request_: Request[Any]) -> None:
-    """The server failed halfway: no watch was notified, and each retry of the request added again."""
+    """Regression: the server failed halfway: no watch was notified, and each retry of the request added again."""
     desk = Desk(writes_max=10)
     lease = desk.ask(Grant(ttl=60.0)).lease
     for number in range(25):

@@ -105,7 +105,9 @@ def test_a_watch_that_opens_with_a_large_snapshot_has_no_gap_and_tells_nothing_t
 
 
 def test_a_watch_that_resumes_up_to_date_looks_at_no_history() -> None:
-    """It took 1.7 ms each at 318,000 revisions: 4,096 nodes that reconnected kept the store busy for seconds."""
+    """Regression: it took 1.7 ms each at 318,000 revisions: 4,096 nodes that reconnected kept the store busy for
+    seconds.
+    """
     desk = Desk()
     for number in range(K):
         desk.ask(Put("k", b"%d" % number), peer=2)

@@ -54,7 +54,7 @@ def test_the_next_due_time_is_known_or_there_is_none() -> None:
 
 
 def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
-    """Each renewal left an entry with its own due time: with ten thousand members the server checked every
+    """Regression: each renewal left an entry with its own due time: with ten thousand members the server checked every
     millisecond.
     """
     leases = at()

@@ -306,7 +306,7 @@ def test_no_client_passes_any_limit_with_any_requests(requests: list[Request[Any
 
 
 def test_leases_count_in_the_memory_and_are_granted_no_further_than_it_reaches_but_always_renewed() -> None:
-    """They counted nowhere: 200,000 took 190 MiB."""
+    """Regression: they counted nowhere: 200,000 took 190 MiB."""
     mib = 2**20
     desk = Desk(
         value_bytes_max=mib // 2,

@@ -66,7 +66,7 @@ def test_they_come_in_pages() -> None:
 
 
 def test_a_page_after_a_key_before_the_prefix_contains_no_foreign_keys() -> None:
-    """The client also got the keys between the two."""
+    """Regression: the client also got the keys between the two."""
     desk = Desk()
     for key in ("b", "m", "nodes/a", "z"):
         desk.ask(Put(key, b""))

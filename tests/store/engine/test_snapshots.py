@@ -78,7 +78,7 @@ def test_a_listing_in_parts_is_of_one_revision(steps: list[Any]) -> None:
 
 
 def test_memory_kept_only_for_an_unread_listing_counts_until_it_is_read_or_given_up() -> None:
-    """It counted nowhere: a server held 1,018 MB and reported 112."""
+    """Regression: it counted nowhere: a server held 1,018 MB and reported 112."""
     desk = Desk()
     for number in range(3000):
         desk.ask(Put(f"k/{number:04}", bytes(1000)))
@@ -143,7 +143,9 @@ def test_a_write_beside_an_unread_listing_copies_only_the_changed_keys() -> None
 
 
 def test_the_names_that_an_unread_answer_is_about_are_counted() -> None:
-    """They counted nowhere: 30 MB for each client that asked for many long keys and did not read the answer."""
+    """Regression: they counted nowhere: 30 MB for each client that asked for many long keys and did not read the
+    answer.
+    """
     desk = Desk()
     keys = tuple(f"{number:04}".ljust(2000, "k") for number in range(3000))
     for key in keys:

@@ -284,7 +284,9 @@ async def test_s2_a_write_on_a_lost_lease_is_refused_or_its_outcome_is_unknown(
 
 
 async def test_s5_a_lease_that_a_refused_attempt_has_granted_begins_anew_with_the_next(client: Client, at: str) -> None:
-    """It was taken for as fresh as the attempt that used it, and could expire long before it was renewed."""
+    """Regression: it was taken for as fresh as the attempt that used it, and could expire long before it was
+    renewed.
+    """
     asked, own = Losses(client).asked, chosen()
     for condition, succeeds in ((when.exists(at + "no"), False), (when.missing(at + "no"), True)):
         put = store.Put(at + "a", b"", lease=own)
@@ -346,7 +348,7 @@ async def test_a_request_that_is_never_answered_says_whether_it_may_have_been_do
 
 
 async def test_s2_a_write_that_was_under_way_when_its_client_was_closed_may_have_been_done(etcd: Etcd, at: str) -> None:
-    """The error said that it had not been applied, but it had."""
+    """Regression: the error said that it had not been applied, but it had."""
     done = asyncio.Event()
     async with client_of(etcd.url) as client:
         await client.put(at + "a", b"0")  # so that it has a receipt

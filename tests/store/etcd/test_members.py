@@ -229,7 +229,7 @@ async def test_a_member_that_says_nothing_has_a_time_limit_of_its_own(monkeypatc
 
 
 async def test_a_request_queued_behind_unanswered_ones_keeps_its_timeout() -> None:
-    """It waited for as long as those took, 2 s or 8, and was sent after its time."""
+    """Regression: it waited for as long as those took, 2 s or 8, and was sent after its time."""
     member = Member(says(), says_nothing)
     async with members_of(member) as members, asyncio.timeout(30):
         await ask(members)  # it is connected now

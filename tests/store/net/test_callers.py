@@ -13,7 +13,7 @@ from store.net.threads import LoopThread
 
 
 async def test_a_blocking_client_in_the_thread_that_serves_its_store_is_refused() -> None:
-    """It waited until its timeout, and then said that no server answers."""
+    """Regression: it waited until its timeout, and then said that no server answers."""
     async with store.serve() as server:
         with pytest.raises(store.StoreUsageError, match="whose event loop serves its store"):
             sync.connect(server.url).__enter__()

@@ -268,7 +268,7 @@ def test_an_interrupt_anywhere_in_a_call_leaves_the_loop_that_is_called_at_work(
 
 @tears
 def test_an_interrupt_while_a_thread_starts_is_raised_and_leaves_no_thread() -> None:
-    """The loop was closed under the thread that ran it, and the resulting error was raised instead."""
+    """Regression: the loop was closed under the thread that ran it, and the resulting error was raised instead."""
     made: list[threads.LoopThread] = []
     places = list(torn(lambda: made.append(threads.LoopThread("brief"))))
     assert len(places) > 10

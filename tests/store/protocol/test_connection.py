@@ -96,7 +96,7 @@ def test_a_large_answer_may_come_together_with_the_welcome(pieces: int) -> None:
 
 
 def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_version() -> None:
-    """The error was "not one of this protocol", which names no remedy."""
+    """Regression: the error was "not one of this protocol", which names no remedy."""
     hello = frame(msgpack.packb(["rdzv", [2, {"session": b"s" * 16}, [1, 2]]]))
     with pytest.raises(
         ProtocolError, match=r"this server speaks version 1 .* the client version 2: upgrade the server"

@@ -197,7 +197,7 @@ def test_how_much_has_come_of_a_frame_is_known() -> None:
 
 
 def test_a_large_frame_in_small_pieces_is_put_together_once() -> None:
-    """It was copied whole with every piece that arrived."""
+    """Regression: it was copied whole with every piece that arrived."""
     reader = FrameReader(10**6)
     whole = frame(bytes(1000))
     held = []
@@ -433,7 +433,7 @@ def test_deep_nesting_is_no_more_than_a_protocol_error(depth: int) -> None:
     ],
 )
 def test_messages_that_the_server_would_not_accept_are_not_sent(request_: Any, complaint: str) -> None:
-    """It was sent, and cost the client its connection for good."""
+    """Regression: such a message was sent, and cost the client its connection for good."""
     with pytest.raises(StoreUsageError, match=f"^{re.escape(complaint)}$"):
         wire.encode_request(1, 0, request_)
 

@@ -200,7 +200,9 @@ async def test_groups_are_as_large_as_is_written_in_time_filled_in_turns_and_ope
 async def test_a_request_that_comes_alone_while_groups_are_full_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was read twice, and the server refused the second one, since ids must count upwards. That ended the client."""
+    """Regression: it was read twice, and the server refused the second one, since ids must count upwards. That ended
+    the client.
+    """
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         greedy, lone = await a_peer(server, journal), await a_peer(server, journal)
         journal.group_bytes = 10 * weight_of(1000)
@@ -306,8 +308,8 @@ async def test_pending_changes_are_made_durable_and_announced_when_a_server_leav
 async def test_requests_to_a_leaving_server_are_not_carried_out_and_do_not_delay_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was appended to a journal whose writer had ended. Its answer, and every farewell behind it, was held until the
-    server hung up five seconds later.
+    """Regression: a request was appended to a journal whose writer had ended. Its answer, and every farewell behind it,
+    was held until the server hung up five seconds later.
     """
     async with contextlib.AsyncExitStack() as stack:
         server, journal = await stack.enter_async_context(held_back(tmp_path, monkeypatch))

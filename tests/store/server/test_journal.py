@@ -242,7 +242,7 @@ def test_an_error_of_which_sqlite_says_nothing_leaves_the_group_in_doubt(
 
 
 def test_a_write_that_sqlite_always_refuses_fails_for_its_sender_only(tmp_path: Path) -> None:
-    """It was read back and sent again for ever, and every connection was dropped each time."""
+    """Regression: it was read back and sent again for ever, and every connection was dropped each time."""
     journal = Journal(tmp_path, new_id="id")
     journal.load()
     journal._commit([opened(A, 1), opened(B, 2)])

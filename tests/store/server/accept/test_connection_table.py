@@ -66,7 +66,7 @@ def test_an_authenticated_client_makes_room_and_all_connections_count_until_they
 
 
 async def test_nothing_is_kept_of_the_handshake_timeout_after_authentication() -> None:
-    """Each connection kept its timeout's callback and log message until it ended."""
+    """Regression: each connection kept its timeout's callback and log message until it ended."""
     scene = Scene()
     who, hangs_up = scene.comes(), Somebody()
     kept = weakref.ref(hangs_up)

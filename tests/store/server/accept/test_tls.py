@@ -199,7 +199,7 @@ async def come_and_go(port: int, said: bytes) -> None:
 
 
 async def test_an_idle_connection_takes_little_and_is_counted(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
-    """It took 286 KiB, which did not count."""
+    """Regression: it took 286 KiB, which did not count."""
     async with store.serve(tls=contexts[0]) as server, contextlib.AsyncExitStack() as stack:
         before = server.figures()["memory_bytes"]
         for _ in range(10):

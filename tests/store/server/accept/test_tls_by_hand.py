@@ -163,7 +163,7 @@ async def test_a_closed_client_gets_tlss_goodbye_and_not_a_bare_end() -> None:
 
 
 async def test_a_record_that_makes_no_sense_ends_a_connection_without_a_word_on_whether_its_client_lives() -> None:
-    """It was reported as if the client had hung up, which counts as its death."""
+    """Regression: it was reported as if the client had hung up, which counts as its death."""
     conversation = Conversation()
     record = bytearray(conversation.says(b"a request"))
     record[-1] ^= 1
