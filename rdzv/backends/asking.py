@@ -30,7 +30,18 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from store.net.racing import Resolved
 
-__all__ = ["Asked", "DialOfMany", "Host", "Word", "ask_all", "find_blocking", "in_words", "read_frame", "tell_lost"]
+__all__ = [
+    "Asked",
+    "DialOfMany",
+    "Host",
+    "Word",
+    "answers_of_hosts",
+    "ask_all",
+    "find_blocking",
+    "in_words",
+    "read_frame",
+    "tell_lost",
+]
 
 ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer; then it is silent
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
@@ -220,6 +231,15 @@ def find_blocking(dial: DialOfMany, *, within: float) -> None:
     if dial.found is None:
         hosts = ", ".join(map(str, dial.hosts))
         raise RendezvousConnectionError(f"none of {hosts} serves a store within {within:g} s: {problem}")
+
+
+async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict[str, Answer]:
+    """Return the answer of each of several hosts to the question whether it serves; empty for a single host."""
+    if not settings.endpoint.has_successors:
+        return {}
+    dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
+    found = await asyncio.gather(*(host.ask(dial.tls) for host in dial.hosts))
+    return {str(host): asked.answer for host, asked in zip(dial.hosts, found, strict=True)}
 
 
 async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> str:

@@ -22,7 +22,7 @@ from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
-from rdzv.backends.asking import DialOfMany
+from rdzv.backends.asking import answers_of_hosts
 from rdzv.backends.bind_address import in_words, split_addresses
 from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.cli.command import DONE, FAILED, JSON, STORE, command, option, put, say
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from rdzv.config.settings import Settings
     from rdzv.core.report import RunStatus
 
 VERSION: Final = 1  # the version of the `--json` format; it rises if a field is removed or changes its meaning
@@ -104,10 +103,10 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     settings = with_expected_nodes(settings_of(options.url, **given))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
-    answers = await _ask_each(settings) if settings.endpoint.has_successors else {}
+    answers = await answers_of_hosts(settings, Credentials(settings))
     for host, port in settings.endpoint.hosts:
         addresses = await _resolve(host, port, checks, timeout=step)
-        answer = answers.get((host, port), Answer.SERVES)
+        answer = answers.get(host_and_port(host, port), Answer.SERVES)
         if answer is not Answer.SERVES:
             checks.append(_not_serving(host_and_port(host, port), answer))
         elif addresses:
@@ -145,13 +144,6 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     elif run_id:
         remedy = "start the nodes that are expected in it" if settings.expected else ""
         checks.append(Check("run", f"the store has no run {run_id} yet", remedy))
-
-
-async def _ask_each(settings: Settings) -> dict[tuple[str, int], Answer]:
-    """Return the answer of each host in the URL to the question whether it serves."""
-    dial = DialOfMany(settings.endpoint.hosts, Credentials(settings).client_tls(), secure=settings.uses_tls)
-    asked = await asyncio.gather(*(host.ask(dial.tls) for host in dial.hosts))
-    return {where: one.answer for where, one in zip(settings.endpoint.hosts, asked, strict=True)}
 
 
 def _not_serving(host: str, answer: Answer) -> Check:

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from rdzv.backends.asking import answers_of_hosts
+from rdzv.backends.credentials import Credentials
 from rdzv.cli.command import DONE, JSON, RUN, argument, command, flag, limited_by_timeout, put, say
-from rdzv.cli.reach import open_run
+from rdzv.cli.reach import open_run, settings_of
 from rdzv.core.report import report
 from rdzv.display.history import as_json, describe, timeline
 from rdzv.display.live import Frame, draw
@@ -65,7 +67,10 @@ async def _status(options: argparse.Namespace) -> int:
     if options.json:
         put(json.dumps({**report(status), "cost": cost.plain(), "store": health}))
     else:
-        say(*_lines(status, cost), f"store: {describe_health(health)}")
+        settings = settings_of(options.url)
+        hosts = await answers_of_hosts(settings, Credentials(settings))
+        of_each = [f"hosts: {', '.join(f'{host} {answer.value}' for host, answer in hosts.items())}"] * bool(hosts)
+        say(*_lines(status, cost), f"store: {describe_health(health)}", *of_each)
     return DONE
 
 
