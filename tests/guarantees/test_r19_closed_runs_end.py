@@ -153,7 +153,7 @@ async def test_r19_two_hundred_failed_health_checks_leave_a_bounded_record() -> 
 ENDINGS = ("closed", "left", "killed", "timed out", "half killed", "closed and killed", "unfit", "regrouped")
 
 RUNS = int(os.environ.get("RDZV_RUNS", "80"))
-"""How many runs end in the test below; `.ci/run` says 2,000, which take a minute."""
+"""The number of runs that end in the test below; `.ci/run` sets 2,000, which take a minute."""
 
 
 async def end(run: VirtualRun, ending: str, number: int) -> None:

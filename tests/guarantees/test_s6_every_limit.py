@@ -81,13 +81,13 @@ async def unacknowledged(peer: Peer, request: Request[Any], *, first: int, count
 
 
 CASES: dict[str, tuple[dict[str, Any], tuple[str, ...], Callable[[Scene], Awaitable[str]]]] = {}
-"""By limit: the limits of its server; what the error must show beside the limit's name and value, and what to do."""
+"""By limit: the limits of its server, further text that the error must contain, and the case."""
 
 
 def past(
     limits: dict[str, Any], *shown: str
 ) -> Callable[[Callable[[Scene], Awaitable[str]]], Callable[[Scene], Awaitable[str]]]:
-    """Register a case that goes past the first of these limits; the other limits are raised to allow that."""
+    """Register a case that goes past the first of these limits; the others are set so that this one is met first."""
 
     def register(case: Callable[[Scene], Awaitable[str]]) -> Callable[[Scene], Awaitable[str]]:
         name = next(iter(limits))

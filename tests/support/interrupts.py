@@ -77,7 +77,7 @@ def torn(work: Callable[[], object], *, every: int = 1, kind: type[BaseException
 
 
 PLACES_MOST = 300
-"""Places at which some work is torn in one test, drawn by the run's seed; all of them with `RDZV_TEST_EVERYTHING`."""
+"""The number of places at which a test interrupts its work, chosen by the seed; all with `RDZV_TEST_EVERYTHING`."""
 
 Place = tuple["CodeType", int]
 

@@ -49,7 +49,7 @@ __all__ = ["VirtualRun", "assert_one_round", "connected", "listen", "rounds_of"]
 R = TypeVar("R", bound=Response)
 
 PATIENCE = 3600.0
-"""In virtual seconds; no story here takes so long, and idling through more of them takes real ones."""
+"""In virtual seconds. No test takes longer, and idling through more of them takes real time."""
 
 
 class HookedClient(Client):

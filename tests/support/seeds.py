@@ -11,6 +11,6 @@ import os
 import random
 
 EVERYTHING = os.environ.get("RDZV_TEST_EVERYTHING") == "1"
-"""Whether tests of which there are many of one kind are all run; else some, which each run chooses anew: `.ci/run`."""
+"""True if every case of the large families of tests runs (`.ci/run`); else each run chooses some."""
 
 FRESH = int(os.environ.setdefault("RDZV_TEST_SEED", str(random.SystemRandom().randrange(10**6, 10**9))))

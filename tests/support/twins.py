@@ -50,7 +50,7 @@ KINDS = [
     for twin in TWINS
     if EVERY_KIND or (twin, store_name) != ("blocking", "etcd")  # which would take twelve seconds more
 ]
-"""Which twins meet at which stores."""
+"""The combinations of twins and stores."""
 
 THREADS = 32  # more than any test has waiting at once
 

@@ -18,9 +18,9 @@ from rdzv.testing.story import where
 from rdzv.testing.timeline import START, Host, Timeline
 
 HORIZON = 3 * 86400.0
-"""How long one loop may run. Past this, something (a keep-alive, say) ticks on for a test that waits forever.
+"""The longest virtual time of one loop. Past this, a timer (say, of a keep-alive) keeps a test alive that never ends.
 
-The longest time any promise speaks of is one day, for which a closed run stays closed.
+The longest time in any promise is one day, for which a closed run stays closed.
 """
 
 

@@ -14,7 +14,7 @@ from store.messages import Entry, Event, Failed, FailureKind, Response
 from store.protocol import wire
 
 LAYOUTS = {4: "ab39d93d1e79cceb"}
-"""What each format looks like: a digest over every layout in it."""
+"""By format: a digest of all its layouts."""
 
 
 ENTRY = Entry(key="k", value=b"v", create_revision=1, mod_revision=2, lease=3)
@@ -28,7 +28,7 @@ ANSWERS_TO_CHANGES: tuple[Response, ...] = (
     messages.Done(),
     messages.Failed(kind=FailureKind.LIMIT, message="words"),
 )
-"""One of each that is kept, with something in every field."""
+"""One of each kind of answer that is kept, with a value in every field."""
 
 
 def layout() -> str:

@@ -200,10 +200,10 @@ def test_a_request_changes_no_more_keys_than_their_watchers_can_be_found_for_in_
 
 
 STEP_SECONDS = 0.05
-"""CPU time of the longest step of any request: what the promise allows, and more than twice what is measured."""
+"""CPU time that a step of any request may take: the promise's limit, and more than twice the measured time."""
 
 REFERENCE_SECONDS = 0.006
-"""What `reference` takes on an idle machine that is fast enough for the promise."""
+"""The result of `reference` on an idle machine that is fast enough for the promise."""
 
 WRITES, CONDITIONS = range(Limits().writes_max), range(Limits().operations_max)
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SEEDS = int(os.environ.get("RDZV_ETCD_SEEDS", "2"))
-"""With how many dice answers are lost."""
+"""The number of seeds with which answers are lost."""
 
 _names = iter(range(10**6))
 

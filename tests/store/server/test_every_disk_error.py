@@ -35,7 +35,7 @@ ERRORS = {
     "EROFS": sqlite3.SQLITE_READONLY,
     "EMFILE": sqlite3.SQLITE_CANTOPEN,
 }
-"""By what SQLite calls it."""
+"""By the error code of SQLite."""
 
 
 class Failing(Journal):

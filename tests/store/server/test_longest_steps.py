@@ -88,7 +88,7 @@ STANDING: dict[str, list[list[Request[Any]]]] = {
     "watches of many lengths": [[Watch(prefix="k" * length) for length in range(1, 2000)]],
     "leases": [[Grant(ttl=30.0, disconnect_ttl=0.1, gone_ttl=0.1)] * 4000 for _ in range(5)],
 }
-"""By name: what each of several peers asks, whose answers are not read."""
+"""By name: the requests of several peers, which do not read the answers."""
 
 BESIDE: dict[str, list[Request[Any]]] = {
     "nothing": [Ping()],
@@ -111,7 +111,7 @@ BESIDE: dict[str, list[Request[Any]]] = {
         *[Put("go", b""), *(Put(f"x/{number % 99}", b"") for number in range(1500)), Delete("go"), Put("go", b"")] * 2
     ],
 }
-"""By name: what one peer asks beside it, in this order: the last ones end what is standing."""
+"""By name: the requests of one peer beside these, in order. The last ones end the pending requests."""
 
 
 class Steps:
