@@ -36,6 +36,7 @@ LINES: dict[str, str] = {
     "unban": "unban {url} a",
     "drain": "drain {url} a",
     "resize": "resize {url} --max 3",
+    "lost": "lost {url} a",
     "stacks": "stacks {url} a",
     "chaos": "chaos {url} --kill 1/10m --for 1s --yes",
     "ping": "ping {server}",
