@@ -47,6 +47,8 @@ __all__ = ["Succession"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ASK_EVERY: Final = (0.02, 0.06)  # seconds, drawn each time: all others wait for the host
+PAUSE_SHARE: Final = 0.05  # of the time without a store: thousands of nodes may ask
+PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer a candidate; after that it is asked again
 SAY_AFTER: Final = 3.0  # seconds without a store, or for an operator's word
 
@@ -118,9 +120,10 @@ class Succession:
                     return host
                 if self._settled.is_set():
                     return None
-                self._say(self._hosts, found, anyio.current_time() - since)
+                away = anyio.current_time() - since
+                self._say(self._hosts, found, away)
                 self._asked.set()
-                await self._pause()
+                await self._pause(away)
         except (RendezvousError, OSError) as error:
             if isinstance(error, RendezvousError):
                 self.problem = str(error)
@@ -141,8 +144,10 @@ class Succession:
             self.problem = problem
             log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
 
-    async def _pause(self) -> None:
-        with anyio.move_on_after(self._rng.uniform(*ASK_EVERY)):
+    async def _pause(self, away: float) -> None:
+        """Pause before the hosts are asked again: a twentieth of the time without a store, at most a second."""
+        longer = max(1.0, min(away, PAUSE_MOST / PAUSE_SHARE) * PAUSE_SHARE / ASK_EVERY[1])
+        with anyio.move_on_after(self._rng.uniform(*ASK_EVERY) * longer):
             await self._settled.wait()
 
     def _tls(self) -> ssl.SSLContext | None:
@@ -213,9 +218,10 @@ class Succession:
                     return False
                 candidacy = heard
             if candidacy.missing(len(self._hosts)):
-                self._say(asked, found, anyio.current_time() - since)
+                away = anyio.current_time() - since
+                self._say(asked, found, away)
                 self._asked.set()
-                await self._pause()
+                await self._pause(away)
         return True
 
     @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from rdzv.backends.asking import DialOfMany, Host, Word, ask_all, find_blocking, tell_lost
+from rdzv.backends.asking import Asked, DialOfMany, Host, Word, ask_all, find_blocking, tell_lost
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.succession import Succession
 from rdzv.config.settings import parse
@@ -138,3 +138,22 @@ async def test_a_store_that_cannot_be_started_is_an_error_before_the_node_joins(
     broken = succession(ports, token="short")
     with pytest.raises(RendezvousSettingsError, match="the token has 5 bytes"):
         await broken.begin()
+
+
+@pytest.mark.virtual_time
+async def test_hosts_of_which_none_serves_are_asked_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: each node of a job whose hosts are not up yet made some sixty connections a second."""
+    asked: list[float] = []
+
+    async def none_serves(hosts: list[Host], *_: object, **__: object) -> list[Asked]:
+        asked.append(asyncio.get_running_loop().time())
+        return [Asked(Answer.SILENT)] * len(hosts)
+
+    monkeypatch.setattr("rdzv.backends.succession.ask_all", none_serves)
+    waiting = succession([free_port(), free_port()])
+    await waiting.begin()
+    await asyncio.sleep(60)
+    waiting.settle()
+    await waiting.aclose()
+    assert sum(at - asked[0] < 1.0 for at in asked) >= 15, "at first the others wait for the host"
+    assert sum(at - asked[0] > 30.0 for at in asked) <= 62
