@@ -233,7 +233,8 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     # A full restart under stable names looks the same, except that its nodes have arrived after no round.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
     nobody_else = all_have_come and regroup and not view.expected_back
-    lost = head.lost_store if head.lost_store is not None and view.number <= head.lost_store.round else None
+    is_news = view.round is None or view.round.revision < head.lost_store_told
+    lost = head.lost_store if is_news else None
     survivors = survivors_of(view.waiting.values(), lost)
     if lost is not None:
         missing, ends_at = lost.awaited - len(survivors), head.lost_store_at + rules.ttl

@@ -92,7 +92,7 @@ class NodeRecord(Stored, kw_only=True):
     since: float = 0.0  # the time of this arrival on the node's clock, in seconds since 1970; 0 if it does not say
     # The last step that it has finished (-1: none), if it uses `rounds()` and answers where to stop; else None.
     progress: int | None = None
-    # The round that it was a member of in a store that was lost, and its rank there; None if there is none.
+    # The revision of its round in a store that was lost, and its rank there; None if it was a member of none.
     came_from: tuple[int, int] | None = None
     arrival: int = 0  # the revision that wrote this record; it identifies the arrival
 
@@ -260,7 +260,8 @@ class LostStore(Stored, kw_only=True):
 
     generation: int  # of that store; the first one of a run has 1
     revision: int  # the last that the node had seen there
-    round: int = -1  # the number of the last round; -1: there was none
+    round: int = -1  # the highest number of a round, there or before; -1: there was none
+    round_at: int = 0  # the revision of the last round's commit; other stores may have a round of its number
     awaited: int = 0  # its members that may still be at work
     settings: bytes = b""  # as all nodes shared them at last
     closed: bytes = b""  # the closing; empty if the run was not closed
@@ -277,7 +278,7 @@ class Hosted(NamedTuple):
     """A node in the process that serves the store."""
 
     arrival: int
-    last_round: int  # that it was a member of before, perhaps in another store; -1 for none
+    last_round: int  # the revision of the one that it was a member of before, perhaps in another store; 0 for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +303,7 @@ class Head:
     questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
     lost_store: LostStore | None = None  # what nodes knew of it
     lost_store_at: float = 0.0  # when that was heard, on this node's clock
+    lost_store_told: int = 0  # the revision of that write
     hosted: Mapping[str, Hosted] = field(default_factory=lambda: MappingProxyType({}))  # in the store's process
     moves: bool = False  # the host of the store is about to leave: no node arrives here any more
     moves_over: Progress | None = None  # the progress before that: the members that leave meet again elsewhere

@@ -226,3 +226,29 @@ async def test_s13_with_one_host_the_restarted_store_continues_the_run_as_well()
         assert infos[0].round == 3
         with pytest.raises(RendezvousRefusedError, match="bad memory"):
             await run.handler("z").next_rendezvous()
+
+
+async def test_s13_a_round_of_new_nodes_with_an_old_number_is_awaited_like_any_other() -> None:
+    """Regression: after a round 0 of new nodes, the members of the older store's round 0 passed for its members."""
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=2, last_call_timeout=1) as run:
+        old = [run.handler(name) for name in "xy"]
+        await run.meet(*old)
+        run.network.partition("x")
+        run.network.partition("y")
+        await replace(run)
+        new = [run.handler(name) for name in "ab"]
+        (first, _) = await run.meet(*new)
+        assert first.round == 0
+        run.network.heal("x")
+        joining = [await run.join(old[0])]  # it tells what it knows of the other round 0
+        await asyncio.sleep(1.0)
+        run.network.partition("a")  # it works on in the round of the new nodes
+        await replace(run)
+        began = now()
+        joining.append(await run.join(new[1]))
+        await asyncio.sleep(TTL / 2)
+        assert not any(task.done() for task in joining)
+        infos = [await task for task in joining]
+        assert_one_round(infos)
+        assert infos[0].round > 0
+        assert now() - began > TTL - 1

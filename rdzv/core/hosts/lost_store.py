@@ -34,16 +34,17 @@ class Known(NamedTuple):
 def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: str, now: float) -> LostStore:
     """Return a node's knowledge of a store, by the head of the run."""
     before, round = head.lost_store, head.round
-    number, awaited = -1, 0
-    if round is not None and (before is None or round.number > before.round):
-        number, awaited = round.number, round.size - _gone_from(round, head.moves_over or head.progress, head.hosted)
-    elif before is not None:  # this store was lost before its first round
-        there = sum(one.last_round == before.round for one in head.hosted.values())
-        number, awaited = before.round, before.awaited - there
+    number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
+    if round is not None:
+        number, at = max(number, round.number), round.revision
+        awaited = round.size - _gone_from(round, head.moves_over or head.progress, head.hosted)
+    else:  # this store was lost before its first round
+        awaited -= sum(one.last_round == at > 0 for one in head.hosted.values())
     return LostStore(
         generation=1 if before is None else before.generation + 1,
         revision=revision,
         round=number,
+        round_at=at,
         awaited=max(awaited, 0),
         settings=settings,
         closed=b"" if head.closed is None else head.closed.pack(),
@@ -65,7 +66,7 @@ def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hos
 
 
 def _was_in(round: Round, one: Hosted) -> bool:
-    return one.last_round == round.number or round.rank_of(one.arrival) is not None  # not known of large rounds
+    return one.last_round == round.revision or round.rank_of(one.arrival) is not None  # not known of large rounds
 
 
 def _what_is_left(ban: Ban, now: float) -> Ban:
@@ -77,4 +78,4 @@ def survivors_of(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[
     if lost is None:
         return {}
     came = ((record.node_id, record.came_from) for record in records)
-    return {node_id: it[1] for node_id, it in came if it is not None and it[0] == lost.round}
+    return {node_id: it[1] for node_id, it in came if it is not None and it[0] == lost.round_at}

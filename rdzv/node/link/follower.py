@@ -224,7 +224,11 @@ class Follower:
         if key == keys.stop:
             return {"stop": Stop.unpack(value, revision=revision) if put else None}
         if key == keys.lost_store:
-            return {"lost_store": LostStore.unpack(value) if put else None, "lost_store_at": now}
+            return {
+                "lost_store": LostStore.unpack(value) if put else None,
+                "lost_store_at": now,
+                "lost_store_told": revision,
+            }
         if key == keys.moving:
             over = self.head.moves_over if self.head.moves else self.head.progress
             return {"moves": put, "moves_over": over if put else None}

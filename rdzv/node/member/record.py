@@ -149,7 +149,7 @@ class Recording:
         if part.node_id in link.follower.head.drains and not part.arrival.began:
             writes.append(Delete(keys.drains + part.node_id))  # announced of an earlier process
         if part.settings.endpoint.has_successors and is_served_here(link.store.store_id):
-            last = -1 if part.membership is None else part.membership.round.number
+            last = 0 if part.membership is None else part.membership.round.revision
             of_run = run or link.known_run_lease  # it outlives the node, and ends with the process
             writes.append(Put(keys.hosted + part.node_id, b"%d" % last, lease=of_run.id if of_run else lease.id))
         if role is not None:
@@ -299,9 +299,9 @@ def came_from(part: Part) -> tuple[int, int] | None:
     known, last = part.known, part.membership
     if not part.settings.endpoint.has_successors or known is None or last is None:
         return None
-    if last.round.number != known.lost.round:
+    if last.round.revision != known.lost.round_at:
         return None
-    return last.round.number, last.rank
+    return last.round.revision, last.rank
 
 
 def node_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:
