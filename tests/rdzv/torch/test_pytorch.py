@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.rdzv.torch.private_names import PRIVATE, Private
 from tests.support.processes import require, start_python
 
 require("torch")  # the imports below need it
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.mark.parametrize("private", it.PRIVATE, ids=lambda private: private.name)
-def test_every_private_name_exists_since_the_listed_release(private: it.Private) -> None:
+@pytest.mark.parametrize("private", PRIVATE, ids=lambda private: private.name)
+def test_every_private_name_exists_since_the_listed_release(private: Private) -> None:
     present = True
     try:
         where = private.within or private.name
@@ -40,7 +41,7 @@ def test_every_private_name_exists_since_the_listed_release(private: it.Private)
 
 TAKEN_AWAY = """
 import functools, importlib, sys
-from rdzv.torch.pytorch import PRIVATE
+from tests.rdzv.torch.private_names import PRIVATE
 for private in PRIVATE:
     if private.within:
         continue  # it is in nobody's hands to take that away: see the test below
