@@ -1,4 +1,4 @@
-"""A disk on virtual time: it has latency, stalls, fills up, fails, and keeps only committed data.
+"""A disk on virtual time: it has latency, and keeps only committed data.
 
 A `Disk` outlives the processes that use it. Each process opens a `SimulatedJournal` on it: the journal's own SQL,
 checksums and reading, on a database in memory. Timers of the process's loop replace the writer's thread. When the
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Disk", "SimulatedJournal"]
 
 COMMIT_SECONDS = (0.0002, 0.004)  # the time that a healthy disk takes for a group
-PAGES_ALWAYS = 1_000_000
 
 
 class NoMark:
@@ -37,24 +36,18 @@ class NoMark:
 
 
 class NoReserve:
-    """A stand-in for the reserved space.
+    """A stand-in for the reserved space: there is always more."""
 
-    Attributes:
-        has_room: True while the disk has space.
-    """
-
-    has_room = True
-
-    def take(self, least: int) -> bool:
-        """Return whether the disk has space."""
-        return self.has_room or not least
+    def take(self, least: int) -> bool:  # noqa: ARG002
+        """Return True: the disk has space."""
+        return True
 
     def give_up(self) -> None:
         """Do nothing."""
 
 
 class Disk:
-    """The data that outlives a process, and the faults of its disk.
+    """The data that outlives a process.
 
     Args:
         rng: Draws latencies, and whether the group that was being written at a crash reached the disk.
@@ -63,15 +56,12 @@ class Disk:
 
     Attributes:
         commits: The number of groups that were written.
-        fail_next: The number of writes that fail from now on.
     """
 
     def __init__(self, rng: random.Random, *, store_id: str, on_commit: Callable[[list[Facts]], None]) -> None:
         self.rng = rng
         self.on_commit = on_commit
         self.commits: int = 0
-        self.fail_next: int = 0
-        self.stalled_until: float = 0.0  # true time
         self._journal: SimulatedJournal | None = None
         self.mark: NoMark = NoMark()
         self.reserve: NoReserve = NoReserve()
@@ -79,23 +69,10 @@ class Disk:
         self.database.executescript(rows.SCHEMA)
         self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
 
-    def open(
-        self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal], now: Callable[[], float]
-    ) -> SimulatedJournal:
+    def open(self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal]) -> SimulatedJournal:
         """Open the journal of a new process; the process before has died or closed its own."""
-        self._journal = kind(self, loop, now)
+        self._journal = kind(self, loop)
         return self._journal
-
-    def fill(self) -> None:
-        """Leave no free space."""
-        (pages,) = self.database.execute("PRAGMA page_count").fetchone()
-        self.database.execute(f"PRAGMA max_page_count={pages}")
-        self.reserve.has_room = False
-
-    def make_room(self) -> None:
-        """Free space again."""
-        self.database.execute(f"PRAGMA max_page_count={PAGES_ALWAYS}")
-        self.reserve.has_room = True
 
     def lose_power(self) -> None:
         """End the process or the machine: the group that was being written is on the disk or not."""
@@ -111,11 +88,10 @@ class Disk:
 class SimulatedJournal(Journal):
     """The journal of one process on a `Disk`."""
 
-    def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop, now: Callable[[], float]) -> None:
+    def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop) -> None:
         # The journal's own constructor is not called: it makes files, and locks them.
         self._disk = disk
         self._loop = loop
-        self._now = now
         self._path = self._directory = "a disk in memory"  # type: ignore[assignment]  # for messages only
         self._database = disk.database
         self._pending = []
@@ -156,10 +132,8 @@ class SimulatedJournal(Journal):
         self._on_durable, self._on_failure = on_durable, on_failure
         self._take_up()
 
-    def stop(self, *, within: float | None = None) -> bool:  # noqa: ARG002 - a stalled disk does not end its stall
-        """Write all pending facts at once; return False if the disk is stalled."""
-        if self._now() < self._disk.stalled_until:
-            return False
+    def stop(self, *, within: float | None = None) -> bool:  # noqa: ARG002 - it takes no time
+        """Write all pending facts at once; return True."""
         while self._on_durable is not None and (self._in_hand is not None or self._pending):
             self._take_up()
             assert self._timer is not None
@@ -179,18 +153,13 @@ class SimulatedJournal(Journal):
         """Begin the next group, as the writer's thread does."""
         if self._in_hand is None and self._pending and self._on_durable is not None:
             self._in_hand, self._pending = (self._pending, self.appended), []
-            stall = max(self._disk.stalled_until - self._now(), 0.0)
-            self._timer = self._loop.call_later(stall + self._disk.rng.uniform(*COMMIT_SECONDS), self._written)
+            self._timer = self._loop.call_later(self._disk.rng.uniform(*COMMIT_SECONDS), self._written)
 
     def _written(self) -> None:
         """Commit the group that is being written, or fail."""
         assert self._in_hand is not None
         assert self._on_durable is not None
         assert self._on_failure is not None
-        left = self._disk.stalled_until - self._now()
-        if left > 0:  # the disk has stalled meanwhile
-            self._timer = self._loop.call_later(left + COMMIT_SECONDS[0], self._written)
-            return
         (group, last), self._in_hand, self._timer = self._in_hand, None, None
         try:
             self._write_group(group, last, self._on_durable)
@@ -202,15 +171,9 @@ class SimulatedJournal(Journal):
         self._take_up()
 
     def _commit(self, group: list[Facts]) -> None:
-        if self._disk.fail_next:
-            self._disk.fail_next -= 1
-            raise sqlite3.OperationalError("disk I/O error")
-        self._write_down(group)
+        super()._commit(group)
         self._disk.commits += 1
         self._disk.on_commit(group)
-
-    def _write_down(self, group: list[Facts]) -> None:
-        super()._commit(group)
 
 
 class _Borrowed:

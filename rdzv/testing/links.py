@@ -58,7 +58,6 @@ class Link:
         server_loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.name: str = _link_name(dialer, target)
-        self.forgotten: bool = False  # a firewall between the ends drops all packets, for good
         self.names: set[str] = names_of(dialer, target)
         self.target = target
         self._upward = Pipe(network)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rdzv.node.handler import Handler
 from rdzv.node.link.loops import NodeLoop
@@ -59,26 +59,17 @@ class World:
 
     Args:
         seed: Of the order of turns, and of all latencies.
-        latency: Seconds from one end of a connection to the other, between these bounds.
-        shred: Deliver the streams in pieces of random size.
-        joins: How often all that has arrived on a connection is read at once.
-        timeline: The one that whoever asks lives on; without it, one of its own.
+        timeline: The one that the caller lives on; without it, one of its own.
+        of_network: Arguments of the network.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        latency: float | tuple[float, float],
-        shred: bool = False,
-        joins: float = 0.0,
-        timeline: Timeline | None = None,
-    ) -> None:
+    network_kind: ClassVar[type[MemoryNetwork]] = MemoryNetwork
+
+    def __init__(self, seed: int, *, timeline: Timeline | None = None, **of_network: Any) -> None:
         self.timeline: Timeline = timeline or Timeline(seed)
         self.network_host: Host = self.timeline.host("the network")
-        self.network: MemoryNetwork = MemoryNetwork(
-            latency=latency, rng=random.Random(f"network {seed}"), shred=shred, joins=joins, loop=self.network_host
-        )
+        rng = random.Random(f"network {seed}")
+        self.network: MemoryNetwork = self.network_kind(rng=rng, loop=self.network_host, **of_network)
 
     @property
     def now(self) -> float:
@@ -223,23 +214,26 @@ class StoreMachine:
         self._rng = rng
         self._listener: Listener | None = None
         self.dark: bool = False  # the machine has no power
-        self.leaving: bool = False
         self.host: Host | None = None
         self.server: Server | None = None
         self.starts: int = 0
         self.disk: Disk | None = None
         self.store_id: str = "store 1"
         if durable:
-            self.disk = Disk(self._rng, store_id=self.store_id, on_commit=self.committed)
+            self.disk = self.new_disk(self.store_id)
 
     # ------------------------------------------------------------------------------------------ to be overridden
+
+    def new_disk(self, store_id: str) -> Disk:
+        """Return the disk."""
+        return Disk(self._rng, store_id=store_id, on_commit=self.committed)
 
     def committed(self, group: list[Facts]) -> None:
         """Note that these facts are on the disk."""
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
         """Return the journal of a new process."""
-        return disk.open(host, kind=SimulatedJournal, now=lambda: self._world.now)
+        return disk.open(host, kind=SimulatedJournal)
 
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
         """Return the server of a new process."""
@@ -292,7 +286,6 @@ class StoreMachine:
         world.say(f"the store is killed{', and its machine with it' if silently else ''}")
         self.host.die()
         self.host = self.server = None
-        self.leaving = False
         world.network.died(STORE, silently=silently)
         self._close_listener()
         if silently:
@@ -300,23 +293,6 @@ class StoreMachine:
             world.network.partition(STORE)
         if self.disk is not None:
             self.disk.lose_power()
-
-    def leave(self) -> None:
-        """Tell it to end (SIGTERM)."""
-        if self.host is not None and self.server is not None and self._listener is not None:
-            self._world.say("the store is told to leave")
-            self._close_listener()
-            self.leaving = True
-            self.host.start(self._leave(self.server, self.host))
-
-    async def _leave(self, server: Server, host: Host) -> None:
-        await server.leave()
-        if self.host is host:
-            self._world.network_host.call_soon(self._end, host)
-
-    def _end(self, host: Host) -> None:
-        if self.host is host:
-            self.die()
 
     def _close_listener(self) -> None:
         if self._listener is not None:

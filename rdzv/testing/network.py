@@ -18,7 +18,6 @@ dead process are closed for it (`died`).
 from __future__ import annotations
 
 import asyncio
-import enum
 import errno
 import itertools
 import random
@@ -34,14 +33,6 @@ if TYPE_CHECKING:
 GIVEN_UP_AFTER = 30.0  # seconds until TCP's keep-alive, as `store.net.sockets` sets it, gives up a silent machine
 
 P = TypeVar("P", bound=AnyProtocol)
-
-
-class Way(enum.Enum):
-    """The direction of a link that is held."""
-
-    BOTH = "both"
-    UPWARD = "what the dialer sends"
-    DOWNWARD = "what the listener sends"
 
 
 class MemoryNetwork:
@@ -77,7 +68,7 @@ class MemoryNetwork:
         self._links: dict[str, Link] = {}
         self._numbers = itertools.count(1)
         self._refused: set[str] = set()
-        self._partitioned: dict[str, Way] = {}
+        self._partitioned: set[str] = set()
         self._dead: set[str] = set()
         self._waiting: dict[asyncio.Future[None], None] = {}  # dials without an answer
 
@@ -158,11 +149,6 @@ class MemoryNetwork:
         self._links = {name: link for name, link in self._links.items() if not link.is_over}
         return [link for link in self._links.values() if _name(which) in link.names]
 
-    def cut(self, which: str | Link = EVERYTHING) -> None:
-        """Close links at once at both ends, without an error; bytes in flight are lost."""
-        for link in self.links(which):
-            link.cut()
-
     def reset(self, which: str | Link = EVERYTHING) -> None:
         """Close links at once at both ends with `ConnectionResetError`; bytes in flight are lost."""
         for link in self.links(which):
@@ -184,9 +170,9 @@ class MemoryNetwork:
             if silently:
                 self.loop.call_later(GIVEN_UP_AFTER, other.lose, TimeoutError(f"{link.name} is silent"))
 
-    def partition(self, which: str | Link = EVERYTHING, *, way: Way | None = None) -> None:
-        """Hold all bytes, or those of one direction, and all dials, until `heal`; neither end is told."""
-        self._partitioned[_name(which)] = Way.BOTH if way is None else way
+    def partition(self, which: str | Link = EVERYTHING) -> None:
+        """Hold all bytes and all dials until `heal`; neither end is told."""
+        self._partitioned.add(_name(which))
         self._hold_what_is_partitioned()
 
     def heal(self, which: str | Link = EVERYTHING) -> None:
@@ -194,21 +180,12 @@ class MemoryNetwork:
         if which == EVERYTHING:
             self._partitioned.clear()
         else:
-            self._partitioned.pop(_name(which), None)
+            self._partitioned.discard(_name(which))
         self._hold_what_is_partitioned()
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
-
-    def forget_flows(self, which: str | Link = EVERYTHING) -> None:
-        """Drop all packets of the present links for good, as a restarted firewall does.
-
-        New dials pass. An old connection looks the same for seconds after a cut, until TCP sends again.
-        """
-        for link in self.links(which):
-            link.forgotten = True
-            self._hold(link)
 
     def refuse(self, name: str) -> None:
         """Refuse dials to this listener or from this source; present links stay."""
@@ -240,11 +217,8 @@ class MemoryNetwork:
             self._hold(link)
 
     def _hold(self, link: Link) -> None:
-        if link.forgotten:
-            link.hold(upward=True, downward=True)
-            return
-        ways = {self._partitioned[name] for name in link.names if name in self._partitioned}
-        link.hold(upward=bool(ways - {Way.DOWNWARD}), downward=bool(ways - {Way.UPWARD}))
+        held = not link.names.isdisjoint(self._partitioned)
+        link.hold(upward=held, downward=held)
 
     async def _travel(self, names: set[str]) -> None:
         await anyio.sleep(self.draw_latency())

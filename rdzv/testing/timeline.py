@@ -123,13 +123,6 @@ class Timeline:
             self._bury()
         self._timers.clear()
 
-    @property
-    def next_timer(self) -> float:
-        """Return when the next timer fires, if nothing happens before; infinity if there is none."""
-        while self._timers and (self._timers[0][3].cancelled() or self._timers[0][2].dead):
-            heapq.heappop(self._timers)
-        return self._timers[0][0] if self._timers else float("inf")
-
     def timers_of(self, host: Host) -> list[tuple[float, asyncio.Handle]]:
         """What timers of a host are set, in order."""
         timers = sorted(self._timers, key=lambda timer: timer[:2])

@@ -14,10 +14,11 @@ import pytest
 import rdzv
 import store
 from store import Grant, Put
+from tests.support.faults import FaultyNetwork
 from tests.support.processes import start_python
 from tests.support.runs import VirtualRun, listen
 from tests.support.spoken import Granted
-from tests.support.stores import MemoryNetwork, Peer, connect_in_memory, introduce, process_id_of, serve_in_memory
+from tests.support.stores import Peer, connect_in_memory, introduce, process_id_of, serve_in_memory
 from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ LATE = 0.11  # seconds: the server looks every 0.1 s at the latest, and the netw
 
 
 @contextlib.asynccontextmanager
-async def member(network: MemoryNetwork, name: str) -> AsyncIterator[asyncio.Task[None]]:
+async def member(network: FaultyNetwork, name: str) -> AsyncIterator[asyncio.Task[None]]:
     """A process that holds a lease with a key of its own name, until it loses the lease."""
     ready = asyncio.Event()
 
@@ -53,7 +54,7 @@ async def member(network: MemoryNetwork, name: str) -> AsyncIterator[asyncio.Tas
 
 
 @contextlib.asynccontextmanager
-async def serving(network: MemoryNetwork) -> AsyncIterator[tuple[store.Server, Watch]]:
+async def serving(network: FaultyNetwork) -> AsyncIterator[tuple[store.Server, Watch]]:
     """A server, and a client's watch of its members."""
     async with (
         serve_in_memory(network) as server,
@@ -81,13 +82,13 @@ async def deaths(watch: Watch, count: int) -> list[float]:
     return times
 
 
-def let_back(network: MemoryNetwork, *names: str) -> None:
+def let_back(network: FaultyNetwork, *names: str) -> None:
     """Let these processes connect again."""
     for name in names:
         network.accept(name)
 
 
-def kill(network: MemoryNetwork, *names: str) -> None:
+def kill(network: FaultyNetwork, *names: str) -> None:
     """End all connections of these processes from their side, for good."""
     for name in names:
         network.refuse(name)
@@ -97,7 +98,7 @@ def kill(network: MemoryNetwork, *names: str) -> None:
 
 @virtual_time
 async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_connections_are_closed() -> None:
-    network = MemoryNetwork(latency=0.001)
+    network = FaultyNetwork(latency=0.001)
     async with serving(network) as (_, watch), member(network, "a"), member(network, "b"), member(network, "c"):
         # the process has other connections, too
         shared = await introduce(network, source="c", process=process_id_of("c"))
@@ -111,7 +112,7 @@ async def test_r20_a_killed_process_is_heard_of_after_gone_ttl_once_all_of_its_c
 
 @virtual_time
 async def test_r20_one_of_two_connections_closed_is_no_death() -> None:
-    network = MemoryNetwork(latency=0.001)
+    network = FaultyNetwork(latency=0.001)
     async with serving(network) as (server, watch):
         both = process_id_of("a")
         keeping, other = [await introduce(network, source="a", process=both) for _ in range(2)]
@@ -128,7 +129,7 @@ async def test_r20_one_of_two_connections_closed_is_no_death() -> None:
 @pytest.mark.parametrize("times", [1, 5])
 async def test_r20_a_process_that_comes_back_at_once_loses_nothing(times: int) -> None:
     """ "unless it comes back": a living client reconnects before any back-off."""
-    network = MemoryNetwork(latency=(0.001, 0.01))
+    network = FaultyNetwork(latency=(0.001, 0.01))
     async with (
         serve_in_memory(network) as server,
         connect_in_memory(network, source="watcher") as watcher,
@@ -154,7 +155,7 @@ async def test_r20_a_process_that_comes_back_at_once_loses_nothing(times: int) -
 @pytest.mark.parametrize(("killed", "left"), [(30, 40), (30, 2), (2, 1)])
 async def test_r20_many_at_once_are_judged_by_their_disconnect_ttl(killed: int, left: int) -> None:
     """Here 30 of 70 processes, 30 of 32, and two of 3 disconnect at once, as when a proxy or a switch is restarted."""
-    network = MemoryNetwork(latency=0.001)
+    network = FaultyNetwork(latency=0.001)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(serve_in_memory(network))
         watcher = await stack.enter_async_context(connect_in_memory(network, source="watcher"))
@@ -170,7 +171,7 @@ async def test_r20_many_at_once_are_judged_by_their_disconnect_ttl(killed: int, 
 
 @virtual_time
 async def test_r20_a_proxy_that_returns_in_half_a_second_costs_no_member_its_place() -> None:
-    network = MemoryNetwork(latency=0.001)
+    network = FaultyNetwork(latency=0.001)
     names = list(map(str, range(30)))
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(serve_in_memory(network))
@@ -186,7 +187,7 @@ async def test_r20_a_proxy_that_returns_in_half_a_second_costs_no_member_its_pla
 @virtual_time
 async def test_r20_a_connection_closed_by_the_server_is_no_death() -> None:
     """A member that the server disconnects for its bytes has `disconnect_ttl` to come back."""
-    network = MemoryNetwork(latency=0.001)
+    network = FaultyNetwork(latency=0.001)
     async with serving(network) as (_, watch):
         peer = await introduce(network, source="a", process=process_id_of("a"))
         await join(peer, "a")
@@ -198,7 +199,7 @@ async def test_r20_a_connection_closed_by_the_server_is_no_death() -> None:
 
 @virtual_time
 async def test_r20_a_lease_without_gone_ttl_and_a_client_of_before_are_judged_by_disconnect_ttl() -> None:
-    network = MemoryNetwork(latency=0.001)
+    network = FaultyNetwork(latency=0.001)
     async with serving(network) as (_, watch):
         for name, process, gone_ttl in (("a", process_id_of("a"), None), ("b", b"", GONE_TTL)):
             peer = await introduce(network, source=name, process=process)

@@ -16,8 +16,9 @@ import pytest
 
 import store
 from store import Client
+from tests.support.faults import FaultyNetwork
 from tests.support.proxy import Proxy
-from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
+from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ TTL = 10.0
 class Cut:
     """A network between clients and a store that can be cut as a real one."""
 
-    def __init__(self, network: MemoryNetwork) -> None:
+    def __init__(self, network: FaultyNetwork) -> None:
         self._network = network
         self._on = False
 
@@ -57,7 +58,7 @@ class Cut:
 @virtual_time
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 3.5, 5.0])
 async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_at_once(seconds: float) -> None:
-    network = MemoryNetwork(latency=0.0005)
+    network = FaultyNetwork(latency=0.0005)
     cut, rng = Cut(network), random.Random(seconds)
     back: list[float] = []
     async with serve_in_memory(network) as server:
@@ -82,7 +83,7 @@ async def test_r8_a_cut_soon_after_another_finds_the_lease_renewed() -> None:
     """The renewal that the first cut had delayed was counted from its sending, and the next one was put off as
     usual.
     """
-    network = MemoryNetwork(latency=0.0005)
+    network = FaultyNetwork(latency=0.0005)
     cut, rng = Cut(network), random.Random(7)
     async with serve_in_memory(network), cut.client("node") as client, client.kept_lease(TTL):
         for _ in range(100):
@@ -93,7 +94,7 @@ async def test_r8_a_cut_soon_after_another_finds_the_lease_renewed() -> None:
 
 @virtual_time
 async def test_r8_a_firewall_that_forgets_connections_costs_a_second() -> None:
-    network = MemoryNetwork(latency=0.001)
+    network = FaultyNetwork(latency=0.001)
     async with (
         serve_in_memory(network) as server,
         connect_in_memory(network) as client,
@@ -115,7 +116,7 @@ async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None
     """A durable store restarts and refuses connections for half the TTL. After that no client may sleep through its
     pause.
     """
-    network = MemoryNetwork(latency=0.001)
+    network = FaultyNetwork(latency=0.001)
     async with serve_in_memory(network), contextlib.AsyncExitStack() as stack:
         clients = [connect_in_memory(network, source=f"node {number}") for number in range(100)]
         for client in clients:
@@ -132,7 +133,7 @@ async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None
 
 @virtual_time
 async def test_r8_a_server_that_stands_still_is_not_flooded_and_answers_on_the_old_connection() -> None:
-    network = MemoryNetwork(latency=0.001)
+    network = FaultyNetwork(latency=0.001)
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
         changes: list[bool] = []
         client.on_connection(changes.append)
@@ -150,7 +151,7 @@ async def test_r8_a_server_that_stands_still_is_not_flooded_and_answers_on_the_o
 
 @virtual_time
 async def test_r8_if_every_answer_takes_three_seconds_clients_do_not_reconnect_for_ever() -> None:
-    network = MemoryNetwork(latency=1.5)
+    network = FaultyNetwork(latency=1.5)
     async with serve_in_memory(network), connect_in_memory(network) as client, client.kept_lease(60.0):
         changes: list[bool] = []
         client.on_connection(changes.append)

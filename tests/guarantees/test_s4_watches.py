@@ -16,9 +16,10 @@ import pytest
 
 import store
 from store import Limits, WatchCompacted
+from tests.support.faults import FaultyNetwork
 from tests.support.proxy import Proxy
 from tests.support.seeds import FRESH
-from tests.support.stores import MemoryNetwork, connect_blocking, connect_in_memory, serve_in_memory, taken
+from tests.support.stores import connect_blocking, connect_in_memory, serve_in_memory, taken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,7 +40,7 @@ def blocking_taken(watch: BlockingWatch, count: int) -> list[Event]:
 
 @contextlib.asynccontextmanager
 async def serving(
-    network: MemoryNetwork, limits: Limits | None = None
+    network: FaultyNetwork, limits: Limits | None = None
 ) -> AsyncIterator[tuple[store.Server, store.Client, store.Client]]:
     """A server, a client that writes, and one that watches."""
     async with (
@@ -58,7 +59,7 @@ async def serving(
 @pytest.mark.parametrize("snapshot", [True, False])
 async def test_s4_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed: int, snapshot: bool) -> None:
     rng = random.Random(seed)
-    network = MemoryNetwork(latency=(0.001, 0.05), rng=rng, shred=True)
+    network = FaultyNetwork(latency=(0.001, 0.05), rng=rng, shred=True)
     async with serving(network) as (_, writer, watcher), watcher.watch("watched/", snapshot=snapshot) as watch:
         written: list[int] = []
 
@@ -83,7 +84,7 @@ async def test_s4_a_watch_across_cuts_sees_every_revision_once_and_in_order(seed
 @virtual_time
 async def test_s4_a_watch_from_a_revision_gets_the_history_and_continues_across_cuts() -> None:
     """ "resumable": there is no gap between the history and later changes."""
-    network = MemoryNetwork(latency=(0.001, 0.05), rng=random.Random(1), shred=True)
+    network = FaultyNetwork(latency=(0.001, 0.05), rng=random.Random(1), shred=True)
     async with serving(network) as (_, writer, watcher):
         revisions = [await writer.put(f"watched/{number % 3}", b"") for number in range(20)]
         async with watcher.watch("watched/", start_revision=revisions[5]) as watch:
@@ -97,7 +98,7 @@ async def test_s4_a_watch_from_a_revision_gets_the_history_and_continues_across_
 @virtual_time
 async def test_s4_an_idle_watch_is_not_reset_by_changes_to_other_keys() -> None:
     """ "resumable": each answer of the server moves the resume point of a watch that has had no event."""
-    network = MemoryNetwork()
+    network = FaultyNetwork()
     async with (
         serving(network, limits=Limits(history_bytes_max=5000)) as (_, writer, watcher),
         watcher.watch("a/", snapshot=True) as watch,
@@ -113,7 +114,7 @@ async def test_s4_an_idle_watch_is_not_reset_by_changes_to_other_keys() -> None:
 
 @virtual_time
 async def test_s4_changes_of_one_revision_come_in_one_batch_also_after_a_cut() -> None:
-    network = MemoryNetwork(shred=True, rng=random.Random(1))
+    network = FaultyNetwork(shred=True, rng=random.Random(1))
     async with serving(network) as (_, writer, watcher), watcher.watch("") as watch:
         batches = watch.batches()
         for number in range(20):
@@ -130,7 +131,7 @@ async def test_s4_changes_of_one_revision_come_in_one_batch_also_after_a_cut() -
 
 @virtual_time
 async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    network = MemoryNetwork()
+    network = FaultyNetwork()
     async with (
         serving(network, limits=Limits(outbox_bytes_max=300_000)) as (server, writer, watcher),
         watcher.watch("", snapshot=True) as watch,
@@ -151,7 +152,7 @@ async def test_s4_a_client_too_slow_for_its_outbox_misses_nothing(caplog: pytest
 
 
 @contextlib.asynccontextmanager
-async def history_gone(network: MemoryNetwork, watcher: store.Client, writer: store.Client) -> AsyncIterator[None]:
+async def history_gone(network: FaultyNetwork, watcher: store.Client, writer: store.Client) -> AsyncIterator[None]:
     """Disconnect the watcher during the block. When it reconnects, the events that it missed are no longer kept."""
     network.refuse("watcher")
     network.reset("watcher")
@@ -164,7 +165,7 @@ async def history_gone(network: MemoryNetwork, watcher: store.Client, writer: st
 
 @virtual_time
 async def test_s4_with_a_snapshot_lost_history_is_a_reset_and_a_new_snapshot() -> None:
-    network = MemoryNetwork()
+    network = FaultyNetwork()
     async with serving(network, limits=Limits(history_bytes_max=5000)) as (_, writer, watcher):
         await writer.put("a", b"1")
         async with watcher.watch("", snapshot=True) as watch:
@@ -185,7 +186,7 @@ async def test_s4_with_a_snapshot_lost_history_is_a_reset_and_a_new_snapshot() -
 
 @virtual_time
 async def test_s4_without_a_snapshot_lost_history_ends_the_watch_with_an_error() -> None:
-    network = MemoryNetwork()
+    network = FaultyNetwork()
     async with serving(network, limits=Limits(history_bytes_max=5000)) as (_, writer, watcher):
         async with watcher.watch("") as watch:
             await writer.put("a", b"1")

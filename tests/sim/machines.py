@@ -12,16 +12,16 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rdzv.testing.disk import Disk, SimulatedJournal
-from rdzv.testing.machines import STORE, Process, StoreMachine, World, process_id_of
+from rdzv.testing.machines import STORE, Process, process_id_of
 from store.limits import Limits
 from store.server.server import Server
 from tests.sim.truth import Books, HeardClient, Truth, observe
+from tests.support.faults import FaultyJournal, FaultyStore, FaultyWorld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rdzv.testing.disk import Disk
+    from rdzv.testing.disk import Disk, SimulatedJournal
     from rdzv.testing.timeline import Host
     from store.engine.changeset import Facts
     from store.engine.engine import Engine
@@ -34,7 +34,7 @@ __all__ = ["Cosmos", "HeardProcess", "ObservedStore", "Seams", "quiet_logs"]
 class Seams:
     """The places for planted bugs: replacements for parts of the product, and a context."""
 
-    journal: type[SimulatedJournal] = SimulatedJournal
+    journal: type[SimulatedJournal] = FaultyJournal
     client: type[HeardClient] = HeardClient
     plant: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext  # entered for the whole run
 
@@ -53,7 +53,7 @@ def quiet_logs() -> Iterator[None]:
             logger.setLevel(level)
 
 
-class Cosmos(World):
+class Cosmos(FaultyWorld):
     """The world of one seed: a timeline, a network, a store, and the truth about it."""
 
     def __init__(
@@ -123,7 +123,7 @@ class HeardProcess(Process):
         )
 
 
-class ObservedStore(StoreMachine):
+class ObservedStore(FaultyStore):
     """The machine that the store runs on, and the books of its store."""
 
     def __init__(self, cosmos: Cosmos, *, durable: bool, limits: Limits) -> None:
@@ -146,7 +146,7 @@ class ObservedStore(StoreMachine):
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
         """Open the journal, or one with a planted bug."""
-        return disk.open(host, kind=self._cosmos.seams.journal, now=lambda: self._cosmos.timeline.now)
+        return disk.open(host, kind=self._cosmos.seams.journal)
 
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
         """Make a server whose engine is observed."""

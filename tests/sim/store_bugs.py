@@ -7,13 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from rdzv.testing.disk import SimulatedJournal
 from store.engine.sessions import Session, Sessions
 from store.engine.watches import History
 from store.server.dispatcher import Dispatcher
+from store.server.journal import Journal
 from store.server.pending_commits import PendingCommits
 from store.server.round_robin import RoundRobin
 from tests.sim.machines import Seams
+from tests.support.faults import FaultyJournal
 
 if TYPE_CHECKING:
     from store.engine.changeset import Facts, Saved
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["STORE_BUGS", "say_at_once"]
 
 
-class ForgetfulJournal(SimulatedJournal):
-    """Does not write the end of a lease, so it exists again after a restart."""
+# A journal of these calls the `_commit` of its last base to write, and reports the whole group as committed.
 
-    def _write_down(self, group: list[Facts]) -> None:
-        super()._write_down(
+
+class WithoutEndsOfLeases(Journal):
+    """Writes all but the ends of leases."""
+
+    def _commit(self, group: list[Facts]) -> None:
+        super()._commit(
             [
                 replace(facts, leases={id: lease for id, lease in facts.leases.items() if lease is not None})
                 for facts in group
@@ -35,11 +39,19 @@ class ForgetfulJournal(SimulatedJournal):
         )
 
 
-class ReplylessJournal(SimulatedJournal):
-    """Does not write replies, so a request that is sent again after a restart is applied again."""
+class ForgetfulJournal(FaultyJournal, WithoutEndsOfLeases):
+    """Does not write the end of a lease, so it exists again after a restart."""
 
-    def _write_down(self, group: list[Facts]) -> None:
-        super()._write_down([replace(facts, replies=[]) for facts in group])
+
+class WithoutReplies(Journal):
+    """Writes all but the replies."""
+
+    def _commit(self, group: list[Facts]) -> None:
+        super()._commit([replace(facts, replies=[]) for facts in group])
+
+
+class ReplylessJournal(FaultyJournal, WithoutReplies):
+    """Does not write replies, so a request that is sent again after a restart is applied again."""
 
 
 _close = Sessions.close
@@ -72,7 +84,7 @@ def _waits_for_nothing(self: PendingCommits, request: Request[Any]) -> int:  # n
     return 0
 
 
-class DamagedJournal(SimulatedJournal):
+class DamagedJournal(FaultyJournal):
     """Skips a row that it cannot read, and serves the others."""
 
     def load(self) -> Saved:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rdzv.testing.machines import STORE
-from rdzv.testing.network import Way
 from store.limits import Limits
 from tests.sim.machines import Cosmos, Seams, quiet_logs
+from tests.support.faults import Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -30,9 +30,10 @@ from rdzv.node.link.follower import following
 from rdzv.node.link.loops import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.run.run import Run
-from rdzv.testing.machines import StoreMachine, World, process_id_of
+from rdzv.testing.machines import process_id_of
 from store import Client
 from store.messages import KeepAlive, Ping, Request, Response
+from tests.support.faults import FaultyStore, FaultyWorld
 from tests.support.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ class VirtualRun:
         await self._limit.__aenter__()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop), "mark the test with `virtual_time`"
-        self._world = World(self._rng.getrandbits(32), latency=self._latency, timeline=loop.timeline)
+        self._world = FaultyWorld(self._rng.getrandbits(32), latency=self._latency, timeline=loop.timeline)
         self.network = self._world.network
-        self.machine = StoreMachine(
+        self.machine = FaultyStore(
             self._world, rng=random.Random(self._rng.random()), durable=self._durable, limits=self._limits
         )
         self.restart_store()

@@ -12,6 +12,7 @@ look idle to it, so time would jump past them. Hence `rdzv.testing.network`.
 from __future__ import annotations
 
 import asyncio
+import heapq
 from typing import Any
 
 from rdzv.testing.story import where
@@ -22,6 +23,14 @@ HORIZON = 3 * 86400.0
 
 The longest time in any promise is one day, for which a closed run stays closed.
 """
+
+
+def next_timer(timeline: Timeline) -> float:
+    """Return when the next timer fires, if nothing happens before; infinity if there is none."""
+    timers = timeline._timers
+    while timers and (timers[0][3].cancelled() or timers[0][2].dead):
+        heapq.heappop(timers)
+    return timers[0][0] if timers else float("inf")
 
 
 def now() -> float:
@@ -55,13 +64,13 @@ class VirtualTimeLoop(Host):
         work: asyncio.Future[Any] = asyncio.ensure_future(future, loop=self)
         timeline = self.timeline
         while not work.done():
-            if not timeline.runnable and timeline.next_timer == float("inf"):
+            if not timeline.runnable and next_timer(timeline) == float("inf"):
                 raise DeadlockError(f"nothing is ready and no timer is set, at {self.time()}; {self._who_waits()}")
             if self.time() > self._horizon:
                 self._horizon = float("inf")  # raised once: tasks must still be cancelled when the loop is closed
                 raise DeadlockError(f"still not over after {HORIZON:.0f} virtual seconds; {self._who_waits()}")
             try:
-                timeline.run(timeline.now if timeline.runnable else timeline.next_timer)
+                timeline.run(timeline.now if timeline.runnable else next_timer(timeline))
             finally:
                 timeline.problem = None  # it is raised once
         return work.result()

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.testing.disk import Disk, SimulatedJournal
 from rdzv.testing.timeline import Timeline
 from store.engine.changeset import Facts, KeptReply, SavedLease
 from store.messages import Event, Written
 from store.server.journal import Journal
 from tests.store.server.test_journal import tried
+from tests.support.faults import FaultyDisk, FaultyJournal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from rdzv.testing.disk import SimulatedJournal
 
 SESSION = b"s" * 16
 
@@ -50,14 +52,16 @@ class Machine:
     def __init__(self) -> None:
         self.timeline = Timeline()
         self.written: list[Facts] = []
-        self.disk = Disk(random.Random(0), store_id="one", on_commit=self.written.extend)
+        self.disk = FaultyDisk(
+            random.Random(0), store_id="one", on_commit=self.written.extend, now=lambda: self.timeline.now
+        )
         self.durable: list[int] = []
         self.failures: list[str] = []
         self.journal = self.open()
 
     def open(self) -> SimulatedJournal:
         host = self.timeline.host("store")
-        journal = self.disk.open(host, kind=SimulatedJournal, now=lambda: self.timeline.now)
+        journal = self.disk.open(host, kind=FaultyJournal)
         journal.load()
         journal.start(on_durable=self.durable.append, on_failure=self.failures.append)
         return journal

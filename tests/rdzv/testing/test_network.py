@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rdzv.testing.links import MemoryTransport
-from rdzv.testing.network import MemoryNetwork, Way
+from tests.support.faults import FaultyNetwork, Way
 
 pytestmark = pytest.mark.virtual_time
 
@@ -69,7 +69,7 @@ class BufferedRecorder(asyncio.BufferedProtocol):
 class Pair:
     """A listening recorder, and one that has connected to it."""
 
-    def __init__(self, network: MemoryNetwork) -> None:
+    def __init__(self, network: FaultyNetwork) -> None:
         self.network = network
         self.servers: list[Recorder] = []
         self.listener = network.listen("store", self._answer)
@@ -94,18 +94,18 @@ async def settle() -> None:
 
 
 @pytest.fixture
-def network() -> MemoryNetwork:
-    return MemoryNetwork(latency=0.5)
+def network() -> FaultyNetwork:
+    return FaultyNetwork(latency=0.5)
 
 
 @pytest.fixture
-async def pair(network: MemoryNetwork) -> Pair:
+async def pair(network: FaultyNetwork) -> Pair:
     pair = Pair(network)
     await pair.dial()
     return pair
 
 
-async def test_dialing_takes_a_round_trip_and_introduces_both_ends(network: MemoryNetwork) -> None:
+async def test_dialing_takes_a_round_trip_and_introduces_both_ends(network: FaultyNetwork) -> None:
     began = asyncio.get_running_loop().time()
     pair = Pair(network)
     await pair.dial(source="node-3")
@@ -130,7 +130,7 @@ async def test_bytes_arrive_in_order_a_latency_later(pair: Pair) -> None:
 
 
 async def test_random_latencies_overtake_nothing_and_shredding_loses_nothing() -> None:
-    pair = Pair(MemoryNetwork(latency=(0.0, 2.0), rng=random.Random(7), shred=True))
+    pair = Pair(FaultyNetwork(latency=(0.0, 2.0), rng=random.Random(7), shred=True))
     await pair.dial()
     sent = bytes(range(256)) * 4
     for start in range(0, len(sent), 64):
@@ -141,7 +141,7 @@ async def test_random_latencies_overtake_nothing_and_shredding_loses_nothing() -
     assert len(pair.server.pieces) > len(sent) / 64
 
 
-async def test_a_buffered_protocol_gets_pieces_that_fit_its_buffer(network: MemoryNetwork) -> None:
+async def test_a_buffered_protocol_gets_pieces_that_fit_its_buffer(network: FaultyNetwork) -> None:
     server = BufferedRecorder()
     network.listen("store", lambda: server)
     transport, _ = await network.dial("store", Recorder)
@@ -152,7 +152,7 @@ async def test_a_buffered_protocol_gets_pieces_that_fit_its_buffer(network: Memo
 
 
 async def test_a_peer_that_pauses_reading_pauses_the_writer_until_it_reads_again() -> None:
-    pair = Pair(MemoryNetwork(socket_buffer_bytes=10))
+    pair = Pair(FaultyNetwork(socket_buffer_bytes=10))
     await pair.dial()
     pair.client.transport.set_write_buffer_limits(high=20, low=5)
     pair.server.transport.pause_reading()
@@ -185,7 +185,7 @@ async def test_closing_flushes_and_then_ends_both_sides_without_an_error(pair: P
 
 
 async def test_closing_waits_for_a_peer_that_does_not_read() -> None:
-    pair = Pair(MemoryNetwork(socket_buffer_bytes=0))
+    pair = Pair(FaultyNetwork(socket_buffer_bytes=0))
     await pair.dial()
     pair.server.transport.pause_reading()
     pair.client.transport.write(b"unread")
@@ -242,7 +242,7 @@ async def test_cutting_a_link_ends_both_ends_and_loses_the_data_under_way(pair: 
     assert pair.server.data == b""
 
 
-async def test_resetting_picks_links_by_the_name_of_their_dialer(network: MemoryNetwork) -> None:
+async def test_resetting_picks_links_by_the_name_of_their_dialer(network: FaultyNetwork) -> None:
     pair = Pair(network)
     first = await pair.dial(source="node-1")
     second = await pair.dial(source="node-2")
@@ -293,7 +293,7 @@ async def test_bytes_already_under_way_are_held_by_a_partition_too(pair: Pair) -
     assert pair.server.data == b"under way"
 
 
-async def test_dialing_through_a_partition_waits_until_it_heals(network: MemoryNetwork) -> None:
+async def test_dialing_through_a_partition_waits_until_it_heals(network: FaultyNetwork) -> None:
     pair = Pair(network)
     network.partition("node-1")
     await pair.dial(source="node-2")
@@ -305,7 +305,7 @@ async def test_dialing_through_a_partition_waits_until_it_heals(network: MemoryN
     assert (await dialing).heard == ["made"]
 
 
-async def test_a_dial_given_up_half_way_resets_the_server_that_answered(network: MemoryNetwork) -> None:
+async def test_a_dial_given_up_half_way_resets_the_server_that_answered(network: FaultyNetwork) -> None:
     pair = Pair(network)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.75):
@@ -315,7 +315,7 @@ async def test_a_dial_given_up_half_way_resets_the_server_that_answered(network:
     assert pair.server.heard == ["made", ConnectionResetError]
 
 
-async def test_a_link_cut_before_it_is_made_fails_the_dial(network: MemoryNetwork) -> None:
+async def test_a_link_cut_before_it_is_made_fails_the_dial(network: FaultyNetwork) -> None:
     pair = Pair(network)
     dialing = asyncio.create_task(pair.dial())
     await asyncio.sleep(0.75)
@@ -326,7 +326,7 @@ async def test_a_link_cut_before_it_is_made_fails_the_dial(network: MemoryNetwor
 
 
 @pytest.mark.parametrize("refused", ["store", "node-1"])
-async def test_refused_dials_fail_until_accepted_again(network: MemoryNetwork, refused: str) -> None:
+async def test_refused_dials_fail_until_accepted_again(network: FaultyNetwork, refused: str) -> None:
     pair = Pair(network)
     network.refuse(refused)
     with pytest.raises(ConnectionRefusedError):
@@ -353,7 +353,7 @@ async def test_a_second_listener_of_a_name_is_an_error(pair: Pair) -> None:
         pair.network.listen("store", Recorder)
 
 
-async def test_a_server_that_aborts_at_once_is_seen_as_a_reset(network: MemoryNetwork) -> None:
+async def test_a_server_that_aborts_at_once_is_seen_as_a_reset(network: FaultyNetwork) -> None:
     class Unfriendly(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             assert isinstance(transport, asyncio.Transport)
@@ -366,7 +366,7 @@ async def test_a_server_that_aborts_at_once_is_seen_as_a_reset(network: MemoryNe
     assert client.heard == ["made", ConnectionResetError]
 
 
-async def test_bytes_sent_before_the_dialer_is_ready_wait_for_it(network: MemoryNetwork) -> None:
+async def test_bytes_sent_before_the_dialer_is_ready_wait_for_it(network: FaultyNetwork) -> None:
     class Greeter(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             assert isinstance(transport, asyncio.Transport)

@@ -55,6 +55,7 @@ from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listin
 from store.protocol.connection import error_of
 from tests.sim.checker import Checker
 from tests.sim.explorer.likeness import LEASES, REQUESTS, REVISIONS, digest, written
+from tests.support.virtual_time import next_timer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -523,7 +524,7 @@ class World:
         timeline = self.timeline
         due_in = self.engine.next_tick_in()
         lease_at = self.now + due_in if due_in is not None else float("inf")
-        until = min(lease_at, timeline.next_timer)
+        until = min(lease_at, next_timer(timeline))
         while self.now < until - LOOK_EVERY:
             timeline.now += LOOK_EVERY
             self.engine.look(now=self.now)

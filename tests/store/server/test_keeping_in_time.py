@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 import store
-from rdzv.testing.disk import Disk, SimulatedJournal
 from rdzv.testing.network import MemoryNetwork
 from store import Grant, Put, Server
 from store.engine.engine import Engine
 from store.messages import Count, Granted, KeepAlive, List, Listing
+from tests.support.faults import FaultyDisk, FaultyJournal
 from tests.support.limits import limits_with
 from tests.support.stores import Peer, introduce, serve_in_memory
 from tests.support.virtual_time import now
@@ -51,8 +51,8 @@ async def test_a_keep_alive_that_has_arrived_is_read_before_its_lease_lapses() -
 @virtual_time
 async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -> None:
     """A client that writes is not read while the disk is behind. Its keep-alive has arrived all the same."""
-    disk = Disk(random.Random(0), store_id="id", on_commit=lambda _: None)
-    journal = disk.open(asyncio.get_running_loop(), kind=SimulatedJournal, now=now)
+    disk = FaultyDisk(random.Random(0), store_id="id", on_commit=lambda _: None, now=now)
+    journal = disk.open(asyncio.get_running_loop(), kind=FaultyJournal)
     engine = Engine.restore(journal.load(), limits=limits_with(journal_bytes_max=1000), now=now())
 
     async def at_once(work: Callable[[], Any]) -> Any:

@@ -1,0 +1,167 @@
+"""The machines of `rdzv.testing` with faults that only our own tests play."""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoReserve, SimulatedJournal
+from rdzv.testing.links import EVERYTHING
+from rdzv.testing.machines import StoreMachine, World
+from rdzv.testing.network import MemoryNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rdzv.testing.links import Link
+    from rdzv.testing.timeline import Host
+    from store.engine.changeset import Facts
+    from store.server.server import Server
+
+__all__ = ["FaultyDisk", "FaultyJournal", "FaultyNetwork", "FaultyStore", "FaultyWorld", "Way"]
+
+PAGES_ALWAYS = 1_000_000
+
+
+class Way(enum.Enum):
+    """The direction of a link that is held."""
+
+    BOTH = "both"
+    UPWARD = "what the dialer sends"
+    DOWNWARD = "what the listener sends"
+
+
+class FaultyNetwork(MemoryNetwork):
+    """A network that may also hold one direction, close links without an error, and forget connections."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._ways: dict[str, Way] = {}  # of partitions that hold one direction only
+        self._forgotten: set[str] = set()  # the links whose packets are dropped for good
+
+    def cut(self, which: str | Link = EVERYTHING) -> None:
+        """Close links at once at both ends, without an error; bytes in flight are lost."""
+        for link in self.links(which):
+            link.cut()
+
+    def partition(self, which: str | Link = EVERYTHING, *, way: Way = Way.BOTH) -> None:
+        """Hold all bytes, or those of one direction, and all dials, until `heal`; neither end is told."""
+        self._ways[which if isinstance(which, str) else which.name] = way
+        super().partition(which)
+
+    def forget_flows(self, which: str | Link = EVERYTHING) -> None:
+        """Drop all packets of the present links for good, as a restarted firewall does.
+
+        New dials pass. An old connection looks the same for seconds after a cut, until TCP sends again.
+        """
+        for link in self.links(which):
+            self._forgotten.add(link.name)
+            self._hold(link)
+
+    def _hold(self, link: Link) -> None:
+        ways = {self._ways[name] for name in link.names & self._partitioned}
+        forgotten = link.name in self._forgotten
+        link.hold(upward=forgotten or bool(ways - {Way.DOWNWARD}), downward=forgotten or bool(ways - {Way.UPWARD}))
+
+
+class FullReserve(NoReserve):
+    """A stand-in for the reserved space of a disk that may be full."""
+
+    has_room = True
+
+    def take(self, least: int) -> bool:
+        """Return True if the disk has space."""
+        return self.has_room or not least
+
+
+class FaultyDisk(Disk):
+    """A disk that stalls, fills up and fails.
+
+    Attributes:
+        fail_next: The number of writes that fail from now on.
+        stalled_until: True time.
+    """
+
+    reserve: FullReserve
+
+    def __init__(self, *arguments: Any, now: Callable[[], float], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.now = now
+        self.fail_next = 0
+        self.stalled_until = 0.0
+        self.reserve = FullReserve()
+
+    def fill(self) -> None:
+        """Leave no free space."""
+        (pages,) = self.database.execute("PRAGMA page_count").fetchone()
+        self.database.execute(f"PRAGMA max_page_count={pages}")
+        self.reserve.has_room = False
+
+    def make_room(self) -> None:
+        """Free space again."""
+        self.database.execute(f"PRAGMA max_page_count={PAGES_ALWAYS}")
+        self.reserve.has_room = True
+
+
+class FaultyJournal(SimulatedJournal):
+    """The journal of one process on a `FaultyDisk`."""
+
+    _disk: FaultyDisk
+
+    def stop(self, *, within: float | None = None) -> bool:
+        """Write all pending facts at once; return False if the disk is stalled, which does not end within a limit."""
+        return self._disk.now() >= self._disk.stalled_until and super().stop(within=within)
+
+    def _written(self) -> None:
+        left = self._disk.stalled_until - self._disk.now()
+        if left > 0:
+            self._timer = self._loop.call_later(left + COMMIT_SECONDS[0], self._written)
+        else:
+            super()._written()
+
+    def _commit(self, group: list[Facts]) -> None:
+        if self._disk.fail_next:
+            self._disk.fail_next -= 1
+            raise sqlite3.OperationalError("disk I/O error")
+        super()._commit(group)
+
+
+class FaultyWorld(World):
+    """A world with a `FaultyNetwork`."""
+
+    network_kind: ClassVar[type[MemoryNetwork]] = FaultyNetwork
+    network: FaultyNetwork
+
+
+class FaultyStore(StoreMachine):
+    """A store on a `FaultyDisk`, which may also be told to leave."""
+
+    disk: FaultyDisk | None
+    leaving = False
+
+    def new_disk(self, store_id: str) -> FaultyDisk:
+        """Return the disk."""
+        return FaultyDisk(self._rng, store_id=store_id, on_commit=self.committed, now=lambda: self._world.now)
+
+    def die(self, *, silently: bool = False) -> None:
+        """Kill the process; with `silently`, cut its machine's power."""
+        self.leaving = self.leaving and self.host is None
+        super().die(silently=silently)
+
+    def leave(self) -> None:
+        """Tell it to end (SIGTERM)."""
+        if self.host is not None and self.server is not None and self._listener is not None:
+            self._world.say("the store is told to leave")
+            self._close_listener()
+            self.leaving = True
+            self.host.start(self._leave(self.server, self.host))
+
+    async def _leave(self, server: Server, host: Host) -> None:
+        await server.leave()
+        if self.host is host:
+            self._world.network_host.call_soon(self._end, host)
+
+    def _end(self, host: Host) -> None:
+        if self.host is host:
+            self.die()
