@@ -25,7 +25,6 @@ from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
     from typing import SupportsIndex
 
     from rdzv.config.overrides import Overrides
@@ -66,9 +65,7 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
         self._handler = handler
         return handler
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._handler is not None:
             self._handler.close()
 

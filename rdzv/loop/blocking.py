@@ -21,7 +21,6 @@ from store.net.threads import Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import TracebackType
 
     from rdzv.core.round_life import Ending
     from rdzv.membership import BlockingRendezvousInfo
@@ -56,9 +55,7 @@ class Round(MemberOfRound):
         self._enter()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         return finished(self._conclude(error))
 
     def _ended(self, ending: Ending) -> None:

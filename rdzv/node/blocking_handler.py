@@ -58,16 +58,6 @@ def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Ca
     return method
 
 
-def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Handler, P], T]:
-    """Make a method of a verb that returns at once and may be called from any thread."""
-
-    @functools.wraps(verb)
-    def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return verb(self.node_here(verb.__name__), *args, **kwargs)
-
-    return method
-
-
 class Handler(Known, RendezvousHandler):
     """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`."""
 
@@ -212,8 +202,6 @@ class Handler(Known, RendezvousHandler):
 
     leave = blocking(verbs.leave)
     num_nodes_waiting = blocking(verbs.num_nodes_waiting)
-    num_nodes_changed = at_once(verbs.num_nodes_changed)
-    leaves_because = at_once(verbs.leaves_because)
     is_closed = blocking(verbs.is_closed)
     set_closed = blocking(verbs.set_closed)
     give_up = blocking(verbs.give_up)

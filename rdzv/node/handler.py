@@ -39,7 +39,6 @@ from store.keeping import RELEASE_WITHIN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-    from types import TracebackType
 
     from rdzv.core.asking import Question
     from rdzv.core.report import RunStatus
@@ -61,16 +60,6 @@ def awaited(
     @functools.wraps(verb)
     async def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.call(verb(self.node, *args, **kwargs), see_to_its_end=verbs.must_end(verb))
-
-    return method
-
-
-def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Handler, P], T]:
-    """Make a method of a verb that returns at once and may be called from any thread."""
-
-    @functools.wraps(verb)
-    def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return verb(self.node, *args, **kwargs)
 
     return method
 
@@ -106,14 +95,6 @@ class Handler(Known, RendezvousHandler):
             await self.aclose()  # the caller holds no handler to close, and a hosted store would be served for ever
             raise
         return self
-
-    async def __aexit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Leave the round, the run's coordination and the store for good. May be called twice."""
@@ -291,8 +272,6 @@ class Handler(Known, RendezvousHandler):
 
     leave = awaited(verbs.leave)
     num_nodes_waiting = awaited(verbs.num_nodes_waiting)
-    num_nodes_changed = at_once(verbs.num_nodes_changed)
-    leaves_because = at_once(verbs.leaves_because)
     is_closed = awaited(verbs.is_closed)
     set_closed = awaited(verbs.set_closed)
     give_up = awaited(verbs.give_up)

@@ -32,7 +32,6 @@ from rdzv.testing.timeline import START
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
-    from types import TracebackType
 
     from rdzv.core.stopping import Resized
     from rdzv.membership import RendezvousInfo
@@ -126,17 +125,13 @@ class Cluster:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.end()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:
@@ -364,13 +359,12 @@ class Cluster:
                     one.finish(within)
                     if check is not None:
                         check(one)
+                except ClusterError as error:
+                    print(error)
+                    raise
                 except Exception as error:
-                    told = (
-                        error if isinstance(error, ClusterError) else ClusterError(f"seed {seed}: {error}", one.story)
-                    )
+                    told = ClusterError(f"seed {seed}: {error}", one.story)
                     print(told)
-                    if told is error:
-                        raise
                     raise told from error
         return Done(count)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from rdzv.node.front import verbs
 from rdzv.node.front.sharing import absence_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from rdzv.config.settings import Settings
     from rdzv.core.state import Closed, Leaving
@@ -20,7 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Known"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Known, P], T]:
+    """Make a method of a verb that returns at once and may be called from any thread."""
+
+    @functools.wraps(verb)
+    def method(self: Known, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return verb(self.node_here(verb.__name__), *args, **kwargs)
+
+    return method
 
 
 class Known:
@@ -32,6 +45,10 @@ class Known:
     @abstractmethod
     def own_node(self) -> Node:
         """The node, if the backend is one of ours."""
+
+    def node_here(self, _: str) -> Node:
+        """Return the node for a call of this name."""
+        return self.own_node
 
     @property
     def settings(self) -> Settings:
@@ -98,3 +115,6 @@ class Known:
             return {}
         since, leaving = membership.round.revision, head.drains
         return {one: leaving[one] for one in progress.draining if one in leaving and leaving[one].revision > since}
+
+    num_nodes_changed = at_once(verbs.num_nodes_changed)
+    leaves_because = at_once(verbs.leaves_because)

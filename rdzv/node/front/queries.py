@@ -18,7 +18,6 @@ from rdzv.node.link.wakeup import WakeupHere
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from types import TracebackType
 
     from rdzv.membership import Membership
     from rdzv.node.node import Node
@@ -47,9 +46,7 @@ class Changes:
         self._node.listeners.add(self._wakeup)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._wakeup is not None:
             self._node.listeners.remove(self._wakeup)
 
