@@ -15,7 +15,7 @@ off and work on, and fresh nodes may come first. Above the checks of `training_s
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rdzv.config.resizing import sizes_of
 from rdzv.core.state import Ban, LostStore, unpack_settings
@@ -28,7 +28,7 @@ from tests.sim.trainer import Trainer
 from tests.sim.training_story import TrainingStory, TrainingTroubles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from rdzv.membership import RendezvousInfo
     from store.messages import Event
@@ -175,8 +175,8 @@ class HostsTroubles(TrainingTroubles):
             link = node.node._link
             if link is not None:
                 run = Run(link.store, KEYS, head=lambda: node.node.head)
-                work: Any = run.ban(name) if self._rng.random() < 0.7 else run.unban(name)
-                node.process.node_thread.start(_quietly(work))
+                order: Callable[[str], Awaitable[object]] = run.ban if self._rng.random() < 0.7 else run.unban
+                node.process.node_thread.start(_quietly(order, name))
 
     def _lose_store(self) -> None:
         """Kill the store, at random with its coordinator, with members cut off before, and after an order."""
@@ -204,9 +204,9 @@ class HostsTroubles(TrainingTroubles):
             self._later(away + self._rng.choice((0.1, 1.0)) * self._rng.random(), self._kill)
 
 
-async def _quietly(work: Any) -> None:
+async def _quietly(order: Callable[[str], Awaitable[object]], name: str) -> None:
     with contextlib.suppress(RendezvousError, StoreError):
-        await work
+        await order(name)  # called here: a process that dies before this task begins leaves no coroutine behind
 
 
 def _rank_of_knowledge(node: Node) -> tuple[int, int]:
