@@ -5,8 +5,6 @@ Without it a user on Windows would read of a module `fcntl` that cannot be found
 
 import sys
 
-__all__: list[str] = []
-
 try:
     import fcntl  # noqa: F401  only whether it is there
     import resource  # noqa: F401  the same

@@ -55,21 +55,6 @@ if TYPE_CHECKING:
 
     from store.messages import Condition, Entry, KeyGroup, Note, Operation
 
-__all__ = [
-    "AtOnce",
-    "Block",
-    "BlockingCalls",
-    "BlockingLease",
-    "Calls",
-    "Cuts",
-    "Lease",
-    "LeaseLike",
-    "LeaseTerms",
-    "blocking",
-    "finished",
-    "time_limit",
-]
-
 DELETED_AT_ONCE = 4096  # keys per `delete_prefix`, or fewer if the server allows fewer
 
 R = TypeVar("R", bound=Response)
@@ -178,6 +163,8 @@ class Calls(ABC):
     """Every named call, over `call`. `cuts` is None if this store ends no lease early with its connection."""
 
     cuts: Cuts | None = None
+    _failed: StoreError | None = None
+    _on_connection: tuple[Callable[[bool], None], ...] = ()
 
     @abstractmethod
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -374,13 +361,19 @@ class Calls(ABC):
 
     @property
     def failure(self) -> StoreError | None:
-        """The reason that made this client unusable, if it is."""
-        return None
+        """The reason that made this client unusable, if it is: the store was replaced, or rejected it."""
+        return self._failed
 
-    def on_connection(self, callback: Callable[[bool], None]) -> None:  # noqa: B027  not all stores know
+    def on_connection(self, callback: Callable[[bool], None]) -> None:
         """Call back with True after each welcome, with False after each loss and when the client fails."""
+        self._on_connection = (*self._on_connection, callback)
 
-    def bound_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  likewise
+    def tell(self, connected: bool) -> None:
+        """Call those that asked by `on_connection`."""
+        for callback in self._on_connection:
+            callback(connected)
+
+    def bound_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  not all stores know
         """Shorten pauses between attempts to connect to the seconds left of a lease, as `remaining` returns them."""
 
     async def __aenter__(self) -> Self:

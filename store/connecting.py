@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
-__all__ = ["check_credentials", "connect", "is_etcd"]
-
 
 def is_etcd(url: str) -> bool:
     """Return True if a URL is that of an etcd cluster."""

@@ -26,9 +26,12 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from store.calls import BlockingCalls, BlockingLease, Calls, Lease, LeaseLike
+from store.errors import unsent
 from store.keeping import BlockingKeptLease, HeldLease, Keeping, kept_lease
+from store.net.process import check_loop, check_made_here
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
@@ -95,7 +98,17 @@ class Store(Calls):
     fail_over: float = 0.0
     last_problem: str = ""
     durable: bool = True
+    name: str
+    _made_in: bytes
+    _loop: asyncio.AbstractEventLoop  # set when it is opened
     _keeping: Keeping | None = None  # made for the first lease that is kept
+
+    def check_usable(self) -> None:
+        """Raise the error that made the client unusable, `UsedAfterFork`, or `StoreUsageError` in another loop."""
+        check_made_here(self._made_in, self.name)
+        check_loop(getattr(self, "_loop", None), self.name)
+        if self._failed is not None:
+            raise unsent(self._failed)
 
     @property
     def connected(self) -> bool:

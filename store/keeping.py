@@ -35,17 +35,6 @@ if TYPE_CHECKING:
 
     NoteOf = Callable[[bool], bytes]
 
-__all__ = [
-    "RELEASE_SOON",
-    "RELEASE_WITHIN",
-    "RENEWALS_PER_TTL",
-    "BlockingKeptLease",
-    "HeldLease",
-    "Keeping",
-    "kept_lease",
-    "renewed_if_old",
-]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives

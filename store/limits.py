@@ -8,8 +8,6 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-__all__ = ["Limits", "is_loopback"]
-
 KIB = 1024
 MIB = 1024 * KIB
 

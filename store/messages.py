@@ -3,9 +3,8 @@
 A request's type names its response: `Put` is a `Request[Written]`, so `call(Put(...))` returns a `Written`. Clients
 make these records, `wire` frames carry them, and `engine` carries them out. The words are etcd's: a *revision* is the
 store-wide counter that steps once per change; `create_revision` and `mod_revision` are the revisions at which a key was
-created and last changed; keys on a *lease* are deleted when it lapses.
-
-Times are durations in seconds: no deadline ever crosses the wire.
+created and last changed; keys on a *lease* are deleted when it lapses. Times are durations in seconds: no deadline ever
+crosses the wire.
 """
 
 from __future__ import annotations
@@ -41,6 +40,18 @@ class Entry(Record, kw_only=True):
     create_revision: int
     mod_revision: int
     lease: int | None = None
+
+    @property
+    def event(self) -> Event:
+        """The event of the change that wrote this entry."""
+        return Event(
+            kind="put",
+            revision=self.mod_revision,
+            key=self.key,
+            value=self.value,
+            create_revision=self.create_revision,
+            lease=self.lease,
+        )
 
 
 EventKind = Literal["put", "delete", "synced", "reset"]
@@ -124,6 +135,11 @@ class Condition(Record, kw_only=True):
             return (entry is not None) == self.expected
         assert target is _VALUE_IF_ANY, f"no condition is about {target}"
         return entry is None or entry.value == self.expected
+
+    @property
+    def broken(self) -> str:
+        """The message about a condition that does not hold."""
+        return f"{self.target.name.lower()} of {shown(self.key)} is no longer {shown(self.expected)}"
 
 
 # ---------------------------------------------------------------------------------------------------- responses
@@ -339,11 +355,7 @@ class Add(Request[Added], code=4):
     lease: int | None = None
 
     def total(self, entry: Entry | None) -> int:
-        """Return the sum for a key's entry.
-
-        Raises:
-            StoreUsageError: It is no decimal number, or the sum has more than 64 bits.
-        """
+        """Return the sum for a key's entry; `StoreUsageError`: it is no number, or the sum has more than 64 bits."""
         held = b"0" if entry is None else entry.value
         digits = held.removeprefix(b"-")
         # Python's int() accepts underscores and blanks.
@@ -554,11 +566,7 @@ RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__s
 
 
 def checked(request: Request[Any]) -> Request[Any]:
-    """Return a request as it is sent: values of subclasses become values of the field's type.
-
-    Raises:
-        StoreUsageError: It is no request, or a field has the wrong type.
-    """
+    """Return a request as it is sent, see `Record.check`; `StoreUsageError`: it is none, or a field does not fit."""
     if REQUESTS.get(getattr(request, "code", 0)) is not type(request):
         raise StoreUsageError(f"{shown(request)} is no request")
     try:
@@ -570,6 +578,7 @@ def checked(request: Request[Any]) -> Request[Any]:
 # Requests whose repetition would change more: the server keeps their replies until acknowledged. Renewing a lease twice
 # is harmless; revoking it is not, since the second request finds none.
 MUTATIONS = frozenset((Put, Delete, Add, Append, DeletePrefix, DeleteOlder, CompareAndSet, Transact, Grant, Revoke))
+TAKE_AWAY = (Get, Delete, DeletePrefix, DeleteOlder, Revoke)  # operations that only make the store smaller
 
 
 def mutates(request: Request[Any]) -> bool:
@@ -577,13 +586,11 @@ def mutates(request: Request[Any]) -> bool:
     return type(request) in MUTATIONS or (type(request) is Guarded and type(request.request) in MUTATIONS)
 
 
-def only_takes_away(request: Request[Any]) -> bool:
-    """Return whether a mutation can only make the store smaller."""
+def operations_of(request: Request[Any]) -> tuple[Any, ...]:
+    """Return the operations of a transaction, of both branches, or any other request alone; without its guard."""
     if type(request) is Guarded:
         request = request.request
-    if type(request) is Transact:
-        return all(type(operation) in {Get, Delete} for operation in (*request.then, *request.otherwise))
-    return type(request) in {Delete, DeletePrefix, DeleteOlder, Revoke}
+    return (*request.then, *request.otherwise) if type(request) is Transact else (request,)
 
 
 def waits(request: Request[Any]) -> bool:

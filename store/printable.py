@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Collection
 
-__all__ = ["escaping", "first_of", "in_words", "printable", "without_durations"]
-
 LETTERS_MOST = 1000  # of one text, which is a sentence
 
 

@@ -48,8 +48,6 @@ from typing import (
     get_type_hints,
 )
 
-__all__ = ["CHECKED_AT_ONCE", "AnyOf", "Record", "Steps", "TextAs", "Unfit", "UnknownWord", "shown"]
-
 CHECKED_AT_ONCE = 1024  # elements of an array: about a millisecond
 TYPES_NOTED_MOST = 64  # combinations of field types that are cached per kind of record
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from store.errors import StoreUsageError
 from store.messages import Event, Watch
 
-__all__ = ["WatchCursor"]
-
 
 class WatchCursor:
     """The progress of a watch, and the request that opens it again after an interruption (promise S4)."""

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from store.net.address import Address
     from store.protocol.connection import Secret
 
-__all__ = ["Client", "Watch"]
-
 IDLE_MOST = 60.0  # seconds; channels idle for longer are closed, except the last one ...
 GIVEN_BACK_AT_ONCE = 8  # ... at most so many by one call, which waits for it
 PASSED_ON_WITHIN = 1.0  # seconds for moving leases before a connection is closed

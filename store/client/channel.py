@@ -23,19 +23,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store.calls import Cuts
-from store.client.outcomes import out_of_time, with_doubt
 from store.client.patience import HEARTBEAT, LASTED, SILENCE, Patience
 from store.client.pulse import Line, Pulse, Say
-from store.errors import (
-    AuthenticationError,
-    ConnectionLost,
-    LimitExceeded,
-    ProtocolError,
-    StoreError,
-    StoreReplaced,
-    WaitEnded,
-    unsent,
-)
+from store.errors import ProtocolError, StoreError, WaitEnded, unsent
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.absence import Outages
@@ -52,8 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from store.protocol.connection import Secret
-
-__all__ = ["Channel", "Shared"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -204,14 +192,14 @@ class Channel:
                     self._shared.outages.failed(time.monotonic())
                     self._check(request)
         except _Expired:
-            late = out_of_time(item, cast("float", timeout), self._name, self._trouble())
+            late = item.out_of_time(cast("float", timeout), self._name, self._trouble())
             self._give_up(item)
             raise late from None
         except StoreError as error:
             if raised_by_handler(error):
                 raise
             self._abandon(item)
-            raise with_doubt(error, item) from None
+            raise item.with_doubt(error) from None
 
     def _check(self, request: Request[Any]) -> None:
         if self.ended:
@@ -232,11 +220,8 @@ class Channel:
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
         self._shared.outages.over(self._welcomed_at)
-        if not self.connection.resumed and item in self.connection.lost_for_good():
-            raise ConnectionLost(
-                f"the connection to {self._name} broke, and the server has since forgotten this client's session",
-                maybe_applied=True,
-            )
+        if item in self.connection.lost_for_good():
+            raise self.connection.forgotten
         # `interrupt` has no effect while there is no socket.
         check()
 
@@ -295,8 +280,7 @@ class Channel:
         except ssl.SSLCertVerificationError as error:
             if met:
                 raise
-            untrusted = f"{self._name} has no certificate that we trust: {error.verify_message}"
-            raise self._shared.fail(AuthenticationError(untrusted)) from None
+            raise self._shared.fail(dialing.untrusted(self._name, error)) from None
         except ConnectionResetError as error:
             if error.errno == errno.ECONNRESET and not (self.connection.met or raised_by_handler(error)):
                 raise dialing.left_without_a_word(secure=secure, met=met) from None
@@ -346,9 +330,7 @@ class Channel:
         for each in (error, error.__cause__):  # a handler may have raised while bytes were decoded
             if each is not None and raised_by_handler(each):
                 return each
-        met = self._shared.store_id is not None and self.connection.welcomed is None
-        # A full server may have room later, and the store may come back in place of another server.
-        if isinstance(error, LimitExceeded) or (met and not isinstance(error, StoreReplaced)):
+        if self.connection.may_retry(error):
             return dialing.RefusedByStore(str(error))
         return self._shared.fail(error)
 

@@ -16,12 +16,11 @@ import anyio
 
 from store import interface, messages
 from store.calls import time_limit
-from store.client.outcomes import out_of_time, settle, with_doubt
 from store.client.reconnecting import Reconnecting
-from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted, unsent
+from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
-from store.net.process import check_loop, check_made_here, process_id
+from store.net.process import process_id
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
 from store.protocol.connection import InFlight, error_of
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
     from store.net.dialing import Dial
     from store.protocol.connection import Secret
-
-__all__ = ["Client", "Watch"]
 
 IN_FLIGHT_MAX = 2048  # requests; at most half of the replies that the server keeps
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of events that the reader has not taken
@@ -188,7 +185,7 @@ class Watch(interface.Watch):
             self._id = None
 
 
-class Client(Reconnecting, interface.Store):
+class Client(Reconnecting):
     """A connection to a store that reconnects by itself; use it as `async with store.connect(url) as client`.
 
     Args:
@@ -224,7 +221,6 @@ class Client(Reconnecting, interface.Store):
         self._flushing = False
         self._written = 0  # bytes, on this connection
         self._large: dict[int, int] = {}  # the end of each large frame among them, by request id
-        self._made_in = process_id()
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -254,12 +250,12 @@ class Client(Reconnecting, interface.Store):
         self._eased.set()
         for item in list(self._connection.in_flight.values()):
             self._connection.answered(item.request_id)
-            settle(item, with_doubt(error, item))
+            item.settle(item.with_doubt(error))
         for watch in self.watching:
             watch.end(error)
         if self._link is not None and self._link.transport is not None:
             self._link.transport.close()
-        self._tell_connection(False)
+        self.tell(False)
 
     # ------------------------------------------------------------------------------------------ the connection
 
@@ -269,10 +265,8 @@ class Client(Reconnecting, interface.Store):
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
         self.lease_ttl_max: float = welcome.limits.get("lease_ttl_max", self.lease_ttl_max)
-        if not self._connection.resumed:
-            for item in self._connection.lost_for_good():
-                why = "broke, and the server has since forgotten this client's session"
-                settle(item, ConnectionLost(f"the connection to {self.name} {why}", maybe_applied=True))
+        for item in self._connection.lost_for_good():
+            item.settle(self._connection.forgotten)
         for item in list(self._connection.in_flight.values()):
             self._send(item)
         for watch in self.watching:
@@ -316,7 +310,7 @@ class Client(Reconnecting, interface.Store):
         if isinstance(response, Watching) and request_id in self.watches:
             self.watches[request_id].opened(response.revision)
         error = error_of(response)
-        settle(item, error if error is not None else response)
+        item.settle(error if error is not None else response)
 
     # ------------------------------------------------------------------------------------------ bytes out
 
@@ -362,13 +356,6 @@ class Client(Reconnecting, interface.Store):
             self._send(item)
         return item, answer
 
-    def check_usable(self) -> None:
-        """Raise the error that made the client unusable, `UsedAfterFork`, or `StoreUsageError` in another loop."""
-        check_made_here(self._made_in, self.name)
-        check_loop(self._loop, self.name)
-        if self._failed is not None:
-            raise unsent(self._failed)
-
     @property
     def _has_room(self) -> bool:
         most = self._connection.limits.get("session_replies_max", math.inf)  # half of it may await acknowledgement
@@ -381,7 +368,7 @@ class Client(Reconnecting, interface.Store):
             frame = self._connection.encode(item)
         except StoreError as error:
             self._parked.discard(item.request_id)
-            settle(item, error)
+            item.settle(error)
         else:
             self._out.append(frame)
             self._written += len(frame)
@@ -401,9 +388,9 @@ class Client(Reconnecting, interface.Store):
 
     def _time_out(self, item: InFlight, timeout: float) -> None:
         trouble = None if self._ready else f"the connection is lost, {self._what_is_wrong()}"
-        error = out_of_time(item, timeout, self.name, trouble)
+        error = item.out_of_time(timeout, self.name, trouble)
         self.abandon(item)
-        settle(item, error)
+        item.settle(error)
 
     def abandon(self, item: InFlight) -> None:
         """Drop a request that no caller waits for."""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-__all__ = ["HEARTBEAT", "LASTED", "SILENCE", "Patience"]
-
 BACKOFF_FIRST = 0.1  # seconds; the longest first pause, doubled each time ...
 BACKOFF_MOST = 2.0  # ... up to this, with full jitter
 LASTED = 0.25  # seconds; a connection that lasted so long is replaced without a pause

@@ -16,8 +16,6 @@ from store.client.patience import HEARTBEAT
 if TYPE_CHECKING:
     from store.client.patience import Patience
 
-__all__ = ["Line", "Pulse", "Say"]
-
 HEARTBEATS_OF_BUSY = 6.0  # times as long, if the other system acknowledges
 WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells watches the store's revision
 LATE = 0.1  # seconds; after a look so late, the loop was busy

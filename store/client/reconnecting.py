@@ -12,17 +12,18 @@ import logging
 import random
 import secrets
 import ssl
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from store import interface
 from store.calls import Cuts
 from store.client.patience import LASTED, Patience
 from store.client.pulse import Line, Pulse, Say
-from store.errors import AuthenticationError, ConnectionLost, LimitExceeded, ProtocolError, StoreError, StoreReplaced
+from store.errors import AuthenticationError, ConnectionLost, LimitExceeded, ProtocolError, StoreReplaced
 from store.net.absence import Outages, absence_told
-from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, TcpDial, describe, lack_of, left_without_a_word
+from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, TcpDial, describe, lack_of, left_without_a_word, untrusted
 from store.net.process import process_id
 from store.net.sockets import forget, let_go_in_children, outstanding
 from store.net.tasks import cancel_and_wait
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from store.net.dialing import Dial
     from store.net.racing import Addresses
     from store.protocol.connection import Secret
-
-__all__ = ["Link", "Reconnecting"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -213,7 +212,7 @@ class Link(asyncio.Protocol):
         self._looks_soon = self.pulse.asked_at is not None and not self.pulse.seeking
 
 
-class Reconnecting(ABC):
+class Reconnecting(interface.Store):
     """The connection of a `Client`: one at a time, made again when it is lost."""
 
     watches: Mapping[int, object]  # those open at the server, by request id
@@ -228,6 +227,7 @@ class Reconnecting(ABC):
         process: bytes | None = None,
     ) -> None:
         self._dial = dial
+        self._made_in = process_id()
         self._secure = isinstance(dial, TcpDial) and dial.secure
         self.name = name
         self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))  # cheaper than seeding by itself
@@ -238,7 +238,6 @@ class Reconnecting(ABC):
             name=name,
         )
         self._ready = False  # welcomed: requests may be written
-        self._failed: StoreError | None = None  # why this client is unusable
         self._link: Link | None = None  # in use ...
         self._previous: Link | None = None  # ... in place of this one, which stays open until the welcome (R20)
         self._trying: Link | None = None  # the newest, while silent
@@ -248,14 +247,9 @@ class Reconnecting(ABC):
         self._attempt = 0  # how many have failed since the last welcome
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
-        self._on_connection: list[Callable[[bool], None]] = []
         self._outages = Outages(name, self._what_is_wrong, log)
         self._cuts = Cuts(self.time)
         self.cuts: Cuts | None = self._cuts
-
-    @abstractmethod
-    def fail(self, error: StoreError) -> None:
-        """Make every pending and later call raise the error. The first error counts."""
 
     @abstractmethod
     def _take(self, item: Reply | Events | Lagged) -> None:
@@ -337,15 +331,6 @@ class Reconnecting(ABC):
         """The addresses of this end of the connection and of the store's, as this system names them."""
         return self._link.ends if self._link is not None else None
 
-    @property
-    def failure(self) -> StoreError | None:
-        """The reason that made this client unusable, if it is: the store was replaced, or rejected it."""
-        return self._failed
-
-    def on_connection(self, callback: Callable[[bool], None]) -> None:
-        """Call back with True after each welcome, with False after each loss and when the client fails."""
-        self._on_connection.append(callback)
-
     def bound_pauses(self, remaining: Callable[[], float]) -> None:
         """Shorten pauses if a lease may expire soon; `remaining` returns the seconds left, or infinity."""
         self.patience.bound_by(remaining)
@@ -353,10 +338,6 @@ class Reconnecting(ABC):
     def time(self) -> float:
         """Return seconds on the clock of the client's event loop."""
         return self._loop.time()
-
-    def _tell_connection(self, connected: bool) -> None:
-        for callback in self._on_connection:
-            callback(connected)
 
     # ------------------------------------------------------------------------------------------ connecting
 
@@ -391,9 +372,8 @@ class Reconnecting(ABC):
                 link = await self._attempted_link()
             except (OSError, UnicodeError) as error:
                 if isinstance(error, ssl.SSLCertVerificationError) and not self.met:
-                    untrusted = f"{self.name} has no certificate that we trust: {error.verify_message}"
-                    self.fail(AuthenticationError(untrusted))
-                    raise AuthenticationError(untrusted) from None
+                    self.fail(untrusted(self.name, error))
+                    raise untrusted(self.name, error) from None
                 self.last_problem = describe(error)
                 self._cuts.attempted(error)
                 if lack_of(error) and not self.met:  # of this process: waiting does not help
@@ -464,7 +444,7 @@ class Reconnecting(ABC):
             if welcomed:
                 log.debug("the connection to %s is lost: %s", self.name, self.last_problem)
                 self._cuts.ended()
-                self._tell_connection(False)
+                self.tell(False)
                 if self._failed is None:
                     self._outages.lost(self._loop)
         if successor is not None:
@@ -500,12 +480,8 @@ class Reconnecting(ABC):
                         link.farewell = reason
                     case bytes():  # our hello
                         link.write(item)
-        except LimitExceeded as error:
-            # A full server may have room later.
-            link.leave(str(error))
-        except (AuthenticationError, ProtocolError, StoreReplaced) as error:
-            # Before the welcome of a known store something else may answer: a proxy, or another machine.
-            if self.met and self._connection.welcomed is None and not isinstance(error, StoreReplaced):
+        except (AuthenticationError, LimitExceeded, ProtocolError, StoreReplaced) as error:
+            if self._connection.may_retry(error):
                 link.leave(str(error))
             else:
                 self.fail(error)
@@ -518,4 +494,4 @@ class Reconnecting(ABC):
         self._met_or_failed.set()
         self._drop_previous()
         self._take_welcome(welcome)
-        self._tell_connection(True)
+        self.tell(True)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import Saved
 
-__all__ = ["Report", "back_up", "check", "found", "restore"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:

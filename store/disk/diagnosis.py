@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["free_bytes", "is_full", "reason", "reporting"]
-
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a missing table
 FILES = 10  # descriptors that SQLite needs to copy one database into another
 PROBE_BYTES = 64 * 1024

@@ -30,27 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-__all__ = [
-    "DELETES_BYTES",
-    "FILE",
-    "LOCK",
-    "MARK",
-    "RESERVE",
-    "RESERVE_BYTES",
-    "UNFINISHED",
-    "Mark",
-    "Reserve",
-    "allocate",
-    "holder",
-    "in_words",
-    "make_file",
-    "put_in_place",
-    "release_lock",
-    "sync_directory",
-    "take_lock",
-    "warn_if_open_to_others",
-]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 FILE = "store.sqlite3"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["FORMAT", "MIGRATIONS", "SCHEMA", "last_group", "load", "refusal_of", "seal", "write"]
-
 FORMAT = 4  # of the tables below, and of their rows; PRAGMA user_version
 
 SCHEMA = """

@@ -19,8 +19,6 @@ from store.errors import StoreUsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["carry_over", "check_format", "open_to_read", "verify"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 

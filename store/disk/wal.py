@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import IO
 
-__all__ = ["frames_read", "is_damaged"]
-
 HEADER = struct.Struct(">8I")
 FRAME = struct.Struct(">6I")
 MAGIC = 0x377F0682  # one more if checksums are of big-endian words

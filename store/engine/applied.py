@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from store.engine.watches import Watcher
     from store.messages import Event, Response
 
-__all__ = ["Answer", "Applied", "Delivery", "Overtaken", "Work"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:

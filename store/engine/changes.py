@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from store.engine.state import State, Write
     from store.messages import Cause
 
-__all__ = ["Changes"]
-
 
 class Changes:
     """The revision in progress: the changes `made` so far, in order, and the facts for a journal, if any."""

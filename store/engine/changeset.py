@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 FACTS_OVERHEAD = 500  # bytes of bookkeeping per step, rounded up
 
-__all__ = ["Facts", "KeptReply", "Saved", "SavedLease", "SavedSession"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLease:

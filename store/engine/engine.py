@@ -29,7 +29,7 @@ from store.engine.requests import Requests
 from store.engine.state import State
 from store.errors import LimitExceeded, StoreError
 from store.limits import Limits
-from store.messages import ERRORS, Failed, FailureKind, Granted, Request, Response, mutates, only_takes_away
+from store.messages import ERRORS, TAKE_AWAY, Failed, FailureKind, Granted, Request, Response, mutates, operations_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from store.engine.sessions import Session
     from store.engine.waits import Postponed
     from store.engine.watches import Watcher
-
-__all__ = ["Answer", "Applied", "Delivery", "Engine", "Overtaken", "Work"]
 
 NOBODY: Final = MappingProxyType[int, float]({})
 WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB, of 4 MiB
@@ -265,7 +263,7 @@ class Engine:
             raise LimitExceeded(
                 f"nothing was written, because the store takes no writes now: {self.read_only}; reading goes on"
             )
-        if self._only_deletes is not None and not only_takes_away(request):
+        if self._only_deletes is not None and not all(type(each) in TAKE_AWAY for each in operations_of(request)):
             size = self._state.written_bytes(request)
             if size > self.writable_bytes:
                 small = f" and writes of {self.writable_bytes} bytes" if self.writable_bytes else ""

@@ -20,19 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-__all__ = [
-    "ENTRY_OVERHEAD",
-    "Change",
-    "Chunk",
-    "Group",
-    "Groups",
-    "Keyspace",
-    "SortedKeys",
-    "answer_bytes",
-    "events_of",
-    "put_event",
-]
-
 ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
 GROUP_PARTS = 2  # of a key, between slashes, name its group: one run
 CHUNK_MAX = 1024  # keys of one short list: splitting and searching cost about the same
@@ -42,21 +29,9 @@ Change = Entry | Event
 """A written key's entry, or an event."""
 
 
-def put_event(entry: Entry) -> Event:
-    """Return the event of the change that wrote this entry."""
-    return Event(
-        kind="put",
-        revision=entry.mod_revision,
-        key=entry.key,
-        value=entry.value,
-        create_revision=entry.create_revision,
-        lease=entry.lease,
-    )
-
-
 def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:
     """Return the events of these changes."""
-    return tuple([put_event(change) if isinstance(change, Entry) else change for change in changes])
+    return tuple([change.event if isinstance(change, Entry) else change for change in changes])
 
 
 def answer_bytes(entry: Entry | None) -> int:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from store.engine.processes import Process
     from store.messages import Cause
 
-__all__ = ["LEASE_OVERHEAD", "STALL_AFTER", "LeaseRecord", "Leases"]
-
 STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so a longer gap is a stall
 SOONEST = 1e-6  # seconds; a shorter time may round to none when added to a clock, and would be waited for without end
 LOOK_AGAIN_AFTER = 0.1  # seconds by which a lease lapses late if its keeper has unread requests

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from store.messages import Entry
 
-__all__ = ["Past"]
-
 FORGOTTEN_AT_ONCE = 2048  # notes: about a millisecond
 
 _revision = itemgetter(0)  # of a note

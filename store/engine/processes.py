@@ -18,8 +18,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["AT_ONCE", "MANY", "Closing", "Process", "Processes"]
-
 AT_ONCE = 0.05  # seconds; resets by one proxy or switch arrive within a few milliseconds, on a busy server a few more
 # A failed machine takes one process with leases along, rarely more than a few. Eight at once are a network fault, or
 # the end of a job, where death need not be known soon.

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from store.engine.applied import Answer, Delivery, Overtaken, Work
-from store.engine.keyspace import answer_bytes, put_event
+from store.engine.keyspace import answer_bytes
 from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
 from store.engine.waits import Parked, wait_bytes
 from store.engine.watches import Watcher, watch_bytes
@@ -72,7 +72,6 @@ from store.messages import (
     Watching,
     Written,
 )
-from store.records import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,8 +79,6 @@ if TYPE_CHECKING:
     from store.engine.changes import Changes
     from store.engine.leases import LeaseRecord
     from store.engine.state import State, Write
-
-__all__ = ["Requests"]
 
 REPLAY_REVISIONS = 2048  # of history per step: about half a millisecond
 GROUPS_AT_ONCE = 512  # of one page: about half a millisecond
@@ -379,7 +376,7 @@ class Requests:
         assert work.prefix is not None
         snapshot = work.snapshot
         if snapshot is not None:
-            events = [put_event(entry) for entry in snapshot.part() if entry is not None]
+            events = [entry.event for entry in snapshot.part() if entry is not None]
             if self._reads_on(work, snapshot):
                 self.deliveries.append(Delivery(watchers=watcher, events=tuple(events)))
                 return
@@ -496,8 +493,7 @@ def _all_hold(when: Sequence[Condition], entries: Mapping[str, Entry]) -> bool:
 
 
 def _broken(when: Sequence[Condition], entries: Mapping[str, Entry]) -> str:
-    broken = next(condition for condition in when if not condition.holds(entries.get(condition.key)))
-    return f"{broken.target.name.lower()} of {shown(broken.key)} is no longer {shown(broken.expected)}"
+    return next(condition.broken for condition in when if not condition.holds(entries.get(condition.key)))
 
 
 _HANDLERS: dict[type, Callable[[Requests, Any], Response | None]] = {

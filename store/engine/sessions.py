@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from store.engine.changeset import SavedSession
     from store.messages import Operation, Request
 
-__all__ = ["ByteCount", "Session", "Sessions", "reply_cost", "reply_cost_at_most"]
-
 AWAY_LEAST = 10.0  # seconds that an abandoned session is kept although a newcomer finds no place
 FORGOTTEN_AT_ONCE = 512  # sessions: about a millisecond
 REPLY = 100  # bytes of bookkeeping for a kept reply, or for a result in one

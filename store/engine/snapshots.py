@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from store.engine.past import Past
     from store.messages import Entry
 
-__all__ = ["PART_BYTES", "STEP_KEYS", "Snapshot", "Snapshots"]
-
 STEP_KEYS = 2048  # per step: about half a millisecond
 PART_BYTES = 256 * 1024  # of one part, to keep its frame small
 NAME_OVERHEAD = 80  # bytes of bookkeeping per requested name: the text, and a place in two lists

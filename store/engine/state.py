@@ -26,11 +26,10 @@ from store.messages import (
     Create,
     Delete,
     Get,
-    Guarded,
     Operation,
     Put,
-    Transact,
     key_bytes,
+    operations_of,
 )
 from store.records import shown
 
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
     from store.limits import Limits
     from store.messages import Grant, Request
-
-__all__ = ["State", "Write"]
 
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
@@ -149,10 +146,8 @@ class State:
 
     def written_bytes(self, request: Request[Any]) -> int:
         """Return about how many bytes a mutation would write; an append writes the whole value again."""
-        if isinstance(request, Guarded):
-            request = request.request
         size = 0
-        for operation in (*request.then, *request.otherwise) if isinstance(request, Transact) else (request,):
+        for operation in operations_of(request):
             size += ENTRY_OVERHEAD + len(getattr(operation, "value", b""))
             if isinstance(operation, Append) and (entry := self.keys.get(operation.key)) is not None:
                 size += len(entry.value)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from store.engine.watches import Watcher
     from store.messages import Condition
 
-__all__ = ["WAIT_OVERHEAD", "Parked", "Postponed", "Waits", "wait_bytes"]
-
 _Places = dict[str, dict[tuple[int, int], None]]  # the waits at each key; dicts, for their order
 
 FORGOTTEN_AT_ONCE = 256  # waits of one peer: half a millisecond

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Change
     from store.messages import Event
 
-__all__ = ["History", "Watches", "event_bytes", "watch_bytes"]
-
 Watcher = tuple[int, int]  # the peer, and the id of its watch
 
 CLOSED_AT_ONCE = 512  # watches of one peer: half a millisecond

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from store.messages import Event
     from store.net.threads import Call
 
-__all__ = ["Client", "Watch"]
-
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
 

@@ -38,7 +38,7 @@ from store.etcd.watch import Watch
 from store.etcd.writes import Writing
 from store.interface import DEFAULT_TIMEOUT
 from store.net.absence import absence_told
-from store.net.process import check_loop, check_made_here, process_id
+from store.net.process import process_id
 from store.net.ways import Way, chosen_way
 from store.watch_cursor import WatchCursor
 
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
     from typing import Self
 
-
-__all__ = ["RECEIPTS", "Client", "Watch"]
 
 R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
@@ -128,12 +126,9 @@ class Client(interface.Store):
         )
         self._receipts = Receipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
-        self._failed: StoreError | None = None
         self._scopes: set[anyio.CancelScope] = set()  # of everything under way
-        self._on_connection: list[Callable[[bool], None]] = []
         self._way: Way | None = None
         self._made_in = process_id()
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -188,15 +183,6 @@ class Client(interface.Store):
                 scope.cancel()
             self.tell(False)
 
-    def on_connection(self, callback: Callable[[bool], None]) -> None:
-        """Call back when the cluster becomes unreachable or reachable, and when this client fails."""
-        self._on_connection.append(callback)
-
-    def tell(self, connected: bool) -> None:
-        """Report whether the cluster can be reached."""
-        for callback in self._on_connection:
-            callback(connected)
-
     @property
     def connected(self) -> bool:
         """True if some member of the cluster can be reached, as far as is known."""
@@ -222,24 +208,13 @@ class Client(interface.Store):
         """The member, if it is the one that was met first."""
         return self._way.server if self._way is not None else ""
 
-    @property
-    def failure(self) -> StoreError | None:
-        """The error that this client failed with, or None."""
-        return self._failed
-
     def time(self) -> float:
         """Return seconds on the event loop's clock."""
         return asyncio.get_running_loop().time()
 
-    def _check_usable(self) -> None:
-        check_made_here(self._made_in, self.name)
-        check_loop(self._loop, self.name)
-        if self._failed is not None:
-            raise unsent(self._failed)
-
     async def while_usable(self, work: Callable[[], Awaitable[T]], doubt: RetryState | None = None) -> T:
         """Await something; raise this client's error if it fails meanwhile."""
-        self._check_usable()
+        self.check_usable()
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
             try:

@@ -21,31 +21,6 @@ if TYPE_CHECKING:
 
     from store.etcd.rpc import etcd_pb2 as pb
 
-__all__ = [
-    "OPERATIONS_MAX",
-    "TOO_MANY",
-    "Cluster",
-    "Failure",
-    "FailureKind",
-    "Fields",
-    "NoSpace",
-    "Span",
-    "broken",
-    "classify",
-    "compare",
-    "entry_in",
-    "entry_of",
-    "events_of",
-    "holds",
-    "key_of",
-    "look_at",
-    "put_event",
-    "range_of",
-    "span_of",
-    "spans",
-    "watch_requests",
-]
-
 Fields: TypeAlias = "dict[str, Any]"
 """A message to send, by field names."""
 
@@ -180,37 +155,10 @@ def _event(change: pb.Event) -> Event:
     kv = change.kv
     if change.type == DELETED:
         return Event(kind="delete", revision=kv.mod_revision, key=key_of(kv.key))
-    return put_event(entry_of(kv))
-
-
-def put_event(entry: Entry) -> Event:
-    """Return the event of the change that wrote this entry."""
-    return Event(
-        kind="put",
-        revision=entry.mod_revision,
-        key=entry.key,
-        value=entry.value,
-        create_revision=entry.create_revision,
-        lease=entry.lease,
-    )
+    return entry_of(kv).event
 
 
 # ---------------------------------------------------------------------------------------------------- conditions
-
-
-def holds(condition: Condition, entry: Entry | None) -> bool:
-    """Return whether a condition holds for an entry; of a value only if that was read."""
-    match condition.target:
-        case Target.EXISTS:
-            return (entry is not None) is condition.expected
-        case Target.VALUE:
-            return entry is not None and entry.value == condition.expected
-        case Target.VALUE_IF_ANY:
-            return entry is None or entry.value == condition.expected
-        case Target.MOD_REVISION:
-            return (entry.mod_revision if entry else 0) == condition.expected
-        case Target.CREATE_REVISION:
-            return (entry.create_revision if entry else 0) == condition.expected
 
 
 def look_at(condition: Condition) -> Fields:
@@ -236,11 +184,7 @@ def compare(condition: Condition) -> Fields:
 
 def broken(conditions: Sequence[Condition]) -> ConditionFailed:
     """Return the error for conditions one of which does not hold."""
-    shown = [
-        f"{condition.target.name.lower()} of {condition.key!r} is no longer {condition.expected!r:.40}"
-        for condition in conditions[:4]
-    ]
-    return ConditionFailed(" or ".join(shown))
+    return ConditionFailed(" or ".join(condition.broken for condition in conditions[:4]))
 
 
 # ---------------------------------------------------------------------------------------------------- refusals

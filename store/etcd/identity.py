@@ -9,8 +9,6 @@ from store.errors import StoreReplaced
 if TYPE_CHECKING:
     from store.etcd.rpc import etcd_pb2 as pb
 
-__all__ = ["Identity"]
-
 
 class Identity:
     """The cluster that one client knows: its id, or None, the last member, and the latest revision."""

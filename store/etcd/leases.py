@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from store.etcd.reads import Reads
     from store.messages import KeepAlive, ListNotes
 
-__all__ = ["check", "check_ttls", "grant", "keep_alive", "new_id", "notes", "revoke", "time_to_live"]
-
 TTL_MAX = 9_000_000_000.0  # seconds that etcd grants
 
 NOTES = "notes/"  # the prefix of notes, below this client's own

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from store.etcd.rpc.connection import Connection
 
-__all__ = ["Login"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 TOKENS_MOST = 3  # logins for one request; more would not help

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from store.etcd.rpc import etcd_pb2 as pb
     from store.etcd.rpc.watch_stream import Subscription
 
-__all__ = ["Members", "RetryState"]
-
 T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from store.etcd.codec import Failure, FailureKind, broken, entry_in, entry_of, holds, look_at, range_of, spans
+from store.etcd.codec import Failure, FailureKind, broken, entry_in, entry_of, look_at, range_of, spans
 from store.messages import Condition, Count, Counted, Entry, Figures, List, Listing
 
 if TYPE_CHECKING:
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from store.etcd.codec import Fields
     from store.etcd.members import Members
     from store.etcd.rpc import etcd_pb2 as pb
-
-__all__ = ["Reads"]
 
 GETS_MOST: Final = 100  # keys read in one request; etcd takes 128 operations
 PAGE: Final = 1_000  # keys listed in one request
@@ -43,7 +41,7 @@ class Reads:
         requests = [{"request_range": each} for each in (*map(look_at, guard), *asked)]
         reply = await self.members.ask("KV/Txn", {"success": requests}, deadline=deadline, what="reading")
         ranges = [response.response_range for response in reply.responses]
-        if not all(holds(one, entry_in(found)) for one, found in zip(guard, ranges, strict=False)):
+        if not all(one.holds(entry_in(found)) for one, found in zip(guard, ranges, strict=False)):
             raise broken(guard)
         return ranges[len(guard) :], reply.header.revision
 

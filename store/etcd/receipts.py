@@ -21,8 +21,6 @@ from store.etcd.transactions import Receipt
 if TYPE_CHECKING:
     from store.etcd.members import Members
 
-__all__ = ["HANG_UP_WITHIN", "Receipts"]
-
 RECEIPTS_TTL: Final = 60.0  # seconds; the outcome of a write without an answer for so long cannot be known
 RECEIPTS_LEAST: Final = 40.0  # seconds; with less left, a new lease is granted: more than the default timeout of a call
 HANG_UP_WITHIN: Final = 1.0  # seconds for deleting receipts; else their lease lapses

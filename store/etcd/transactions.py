@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from store.errors import LimitExceeded, StoreUsageError
-from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, broken, compare, entry_in, holds, look_at, range_of, spans
+from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, broken, compare, entry_in, look_at, range_of, spans
 from store.etcd.leases import check, check_ttls
 from store.messages import (
     Add,
@@ -52,21 +52,6 @@ if TYPE_CHECKING:
 
     from store.etcd.codec import Fields
     from store.etcd.rpc import etcd_pb2 as pb
-
-__all__ = [
-    "FENCED",
-    "Known",
-    "Plan",
-    "Receipt",
-    "Write",
-    "answer",
-    "decided",
-    "fence",
-    "normal",
-    "outcome",
-    "recovery",
-    "transaction",
-]
 
 DONE, FENCED = b"done", b"fenced"
 """The values of a receipt: its write was done, or cannot be done any more."""
@@ -208,12 +193,12 @@ def decided(write: Write, known: Known | None) -> Plan:
         ConditionFailed: The guard does not hold.
         StoreUsageError: An addend is no number.
     """
-    if known is not None and not all(holds(condition, known[condition.key]) for condition in write.guard):
+    if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise broken(write.guard)
     rests_on = [_settled(condition, known) for condition in write.guard]
     for condition in write.when:
         entry = known[condition.key] if known is not None else None
-        if known is not None and not holds(condition, entry):
+        if known is not None and not condition.holds(entry):
             rests_on.append(_revision_is(condition.key, entry.mod_revision if entry else 0))
             return _planned(write.otherwise, rests_on, known, succeeded=False)
     rests_on += [_settled(condition, known) for condition in write.when]

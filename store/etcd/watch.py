@@ -17,7 +17,7 @@ import anyio
 
 from store import interface, messages
 from store.errors import StoreUsageError, WatchCompacted
-from store.etcd.codec import Failure, FailureKind, events_of, put_event, range_of, span_of, spans, watch_requests
+from store.etcd.codec import Failure, FailureKind, events_of, range_of, span_of, spans, watch_requests
 from store.messages import Count, Event
 
 if TYPE_CHECKING:
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from store.etcd.reads import Reads
     from store.etcd.rpc.watch_stream import Subscription
     from store.watch_cursor import WatchCursor
-
-__all__ = ["Watch"]
 
 WhileUsable: TypeAlias = "Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]"
 
@@ -128,7 +126,7 @@ class Watch(interface.Watch):
         elif request.snapshot:
             revision = 0
             async for entries, revision in self._reads.pages(self._prefix, (), deadline):  # noqa: B007  the last one counts
-                batches.append(list(map(put_event, entries)))
+                batches.append([entry.event for entry in entries])
             self._population = sum(map(len, batches))
             batches[-1].append(Event(kind="synced", revision=revision))
             start = revision + 1

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from store.etcd.transactions import Known, Operations, Plan, Receipt
     from store.messages import Condition, Request, Response
 
-__all__ = ["Writing"]
-
 
 class Writing:
     """One write: `request`, if all of `guard` holds; `done()` carries it out, dependent on one of `receipts`.

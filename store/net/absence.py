@@ -19,8 +19,6 @@ from store.printable import in_words
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Outages", "absence_told"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 FIRST: Final = (3.0, 10.0, 30.0)  # seconds after which it is logged; from then on each time after twice as long

@@ -7,8 +7,6 @@ from urllib.parse import urlsplit
 
 from store.errors import StoreUsageError
 
-__all__ = ["DEFAULT_PORT", "Address", "host_and_port"]
-
 DEFAULT_PORT = 29400  # torchrun's default
 
 

@@ -10,8 +10,6 @@ import sys
 
 from store.errors import StoreUsageError
 
-__all__ = ["check_blocking_caller", "check_threads", "is_served_here", "serves", "serves_no_more"]
-
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 _served: dict[int, tuple[str, asyncio.AbstractEventLoop, str]] = {}

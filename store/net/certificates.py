@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import os
 
-__all__ = ["ClientContext", "client_context"]
-
 
 class ClientContext(ssl.SSLContext):
     """A context that remembers its certificate chain and key as PEM (`shown`), for gRPC, which does TLS by itself."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["short_collections", "tidy_up"]
-
 GROWTH = 200_000  # frozen objects, after which a search for cycles is worthwhile
 
 _looked_at = 0  # frozen objects at the last search

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio.to_thread
 
+from store.errors import AuthenticationError
 from store.net.racing import Addresses, connected_socket
 from store.net.sockets import prepare
 from store.net.standard_streams import open_before_uvloop
@@ -20,19 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from store.net.address import Address
-
-__all__ = [
-    "NEVER_ANSWERED",
-    "NOBODY_LISTENS",
-    "NO_TLS",
-    "SAYS_NOTHING",
-    "Dial",
-    "RefusedByStore",
-    "TcpDial",
-    "describe",
-    "lack_of",
-    "left_without_a_word",
-]
 
 
 class Dial(Protocol):
@@ -100,6 +88,11 @@ def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
+
+
+def untrusted(name: str, error: ssl.SSLCertVerificationError) -> AuthenticationError:
+    """Return the error for a server whose certificate is not trusted."""
+    return AuthenticationError(f"{name} has no certificate that we trust: {error.verify_message}")
 
 
 class RefusedByStore(ConnectionRefusedError):

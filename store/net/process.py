@@ -14,8 +14,6 @@ from pathlib import Path
 
 from store.errors import StoreUsageError, UsedAfterFork
 
-__all__ = ["check_loop", "check_made_here", "loopback_id", "process_id"]
-
 _id = os.urandom(16)
 
 

@@ -30,8 +30,6 @@ from store.net.sockets import SystemErrorsSuppressed, raised_by_handler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Addresses", "Race", "Resolved", "connected", "connected_socket"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 STAGGER = 0.25  # seconds between two addresses, as RFC 8305 recommends

@@ -25,22 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-__all__ = [
-    "PASSED_ON",
-    "SYSTEM_TELLS",
-    "SystemErrorsSuppressed",
-    "bound_sockets",
-    "forget",
-    "let_go_in_children",
-    "open_files",
-    "outstanding",
-    "prepare",
-    "raise_file_limit",
-    "raised_by_handler",
-    "raised_file_limit",
-    "unread_bytes",
-]
-
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
 TCP_INFO_PROBES = 3  # <linux/tcp.h>: the byte of tcp_info that counts unanswered probes
 SO_MEMINFO = 55  # <asm-generic/socket.h>: a socket's memory, as several numbers ...

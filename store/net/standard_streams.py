@@ -10,8 +10,6 @@ import contextlib
 import os
 import sys
 
-__all__ = ["open_before_uvloop", "open_standard_streams"]
-
 
 def open_standard_streams(*, for_command: bool = False) -> None:
     """Open closed ones of descriptors 0, 1, 2 on `/dev/null`; `for_command` replaces the stream objects, too."""

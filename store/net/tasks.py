@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
-__all__ = ["Cancelling", "cancel_and_wait", "to_the_end"]
-
 T = TypeVar("T")
 
 LOOK_AGAIN = 0.01  # seconds between two looks at a task in a shielded scope

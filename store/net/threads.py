@@ -30,8 +30,6 @@ from store.net.standard_streams import open_standard_streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-__all__ = ["Call", "Flag", "Held", "LoopThread", "in_thread", "loop_factory"]
-
 T = TypeVar("T")
 
 END_WITHIN = 3.0  # seconds for all loops to end with the process; longer than revoking a lease takes

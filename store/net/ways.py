@@ -13,8 +13,6 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Way", "chosen_way"]
-
 FOUND_WITHIN: Final = 3.0  # seconds for all name lookups
 ELSEWHERE: Final = "another"  # the `server` of a way that does not lead to the one that was met
 

@@ -14,7 +14,16 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from store.errors import AuthenticationError, ConnectionLost, LimitExceeded, ProtocolError, StoreError, StoreReplaced
+from store.errors import (
+    AuthenticationError,
+    ConnectionLost,
+    LimitExceeded,
+    ProtocolError,
+    StoreError,
+    StoreReplaced,
+    StoreTimeoutError,
+    unsent,
+)
 from store.limits import Limits
 from store.messages import ERRORS, Failed, FailureKind, Listing, ListingPart, Response, mutates
 from store.printable import printable
@@ -28,8 +37,6 @@ if TYPE_CHECKING:
     from store.messages import Entry, Request
 
     Secret: TypeAlias = bytes | Callable[[], bytes | None] | None
-
-__all__ = ["ClientConnection", "InFlight", "ServerConnection", "error_of"]
 
 FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # the limit of a client's frames until the first welcome
 
@@ -160,6 +167,36 @@ class InFlight:
     timer: Any = None  # ends its caller's wait
     parts: list[Entry | None] = field(default_factory=list)  # the received parts of a long listing
 
+    @property
+    def maybe_applied(self) -> bool:
+        """True if it may take effect without an answer."""
+        return self.mutates and self.sent
+
+    def settle(self, outcome: Response | StoreError) -> None:
+        """Give a waiting caller its response or its error."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.waiter is None or self.waiter.done():
+            return
+        if isinstance(outcome, StoreError):
+            self.waiter.set_exception(outcome)
+        else:
+            self.waiter.set_result(outcome)
+
+    def with_doubt(self, error: StoreError) -> StoreError:
+        """Return the error for the caller of this request on a lost connection."""
+        mine = unsent(error)
+        if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
+            mine.maybe_applied = self.maybe_applied
+        return mine
+
+    def out_of_time(self, timeout: float, name: str, trouble: str | None) -> StoreError:
+        """Return the error for a caller whose timeout is over; `trouble` of the connection, if any."""
+        what, maybe = f"{type(self.request).__name__} at {name}", self.maybe_applied
+        if trouble is None:
+            return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
+        return ConnectionLost(f"{what} was not answered within {timeout:g} s: {trouble}", maybe_applied=maybe)
+
 
 class ClientConnection:
     """A client's side of all its connections to one store.
@@ -215,6 +252,15 @@ class ClientConnection:
     def met(self) -> bool:
         """True if the server has sent anything on this connection."""
         return self._greeting is not None
+
+    def may_retry(self, error: StoreError) -> bool:
+        """Return whether another attempt may go well after an error of `receive`.
+
+        A full server may have room later. Before the welcome of a known store something else may answer: a proxy, or
+        another machine.
+        """
+        in_place_of_it = self.store_id is not None and self.welcomed is None
+        return isinstance(error, LimitExceeded) or (in_place_of_it and not isinstance(error, StoreReplaced))
 
     def receive(self, data: bytes | memoryview) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         """Yield the server's messages; bytes among them must be sent at once.
@@ -370,11 +416,17 @@ class ClientConnection:
         return frame
 
     def lost_for_good(self) -> list[InFlight]:
-        """After a welcome to a new session, return the mutations that may or may not have been applied."""
-        lost = [item for item in self.in_flight.values() if item.mutates and item.sent]
+        """After a welcome, return the mutations of a forgotten session, which may or may not have been applied."""
+        lost = [item for item in self.in_flight.values() if item.maybe_applied and not self.resumed]
         for item in lost:
             self._forget(item)
         return lost
+
+    @property
+    def forgotten(self) -> ConnectionLost:
+        """The error of requests that are lost for good."""
+        why = "broke, and the server has since forgotten this client's session"
+        return ConnectionLost(f"the connection to {self._name} {why}", maybe_applied=True)
 
     def answered(self, request_id: int) -> InFlight | None:
         """Return the request of a reply, if its caller still waits."""

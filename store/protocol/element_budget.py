@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["count_elements"]
-
 
 def _small() -> tuple[list[int], list[int]]:
     """Return, by first byte, the bytes that an element takes and the elements that follow, where that byte tells."""

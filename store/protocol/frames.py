@@ -10,8 +10,6 @@ from store.errors import LimitExceeded, ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FrameReader", "frame"]
-
 _length = struct.Struct(">I")
 
 

@@ -31,13 +31,11 @@ from store.server.round_robin import TURN, RoundRobin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store.engine.engine import Work
+    from store.engine.applied import Work
     from store.messages import Request, Response
     from store.server.handshakes import Handshakes
     from store.server.peer import Peer
     from store.server.peers import Peers
-
-__all__ = ["Conversations"]
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from store.engine.engine import Answer, Delivery, Overtaken
+from store.engine.applied import Answer, Delivery, Overtaken
 from store.messages import Event, Failed, FailureKind, Found, Listing, ListingPart
 from store.protocol import wire
 from store.server.outbox import PIECE_BYTES, Shared, SharedFrame, weight
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from store.server.outbox import Frame
     from store.server.peer import Peer
     from store.server.peers import Peers
-
-__all__ = ["Dispatcher"]
 
 log: logging.Logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from store.engine.engine import Engine
-from store.messages import Add, CompareAndSet, Create, Delete, Get, Grant, Guarded, Put, Transact, mutates
+from store.messages import Add, CompareAndSet, Create, Delete, Get, Grant, Put, mutates, operations_of
 from store.server.pending_commits import PendingCommits
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from store.messages import Request
     from store.server.journal import Journal
-
-__all__ = ["STOP_WITHIN", "Durability"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -195,9 +193,7 @@ class Durability:
 
 
 def _is_small(request: Request[Any]) -> bool:
-    if isinstance(request, Guarded):
-        request = request.request
-    operations = (*request.then, *request.otherwise) if isinstance(request, Transact) else (request,)
+    operations = operations_of(request)
     if len(operations) > SMALL_OPERATIONS or not all(isinstance(each, SMALL) for each in operations):
         return False
     return sum(len(getattr(each, "value", b"")) for each in operations) <= SMALL_BYTES

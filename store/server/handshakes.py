@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-__all__ = ["Handshakes"]
-
 HELD_MOST = 5.0  # seconds that a newcomer waits for a session; clients do not retry sooner, either
 SOON = 0.001  # seconds that a clock may be behind
 

@@ -61,8 +61,6 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import Facts, Saved
 
-__all__ = ["Journal", "Unwritable"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 # A failed write left a group without its end, which is ignored; after other errors it may be whole.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from store.engine.keyspace import Groups
 
-__all__ = ["LimitWarnings", "RationedLog"]
-
 AT_ONCE = 1000  # lines; a job of this many nodes with a wrong token is logged in full
 PER_SECOND = 10.0  # lines after that: about 100 MB a day
 NEARLY = 0.8  # of a limit: warn from here on

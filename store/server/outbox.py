@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
 
-__all__ = ["PIECE_BYTES", "Frame", "Outbox", "Shared", "SharedFrame", "weight"]
-
 # The bytes handed to a transport at once, and by which answers may run ahead of a peer's reading.
 PIECE_BYTES = 256 * 1024
 

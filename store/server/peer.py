@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Sorry
 
-__all__ = ["LEAVE_WITHIN", "PEER_BYTES", "Host", "Peer"]
-
 # Errors that mean the other side closed the connection. With TLS, an end of stream without an alert is an error;
 # asyncio ignores it. (A timeout means the network failed.)
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)

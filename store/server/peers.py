@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from store.server.durability import Durability
     from store.server.peer import Peer
 
-__all__ = ["Peers"]
-
 
 class Peers:
     """All peers of a server, and the bytes of all outboxes and of received requests that wait."""

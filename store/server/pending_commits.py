@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.messages import Request, Response
 
-__all__ = ["PendingCommits"]
-
 PREFIX_LOOKS_MAX = 1024  # changed keys that are compared with a prefix; with more, listings wait
 
 

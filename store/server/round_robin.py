@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["PASS", "TURN", "RoundRobin"]
-
 TURN = 0.002  # seconds of one peer, before others have theirs
 PASS = 0.008  # seconds of all peers together, before the loop reads its sockets again
 

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from store.limits import Limits
     from store.server.journal import Journal
 
-__all__ = ["Server", "serve"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 WARN_EVERY = 5.0  # seconds between checks of the limits

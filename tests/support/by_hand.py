@@ -22,7 +22,8 @@ from store import (
     StoreError,
     StoreReplaced,
 )
-from store.engine.engine import Answer, Delivery, Engine, Overtaken
+from store.engine.applied import Answer, Delivery, Overtaken
+from store.engine.engine import Engine
 from store.engine.processes import Closing
 from store.messages import Failed, Granted, Listing, ListingPart, Request, Response
 from store.protocol import wire

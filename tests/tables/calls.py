@@ -67,7 +67,7 @@ NO_ACTS: dict[str, str] = {
     "info": "count index",  # of tuples
     "client": (
         "abandon ask ask_ping awaits_answer bound_pauses call cancel check_usable fail interrupt end_waits may_write "
-        "on_connection received time"
+        "on_connection received tell time"
     ),  # of watches, leases, recipes and nodes
     "watch": "",
     "lease": "",

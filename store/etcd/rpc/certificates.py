@@ -17,8 +17,6 @@ from store.net.certificates import ClientContext
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["channel_credentials"]
-
 SYSTEM_BUNDLES: Final = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine, Arch
     "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from store.etcd.codec import Fields
     from store.etcd.rpc.watch_stream import Subscription
 
-__all__ = ["Connection"]
-
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 """Of one answer; gRPC's own limit of 4 MiB is less than a page of a listing, or a snapshot's events."""
 

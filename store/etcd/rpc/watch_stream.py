@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from store.etcd.codec import Fields
 
-__all__ = ["Subscription", "WatchStream"]
-
 HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the bytes held for a slow reader
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from store.limits import Limits
 
-__all__ = ["BESIDE_SHARE", "ConnectionTable", "Stranger"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 YIELD_AFTER = 1.0  # seconds in which an honest client on a busy network says hello

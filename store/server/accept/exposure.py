@@ -7,8 +7,6 @@ import ssl
 from store.errors import StoreUsageError
 from store.limits import is_loopback
 
-__all__ = ["check_exposure", "token_bytes"]
-
 TOKEN_BYTES_LEAST = 16  # of a token that strangers could guess
 
 

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from store.server.accept.connection_table import ConnectionTable
 
-__all__ = ["EndWhenAlone", "TcpListener"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 BACKLOG = 4096  # queued connections: a whole job that reconnects at once

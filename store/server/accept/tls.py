@@ -22,8 +22,6 @@ from store.net.sockets import forget, let_go_in_children
 if TYPE_CHECKING:
     from store.server.accept.connection_table import ConnectionTable
 
-__all__ = ["TLS_BYTES", "TlsLayer"]
-
 TLS_BYTES: Final = 24 * 1024  # that TLS adds to a connection, nearly all of it OpenSSL's
 HANDSHAKE: Final = 0x16  # the content type of a client's first record: RFC 8446, B.1
 RECORD_BYTES: Final = 16 * 1024  # the most that a record carries before it is encrypted: RFC 8446, 5.1

@@ -48,7 +48,8 @@ from rdzv.node.run.agreed import Agreed
 from rdzv.testing.machines import NoPort
 from rdzv.testing.timeline import START, Host, Timeline
 from store import interface, messages
-from store.engine.engine import Answer, Delivery, Engine
+from store.engine.applied import Answer, Delivery
+from store.engine.engine import Engine
 from store.engine.processes import Closing
 from store.errors import StoreTimeoutError
 from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listing, ListingPart, Put, Transact

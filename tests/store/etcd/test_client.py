@@ -32,7 +32,7 @@ from store.errors import (
 )
 from store.etcd import choice as choice_room
 from store.etcd import members as members_room
-from store.etcd.client import Client, Watch
+from store.etcd.client import Client
 from store.etcd.codec import Cluster, Failure, FailureKind
 from store.messages import CHOSEN_LEASE_LEAST, Create, Event, Grant, Guarded, Revoke, TransactionResult
 from store.net.certificates import client_context
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from store.etcd.rpc.connection import Connection
+    from store.etcd.watch import Watch
 
 T = TypeVar("T")
 

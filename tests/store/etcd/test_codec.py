@@ -8,7 +8,7 @@ import pytest
 
 from store import when
 from store.errors import AuthenticationError, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
-from store.etcd.codec import Cluster, FailureKind, NoSpace, classify, entry_of, events_of, holds, span_of, spans
+from store.etcd.codec import Cluster, FailureKind, NoSpace, classify, entry_of, events_of, span_of, spans
 from store.etcd.rpc import etcd_pb2 as pb
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def test_hidden_keys_are_left_out_of_a_span_around_them_only() -> None:
 )
 def test_whether_a_condition_holds_of_a_key(condition: Condition, of: str) -> None:
     there = entry_of(pb.KeyValue(key=b"k", value=b"v", create_revision=2, mod_revision=7))
-    assert [name for name, entry in (("there", there), ("gone", None)) if holds(condition, entry)] == of.split()
+    assert [name for name, entry in (("there", there), ("gone", None)) if condition.holds(entry)] == of.split()
 
 
 def test_fields_that_etcd_leaves_out_are_zero_or_empty() -> None:

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import messages, when
-from store.engine.keyspace import put_event
 from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import (
     Add,
@@ -141,7 +140,7 @@ def test_a_shared_encoding_is_read_like_an_individual_one(number: int, response:
         chunks = wire.encode_in_chunks(said)
         frame = wire.content_head(number, sum(map(len, chunks))) + b"".join(chunks)
         assert wire.decode_server_frame(body_of(frame)) == Reply(number, said)
-    events = tuple(map(put_event, entries))
+    events = tuple(entry.event for entry in entries)
     chunks = wire.encode_in_chunks(events)
     frame = wire.events_head(number, sum(map(len, chunks))) + b"".join(chunks)
     assert wire.decode_server_frame(body_of(frame)) == Events(number, events)

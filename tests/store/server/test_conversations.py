@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
-from store.engine.engine import Applied, Engine
+from store.engine.engine import Engine
 from store.limits import Limits
 from store.messages import Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch
 from store.protocol import wire
@@ -21,6 +21,9 @@ from store.server.server import Server
 from tests.support.limits import limits_with
 from tests.support.stores import connect_in_memory, introduce, serve_in_memory
 from tests.support.virtual_time import passes
+
+if TYPE_CHECKING:
+    from store.engine.applied import Applied
 
 MIB = 1024 * 1024
 
