@@ -9,6 +9,7 @@ with the request, and ends a parked wait with a push once the fence breaks.
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from rdzv.config.config_errors import shown
@@ -52,34 +53,22 @@ class OutOfTime(SharedStoreTimeoutError):
     """No time is left; the catcher may still look around before it gives up."""
 
 
+@dataclass(slots=True)
 class Fencing:
-    """One operation under way, for one member of a round: its requests go through this.
+    """One operation under way, for one member of a round: its requests go through this."""
 
-    Args:
-        ask: Makes a request, with a limit in seconds, and returns its response.
-        prefix: The prefix of all keys of the round's store.
-        fence: Conditions that hold while this node is a member of the round.
-        company: The knowledge about this member and the others.
-        seconds: The limit of all its waits together.
-        now: The clock by which `ask` waits.
-    """
+    call: Callable[[Request[Any], float], Awaitable[Any]]  # makes a request, with a limit in seconds
+    _: KW_ONLY
+    prefix: str  # of all keys of the round's store
+    fence: tuple[Condition, ...]  # conditions that hold while this node is a member of the round
+    company: Company  # the knowledge about this member and the others
+    seconds: float  # the limit of all its waits together
+    now: Callable[[], float]  # the clock by which `call` waits
+    _deadline: float = field(init=False)
+    _wait_ended: bool = False  # by this member's side, before its time was over
 
-    def __init__(
-        self,
-        ask: Callable[[Request[Any], float], Awaitable[Any]],
-        *,
-        prefix: str,
-        fence: tuple[Condition, ...],
-        company: Company,
-        seconds: float,
-        now: Callable[[], float],
-    ) -> None:
-        self._ask = ask
-        self._prefix, self._fence, self._company = prefix, fence, company
-        self.seconds = seconds
-        self._now = now
-        self._deadline = now() + seconds
-        self._wait_ended = False  # by this member's side, before its time was over
+    def __post_init__(self) -> None:
+        self._deadline = self.now() + self.seconds
 
     async def __call__(self, request: Request[R]) -> R:
         """Make one request, on condition that this node is a member.
@@ -91,7 +80,7 @@ class Fencing:
             RendezvousStateError: The client was made before a `fork()`.
         """
         self.check_membership()
-        left = self._deadline - self._now()
+        left = self._deadline - self.now()
         if type(request) is not Wait:
             left = max(left, ANSWER_TIMEOUT)
         elif left <= 0 or self._lost():  # the catcher looks whether there is anything to wait for
@@ -100,7 +89,7 @@ class Fencing:
             if type(request) is Transact:
                 response: R = await self._transact(request, left)
             else:
-                response = await self._ask(Guarded(self._fence, request) if self._fence else request, left)
+                response = await self.call(Guarded(self.fence, request) if self.fence else request, left)
             return response
         except StoreError as error:
             explained = self._explained(error)
@@ -110,13 +99,13 @@ class Fencing:
 
     async def _transact(self, request: Transact, left: float) -> Any:
         """Carry out a transaction with the fence among its conditions; a failed result is not due to the fence."""
-        reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in self._fence))
-        fenced = Transact(when=(*self._fence, *request.when), then=request.then, otherwise=(*reads, *request.otherwise))
-        result: TransactionResult = await self._ask(fenced, left)
+        reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in self.fence))
+        fenced = Transact(when=(*self.fence, *request.when), then=request.then, otherwise=(*reads, *request.otherwise))
+        result: TransactionResult = await self.call(fenced, left)
         if result.succeeded:
             return result
         seen = {read.key: entry for read, entry in zip(reads, result.results, strict=False)}
-        for condition in self._fence:
+        for condition in self.fence:
             entry = seen[condition.key]
             if not condition.holds(entry if isinstance(entry, Entry) else None):
                 raise ConditionFailed(
@@ -126,14 +115,14 @@ class Fencing:
 
     def check_membership(self) -> None:
         """Raise `RoundSupersededError` if this node is known to be no member any more."""
-        reason = self._company.superseded()
+        reason = self.company.superseded()
         if reason is not None:
             raise self._superseded_error(reason)
 
     def give_up(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
         """Raise the error of a wait for missing keys: they may never come, if members are lost or the round is over."""
         lost, timed_out = self._lost(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
-        if not (lost or self._wait_ended) or self._now() >= self._deadline:
+        if not (lost or self._wait_ended) or self.now() >= self._deadline:
             raise timed_out
         if not lost:
             raise RoundChanged(
@@ -146,15 +135,15 @@ class Fencing:
         ) from timed_out
 
     def _lost(self) -> tuple[str, ...]:
-        return self._company.lost() if self._company.lost is not None else ()
+        return self.company.lost() if self.company.lost is not None else ()
 
     def _superseded_error(self, reason: str) -> RoundSupersededError:
         return RoundSupersededError(
-            f"this node is no longer in the round of {self._prefix}: {reason}; call next_rendezvous again"
+            f"this node is no longer in the round of {self.prefix}: {reason}; call next_rendezvous again"
         )
 
     def _explained(self, error: StoreError) -> Exception:
-        reason = self._company.superseded()  # then the handler has interrupted the client, which caused this error
+        reason = self.company.superseded()  # then the handler has interrupted the client, which caused this error
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
@@ -164,12 +153,12 @@ class Fencing:
             return self._superseded_error(str(error))
         if isinstance(error, UsedAfterFork):
             return RendezvousStateError(
-                f"the shared store {self._prefix} was made before fork(); use it in the process that joined the round"
+                f"the shared store {self.prefix} was made before fork(); use it in the process that joined the round"
             )
         if isinstance(error, ConnectionLost):
-            return RendezvousConnectionError(f"the shared store {self._prefix} cannot be reached: {error}")
+            return RendezvousConnectionError(f"the shared store {self.prefix} cannot be reached: {error}")
         text = str(error)  # it must name the user's key, not the key in the store
-        for before in (self._prefix + VALUES, self._prefix + QUEUES):
+        for before in (self.prefix + VALUES, self.prefix + QUEUES):
             text = text.replace(before, "")
         error.args = (text, *error.args[1:])
         return error

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import timedelta
 
-    from rdzv.shared_store.company import Company
+    from rdzv.shared_store.company import Company, Roster
     from rdzv.shared_store.fencing import Fencing
     from store.messages import Operation
 
-__all__ = ["Operations"]
+__all__ = ["Operations", "RoundKeys"]
 
 MARK: Final = b"\x00queue"
 """The value of a queue's key. No text and no number begins with a zero byte."""
@@ -57,11 +57,11 @@ ADD_MAX: Final = 2**63 - 1
 """The largest number that the store, and PyTorch's, can count to."""
 
 
-class Operations(ABC):
-    """Every method of `torch.distributed.Store` that makes requests."""
+class RoundKeys(ABC):
+    """The keys of one round's store, and the begin of an operation on them: what both twins have."""
 
-    _prefix: str
-    _lease: int | None
+    prefix: str
+    lease: int | None
     _company: Company
 
     @abstractmethod
@@ -72,33 +72,32 @@ class Operations(ABC):
     def _unique(self) -> str:
         """Return a unique name."""
 
+    def _value_key(self, key: str) -> str:
+        return self.prefix + VALUES + key_of(key)
+
+    def _queue_prefix(self, key: str) -> str:
+        # Escaped, or the queue "a" would hold the items of the queue "a/b".
+        return f"{self.prefix}{QUEUES}{_escaped(key_of(key))}/"
+
+
+class Operations(RoundKeys):
+    """Every method of `torch.distributed.Store` that makes requests."""
+
     # ------------------------------------------------------------------------------------------ values
 
     async def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        await self._begin()(Put(self._value_key(key), value_of(value), None, self._lease))
+        await self._begin()(Put(self._value_key(key), value_of(value), None, self.lease))
 
     async def get(self, key: str) -> bytes:
         """Wait for a key, and read it."""
-        (value,) = await self._get_all((key,), (self._value_key(key),))
+        (value,) = await _get_all(self._begin(), (key,), (self._value_key(key),))
         return value
 
     async def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys, and read them at one revision."""
         names = keys_of(keys)
-        return await self._get_all(names, tuple(map(self._value_key, names)))
-
-    async def _get_all(self, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
-        ask = self._begin()
-        try:
-            return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
-        except OutOfTime:
-            missing = await self._missing(ask, names, held)
-            # If all exist: they came during the look, or this was a look without a wait. They may have gone again.
-            found = None if missing else await self._read(ask, held)
-            if found is None:
-                _give_up(ask, names, missing or names)
-            return found
+        return await _get_all(self._begin(), names, tuple(map(self._value_key, names)))
 
     async def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
         """Wait until all keys exist. A queue exists while it holds anything."""
@@ -108,7 +107,7 @@ class Operations(ABC):
         try:
             await ask(Wait(keys=held))
         except OutOfTime:
-            missing = await self._missing(ask, names, held)
+            missing = await _missing(ask, names, held)
             if missing:
                 _give_up(ask, names, missing)
 
@@ -124,7 +123,7 @@ class Operations(ABC):
         if len(names) != len(contents):
             raise ValueError(f"multi_set has {len(names)} keys and {len(contents)} values; give one value for each key")
         writes = {self._value_key(key): value for key, value in zip(names, contents, strict=True)}
-        puts = tuple(Put(key, value, lease=self._lease) for key, value in writes.items())
+        puts = tuple(Put(key, value, lease=self.lease) for key, value in writes.items())
         await self._begin()(Transact(when=(), then=puts))
 
     async def add(self, key: str, amount: int) -> int:
@@ -132,11 +131,11 @@ class Operations(ABC):
         number = whole_of(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in the store's 64 bits")
-        return (await self._begin()(Add(self._value_key(key), number, self._lease))).value
+        return (await self._begin()(Add(self._value_key(key), number, self.lease))).value
 
     async def append(self, key: str, value: str | bytes) -> None:
         """Append to a key's value; a missing key counts as empty."""
-        await self._begin()(Append(self._value_key(key), value_of(value), self._lease))
+        await self._begin()(Append(self._value_key(key), value_of(value), self.lease))
 
     async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write the desired value if the key holds the expected one, or is missing and nothing is expected.
@@ -150,9 +149,9 @@ class Operations(ABC):
         while True:
             # If either fails because of the other's case, the other follows. The answer was true at the last request.
             if may_create:
-                request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self._lease)
+                request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self.lease)
             else:
-                request = CompareAndSet(key=held, value=new, expected_value=wanted, lease=self._lease)
+                request = CompareAndSet(key=held, value=new, expected_value=wanted, lease=self.lease)
             result = await ask(request)
             if result.succeeded:
                 return new
@@ -168,42 +167,19 @@ class Operations(ABC):
 
     async def list_keys(self) -> list[str]:
         """Return the keys of this round that hold values, sorted; as in PyTorch, queues are not among them."""
-        values, queues = self._prefix + VALUES, self._prefix + QUEUES
-        keys = await _keys_under(self._begin(), self._prefix)
-        of_queues = {key.removeprefix(queues).partition("/")[0] for key in keys if key.startswith(queues)}
-        of_values = [key.removeprefix(values) for key in keys if key.startswith(values)]
-        return [key for key in of_values if _escaped(key) not in of_queues]
+        return await _keys_of_values(self._begin(), self.prefix)
 
     async def num_keys(self) -> int:
         """Return the number of keys of this round that hold values."""
-        return len(await self.list_keys())
-
-    async def _missing(self, ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the keys that do not exist, without reading the others' values; all, if the store does not tell."""
-        if not held:
-            return ()
-        try:
-            there = set(await _keys_under(ask, _common_prefix(held)))
-        except OutOfTime:
-            return names
-        return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
-
-    async def _read(self, ask: Fencing, held: tuple[str, ...]) -> list[bytes] | None:
-        """Return the keys' values at one revision, or None if some do not exist."""
-        distinct = tuple(dict.fromkeys(held))
-        result = await ask(Transact(when=tuple(map(when.exists, distinct)), then=tuple(map(Get, distinct))))
-        if not result.succeeded:
-            return None
-        found = {entry.key: entry.value for entry in result.results if isinstance(entry, Entry)}
-        return [found[key] for key in held]
+        return len(await _keys_of_values(self._begin(), self.prefix))
 
     # ------------------------------------------------------------------------------------------ queues
 
     async def queue_push(self, key: str, value: str | bytes) -> None:
         """Append an item to a queue."""
         mark = self._value_key(key)
-        item = Put(self._queue_prefix(key) + self._unique(), value_of(value), lease=self._lease)
-        writes = item, Put(mark, MARK, lease=self._lease)
+        item = Put(self._queue_prefix(key) + self._unique(), value_of(value), lease=self.lease)
+        writes = item, Put(mark, MARK, lease=self.lease)
         ask = self._begin()
         starts = True  # a guess that this is its first item; if wrong, nothing happens
         while True:
@@ -229,44 +205,17 @@ class Operations(ABC):
             items = sorted(filter(None, listing.entries), key=lambda item: item.create_revision)
             for item in items:
                 # Those before it have been seen to be gone, and none comes back: it is the first.
-                popped = await self._pop(ask, item, mark, is_last=item is items[-1])
+                popped = await _pop(ask, item, mark, is_last=item is items[-1])
                 if popped is not None:
                     return popped
             if not items and not block:
                 raise QueueEmptyError(f"the queue {shown(key)} is empty; pass block=True to wait for an item")
             if not items:
-                await self._wait_for_push(ask, key, mark)
+                await _wait_for_push(ask, key, mark)
 
     async def queue_len(self, key: str) -> int:
         """Return the number of items in a queue; 0 if there is no such queue."""
         return (await self._begin()(Count(prefix=self._queue_prefix(key)))).count
-
-    async def _pop(self, ask: Fencing, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
-        """Take this item; return None if it has been taken, or the queue has to be read again."""
-        unchanged = when.mod_revision(item.key) == item.mod_revision
-        take = Get(item.key), Delete(item.key)
-        if not is_last:
-            return _taken(await ask(Transact(when=(unchanged,), then=take)))
-        untouched = when.mod_revision(mark) == item.mod_revision
-        look = Get(item.key), Get(mark)
-        result = await ask(Transact(when=(unchanged, untouched), then=(*take, Delete(mark)), otherwise=look))
-        if result.succeeded:
-            return _taken(result)
-        still_there, there = result.results
-        if still_there is None:
-            return None
-        # Others have pushed since, or the key was set or deleted as a value: then the mark's revision differs.
-        seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
-        return _taken(await ask(Transact(when=(unchanged, seen), then=take)))
-
-    async def _wait_for_push(self, ask: Fencing, key: str, mark: str) -> None:
-        try:
-            listing = await ask(Wait(keys=(mark,)))
-        except OutOfTime:
-            message = f"nothing was pushed to the queue {shown(key)} within {ask.seconds:g} s"
-            ask.give_up(message, keys=(key,))
-        if any(entry is not None and entry.value != MARK for entry in listing.entries):
-            raise _no_queue(key)
 
     # ------------------------------------------------------------------------------------------ barrier
 
@@ -276,13 +225,13 @@ class Operations(ABC):
         size = whole_of(world_size, "world_size")
         if size < 1:
             raise ValueError(f"world_size={size} must be at least 1: the caller of barrier counts")
-        roster = self._company.roster
-        marks = [f"{self._came_prefix(key)}{roster.rank}"] if roster is not None else []
+        roster, came = self._company.roster, f"{self.prefix}b/{_escaped(key_of(key))}/"
+        marks = [f"{came}{roster.rank}"] if roster is not None else []
         come: tuple[Operation, ...] = (
-            Add(members, 1, self._lease),
-            *(Put(mark, b"", lease=self._lease) for mark in marks),
+            Add(members, 1, self.lease),
+            *(Put(mark, b"", lease=self.lease) for mark in marks),
         )
-        go: tuple[Operation, ...] = Add(members, -1, self._lease), *map(Delete, marks)
+        go: tuple[Operation, ...] = Add(members, -1, self.lease), *map(Delete, marks)
         ask = self._begin(timeout)
         is_last = (await _counted(ask, come)) >= size
         if not is_last:
@@ -291,11 +240,11 @@ class Operations(ABC):
             except OutOfTime:
                 found = (await ask(Get(members))).entry
                 there = found.value.decode() if found is not None else "none"
-                missing = await self._missing_at_barrier(ask, key, size, there)
+                missing = await _missing_at_barrier(ask, roster, came, size, there) if roster is not None else ""
                 message = f"the barrier {shown(key)} timed out after {ask.seconds:g} s: {there} of {size} came{missing}"
                 ask.give_up(message, keys=(f"{key}/last_member",))
         try:
-            inside = await _counted(ask, (*go, Put(last, b"1", lease=self._lease)) if is_last else go)
+            inside = await _counted(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
             if inside <= 0:  # the last to leave deletes its keys: there may be ten barriers a second
                 nobody_came = (when.value(members) == b"%d" % inside,)
                 await ask(Transact(when=nobody_came, then=(Delete(members), Delete(last))))
@@ -304,31 +253,67 @@ class Operations(ABC):
                 raise
             # Else it was passed in time, and its leftovers go with the round.
 
-    async def _missing_at_barrier(self, ask: Fencing, key: str, size: int, there: str) -> str:
-        """Return the missing members, in words; empty if unknown."""
-        roster, prefix = self._company.roster, self._came_prefix(key)
-        if roster is None:
-            return ""
-        came = {key.removeprefix(prefix) for key in await _keys_under(ask, prefix)}
-        if str(len(came)) != there:
-            return ""  # for example several callers of one rank: ranks do not tell which one is missing
-        missing = [rank for rank in range(size) if str(rank) not in came]
-        names: dict[int, str] = {}
-        for bucket in dict.fromkeys(map(roster.key, missing[:NAMED_MAX])):
-            found = (await ask(Get(bucket))).entry
-            if found is not None:
-                names.update(roster.read(found.value))
-        return roster.describe_missing(missing, names)
 
-    def _came_prefix(self, key: str) -> str:
-        return f"{self._prefix}b/{_escaped(key_of(key))}/"
+async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
+    try:
+        return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
+    except OutOfTime:
+        missing = await _missing(ask, names, held)
+        # If all exist: they came during the look, or this was a look without a wait. They may have gone again.
+        found = None if missing else await _read(ask, held)
+        if found is None:
+            _give_up(ask, names, missing or names)
+        return found
 
-    def _value_key(self, key: str) -> str:
-        return self._prefix + VALUES + key_of(key)
 
-    def _queue_prefix(self, key: str) -> str:
-        # Escaped, or the queue "a" would hold the items of the queue "a/b".
-        return f"{self._prefix}{QUEUES}{_escaped(key_of(key))}/"
+async def _missing(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the keys that do not exist, without reading the others' values; all, if the store does not tell."""
+    if not held:
+        return ()
+    try:
+        there = set(await _keys_under(ask, _common_prefix(held)))
+    except OutOfTime:
+        return names
+    return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
+
+
+async def _read(ask: Fencing, held: tuple[str, ...]) -> list[bytes] | None:
+    """Return the keys' values at one revision, or None if some do not exist."""
+    distinct = tuple(dict.fromkeys(held))
+    result = await ask(Transact(when=tuple(map(when.exists, distinct)), then=tuple(map(Get, distinct))))
+    if not result.succeeded:
+        return None
+    found = {entry.key: entry.value for entry in result.results if isinstance(entry, Entry)}
+    return [found[key] for key in held]
+
+
+async def _pop(ask: Fencing, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
+    """Take this item; return None if it has been taken, or the queue has to be read again."""
+    unchanged = when.mod_revision(item.key) == item.mod_revision
+    take = Get(item.key), Delete(item.key)
+    if not is_last:
+        return _taken(await ask(Transact(when=(unchanged,), then=take)))
+    untouched = when.mod_revision(mark) == item.mod_revision
+    look = Get(item.key), Get(mark)
+    result = await ask(Transact(when=(unchanged, untouched), then=(*take, Delete(mark)), otherwise=look))
+    if result.succeeded:
+        return _taken(result)
+    still_there, there = result.results
+    if still_there is None:
+        return None
+    # Others have pushed since, or the key was set or deleted as a value: then the mark's revision differs.
+    seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
+    return _taken(await ask(Transact(when=(unchanged, seen), then=take)))
+
+
+async def _wait_for_push(ask: Fencing, key: str, mark: str) -> None:
+    try:
+        listing = await ask(Wait(keys=(mark,)))
+    except OutOfTime:
+        message = f"nothing was pushed to the queue {shown(key)} within {ask.seconds:g} s"
+        ask.give_up(message, keys=(key,))
+    if any(entry is not None and entry.value != MARK for entry in listing.entries):
+        raise _no_queue(key)
 
 
 def _escaped(key: str) -> str:
@@ -337,6 +322,28 @@ def _escaped(key: str) -> str:
 
 async def _keys_under(ask: Fencing, prefix: str) -> list[str]:
     return [entry.key for entry in (await ask(List(prefix=prefix, keys_only=True))).entries if entry is not None]
+
+
+async def _keys_of_values(ask: Fencing, prefix: str) -> list[str]:
+    values, queues = prefix + VALUES, prefix + QUEUES
+    keys = await _keys_under(ask, prefix)
+    of_queues = {key.removeprefix(queues).partition("/")[0] for key in keys if key.startswith(queues)}
+    of_values = [key.removeprefix(values) for key in keys if key.startswith(values)]
+    return [key for key in of_values if _escaped(key) not in of_queues]
+
+
+async def _missing_at_barrier(ask: Fencing, roster: Roster, came_prefix: str, size: int, there: str) -> str:
+    """Return the missing members, in words; empty if unknown."""
+    came = {key.removeprefix(came_prefix) for key in await _keys_under(ask, came_prefix)}
+    if str(len(came)) != there:
+        return ""  # for example several callers of one rank: ranks do not tell which one is missing
+    missing = [rank for rank in range(size) if str(rank) not in came]
+    names: dict[int, str] = {}
+    for bucket in dict.fromkeys(map(roster.key, missing[:NAMED_MAX])):
+        found = (await ask(Get(bucket))).entry
+        if found is not None:
+            names.update(roster.read(found.value))
+    return roster.describe_missing(missing, names)
 
 
 async def _counted(ask: Fencing, operations: tuple[Operation, ...]) -> int:

@@ -19,12 +19,12 @@ import asyncio
 import copy
 import math
 import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 import anyio
 
@@ -32,7 +32,7 @@ from rdzv.config.config_errors import shown
 from rdzv.errors import RendezvousStateError
 from rdzv.shared_store.company import Company
 from rdzv.shared_store.fencing import Fencing, keys_awaited
-from rdzv.shared_store.operations import Operations
+from rdzv.shared_store.operations import Operations, RoundKeys
 from store.calls import blocking
 from store.errors import ConnectionLost, WaitEnded
 from store.messages import Response, waits
@@ -82,7 +82,7 @@ class Caller(Protocol):
         raise NotImplementedError
 
 
-class _Twin(ABC, Generic[C]):
+class _Twin(RoundKeys, Generic[C]):
     """The part that both twins share.
 
     Args:
@@ -105,9 +105,11 @@ class _Twin(ABC, Generic[C]):
         company: Company | None = None,
     ) -> None:
         self._client: C = client
-        self._prefix, self._fence, self._lease = prefix, fence, lease
+        self.prefix: str = prefix
+        self.fence: tuple[Condition, ...] = fence
+        self.lease: int | None = lease
         self._timeout = _seconds(timeout)
-        self._company = company or Company()
+        self._company: Company = company or Company()
         self._under_way: dict[anyio.CancelScope, bool] = {}  # by whether a loss ends it; shared by all clones
 
     @abstractmethod
@@ -117,33 +119,18 @@ class _Twin(ABC, Generic[C]):
     def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
         return Fencing(
             self._ask,
-            prefix=self._prefix,
-            fence=self._fence,
+            prefix=self.prefix,
+            fence=self.fence,
             company=self._company,
             seconds=self._timeout if timeout is None else _seconds(timeout),
             now=self._client.time,
         )
 
     def _waiting(self, request: Request[Any]) -> AbstractContextManager[object]:
-        return self._company.waiting(partial(keys_awaited, self._prefix, request))
+        return self._company.waiting(partial(keys_awaited, self.prefix, request))
 
     def _unique(self) -> str:
         return secrets.token_hex(16)
-
-    @property
-    def prefix(self) -> str:
-        """The prefix of all its keys."""
-        return self._prefix
-
-    @property
-    def fence(self) -> tuple[Condition, ...]:
-        """Conditions that hold while this node is a member of the round."""
-        return self._fence
-
-    @property
-    def lease(self) -> int | None:
-        """The lease of everything written, if any."""
-        return self._lease
 
     @property
     def timeout(self) -> timedelta:
@@ -242,12 +229,7 @@ class SharedStore(_Twin[Caller], Operations):
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
         """Return the blocking twin, for the same keys under the same fence, on a client of its own."""
         return BlockingSharedStore(
-            client,
-            prefix=self._prefix,
-            fence=self._fence,
-            lease=self._lease,
-            timeout=self._timeout,
-            company=self._company,
+            client, prefix=self.prefix, fence=self.fence, lease=self.lease, timeout=self._timeout, company=self._company
         )
 
     def end_waits(self) -> None:
@@ -303,7 +285,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
 
     @property
     def _awaited(self) -> Operations:
-        return _AtOnce(self)
+        return cast("Operations", self)  # it has all that these need
 
     async def _ask(self, request: Request[R], left: float) -> R:
         if not waits(request):
@@ -314,7 +296,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
     @property
     def keys_max(self) -> int:
         """The most keys that one request takes beside the fence."""
-        return min(self._client.operations_max, self._client.writes_max) - len(self._fence)
+        return min(self._client.operations_max, self._client.writes_max) - len(self.fence)
 
     def reopened(self) -> BlockingSharedStore:
         """Return the same store on a client of its own, for use in a forked child."""
@@ -329,17 +311,3 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
     def close(self) -> None:
         """Disconnect, clones too."""
         self._client.close()
-
-
-class _AtOnce(Operations):
-    """The operations of a blocking store: each result is there before they would wait for it."""
-
-    def __init__(self, twin: BlockingSharedStore) -> None:
-        self._twin = twin
-        self._prefix, self._lease, self._company = twin._prefix, twin._lease, twin._company
-
-    def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
-        return self._twin._begin(timeout)
-
-    def _unique(self) -> str:
-        return self._twin._unique()

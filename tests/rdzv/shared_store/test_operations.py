@@ -31,7 +31,7 @@ PEER = 1
 class Table(Operations):
     """An engine, a clock that only the test moves, and operations to run on them."""
 
-    _lease = None
+    lease = None
 
     def __init__(self, *fence: Condition) -> None:
         self.engine = Engine(store_id="store")
@@ -40,7 +40,7 @@ class Table(Operations):
         self.reason: str | None = None
         self._ids = itertools.count(1)
         self._names = itertools.count(1)
-        self._prefix, self._fence = "/r/", fence
+        self.prefix, self._fence = "/r/", fence
         self._company = Company(superseded=lambda: self.reason)
         self._seconds = 10.0
 
@@ -48,7 +48,7 @@ class Table(Operations):
         assert timeout is None
         return Fencing(
             asked,
-            prefix=self._prefix,
+            prefix=self.prefix,
             fence=self._fence,
             company=self._company,
             seconds=self._seconds,
