@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLost, NodesWaiting, Progress
 from rdzv.core.stopping import Resized, StepGate
 from rdzv.listeners import Listeners
+from store import when
 from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
 
+    from rdzv.core.keys import Keys
     from rdzv.core.round import Participant, Round
     from rdzv.core.stuck.beats import Beats
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
+    from store.messages import Condition
 
 __all__ = ["BlockingRendezvousInfo", "Membership", "Previous", "RendezvousInfo", "changes_since", "too_large"]
 
@@ -114,38 +117,23 @@ class Previous(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
-    """A round that this node is in, or was. Written in the node's loop, and read from any thread.
-
-    Attributes:
-        arrival: This node's arrival that it holds.
-        beats: This member's steps.
-        head: The last head taken in; it changes no more once the membership is over.
-        over: The reason for which the node is not in the round any more; None while it is.
-        over_at: The time of that, on this node's clock.
-        dropped: True if the node was put out.
-        record_gone: True if the head reports this node as lost.
-        expelled: True if it was lost by a decision, and not because its record had lapsed.
-        lost_ids: The members known by name to have died since the round completed.
-        muster: The task that counts this member once for `all_here`.
-        gate: The gate that this member passes at each step of `rounds()`.
-        listeners: Notified of every change, except users' callbacks: see `call_once`.
-    """
+    """A round that this node is in, or was. Written in the node's loop, and read from any thread."""
 
     round: Round
     rank: int
-    arrival: int
-    beats: Beats
+    arrival: int  # this node's arrival that it holds
+    beats: Beats  # this member's steps
     node_id: str = ""
-    head: Head = field(default_factory=Head)
-    over: str | None = None
-    over_at: float | None = None
-    dropped: bool = False
-    record_gone: bool = False
-    expelled: bool = False
-    lost_ids: tuple[str, ...] = ()
-    muster: Any = None
-    gate: StepGate = field(default_factory=StepGate)
-    listeners: Listeners = field(default_factory=Listeners)
+    head: Head = field(default_factory=Head)  # the last head taken in; it changes no more once the membership is over
+    over: str | None = None  # the reason for which the node is not in the round any more; None while it is
+    over_at: float | None = None  # the time of that, on this node's clock
+    dropped: bool = False  # the node was put out
+    record_gone: bool = False  # the head reports this node as lost
+    expelled: bool = False  # it was lost by a decision, and not because its record had lapsed
+    lost_ids: tuple[str, ...] = ()  # the members known by name to have died since the round completed
+    muster: Any = None  # the task that counts this member once for `all_here`
+    gate: StepGate = field(default_factory=StepGate)  # the gate that this member passes at each step of `rounds()`
+    listeners: Listeners = field(default_factory=Listeners)  # not users' callbacks: see `call_once`
 
     def take(self, head: Head, *, rejoins: bool = False) -> None:
         """Take in the head's news of this round, all of it before any listener is notified; nothing here waits.
@@ -174,6 +162,11 @@ class Membership:
         """The coordinator's progress of this round; None before there is any, or if it is of a later round."""
         progress = self.head.progress
         return progress if progress is not None and progress.round == self.round.number else None
+
+    def fence(self, keys: Keys) -> tuple[Condition, Condition]:
+        """Return the conditions that hold in the store while this node is in the round."""
+        unchanged = when.mod_revision(keys.round) == self.round.revision
+        return unchanged, when.mod_revision(keys.node(self.node_id)) == self.arrival
 
     def end(self, reason: str, *, dropped: bool) -> None:
         """End the membership."""

@@ -178,9 +178,8 @@ class StepGate:
     """The gate that a member passes at each step of a round, and that its node closes."""
 
     def __init__(self) -> None:
-        self.begun: int | None = None  # the largest begun step; None before the first and after the body
-        self.finished: int | None = None  # after the body, the largest begun step or None
-        self._at_end = False
+        self.begun: int | None = None  # the largest begun step; None before the first
+        self.at_end: bool = False  # the body has finished, and with it the largest begun step
         self.decided: bool = False  # True once the members have agreed
         self.stop: int | None = None  # the agreed step before which all leave; None: at once
         self.why: str = ""  # the reason, in words
@@ -202,22 +201,22 @@ class StepGate:
     @property
     def has_stopped(self) -> bool:
         """Return True if no member waits for it in a step: it is at the agreed step or past its body."""
-        if self._at_end or not self.decided:
-            return self._at_end
+        if self.at_end or not self.decided:
+            return self.at_end
         if self.stop is None:
             return self.begun is None and not self.for_newcomers  # all leave at once
         return self.begun is not None and self.begun >= self.stop
 
     def finish(self) -> None:
         """Record the end of the body: the member begins no step any more and delays no agreement."""
-        self.finished, self.begun, self._at_end = self.begun, None, True
+        self.at_end = True
 
     # ------------------------------------------------------------------------------------------ the node's side
 
     def ask(self) -> int | None:
-        """Close the gate until the decision, and return the largest step that the member has begun."""
+        """Close the gate until the decision; return the largest step that the member has begun, None after its body."""
         self._asked = True
-        return self.begun
+        return None if self.at_end else self.begun
 
     def decide(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
         """Record the decision; a second one may follow if all were to leave at once for newcomers."""

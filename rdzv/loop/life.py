@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from typing import Any
 
-    from rdzv.core.stopping import StepGate
     from rdzv.errors import GiveUp
     from rdzv.membership import Membership
     from rdzv.node.node import Node
@@ -68,10 +67,6 @@ class Life:
             the ending was an agreement, and a member goes before this one has left.
         lets_newcomers_wait: True if waiting nodes do not interrupt work that begins no step.
         finished: The reason with which the run is closed once all members have finished.
-
-    Attributes:
-        blames_others: True if an error of its work was found to be others' fault.
-        all_have_finished: True if it was the last to finish.
     """
 
     def __init__(
@@ -84,8 +79,8 @@ class Life:
         finished: str = FINISHED,
     ) -> None:
         self.phase: Phase = Phase.AT_WORK
-        self.blames_others: bool = False
-        self.all_have_finished: bool = False
+        self.blames_others: bool = False  # an error of its work was found to be others' fault
+        self.all_have_finished: bool = False  # it was the last to finish
         self._endings: dict[bool, Ending] = {}  # by whether others have gone; each is set once, from any thread
         self._node = node
         self._membership = membership
@@ -95,11 +90,6 @@ class Life:
         self._awaits: anyio.CancelScope | None = None  # in the node's loop: cancelled at the round's end
 
     # ------------------------------------------------------------------------------------------ what ends it
-
-    @property
-    def gate(self) -> StepGate:
-        """The gate that the member passes at each step."""
-        return self._membership.gate
 
     @property
     def ending(self) -> Ending | None:
@@ -169,7 +159,7 @@ class Life:
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
             # All leave at once: no member has begun a step; or the run is closed, and members in their first step may
             # wait for one that has gone.
-            return Ending(kind=EndKind.AGREED if gate.begun is None else EndKind.CLOSED, reason=gate.why)
+            return Ending(kind=EndKind.AGREED if stops_nowhere else EndKind.CLOSED, reason=gate.why)
         if progress is None:
             return None
         if at_end and progress.live < round.size:
@@ -246,7 +236,7 @@ class Life:
         """
         self.phase = Phase.AT_END
         self._membership.beats.finish()  # it begins no step any more, and delays no member that stops
-        self.gate.finish()
+        self._membership.gate.finish()
         self.changed()
         try:
             with anyio.CancelScope() as self._awaits:

@@ -102,8 +102,13 @@ class RoundLoop(Generic[SomeRound]):
             self.node.progress = self._finished  # the arrival reports it to the others
             try:
                 info = await done(self._handler.next_rendezvous())
-            except (RendezvousGracefulExitError, RendezvousClosedError) as error:
-                self.end(error)
+            except RendezvousGracefulExitError:
+                return None
+            except RendezvousClosedError as error:
+                if error.given_up:
+                    raise RunGivenUpError(str(error), reason=error.reason, given_up=True, status=error.status) from None
+                if not self._was_open:
+                    raise
                 return None
             await self._give_up_without_progress()
             round = self._make(self._handler, info, self)
@@ -112,15 +117,6 @@ class RoundLoop(Generic[SomeRound]):
                 return round
             await self._leave(round)
         return None
-
-    def end(self, error: RendezvousGracefulExitError | RendezvousClosedError) -> None:
-        """End because the run is closed; raise if it was given up, or closed before the loop began."""
-        if not isinstance(error, RendezvousClosedError):
-            return
-        if error.given_up:
-            raise RunGivenUpError(str(error), reason=error.reason, given_up=True, status=error.status) from None
-        if not self._was_open:
-            raise error
 
     async def _leave(self, round: SomeRound) -> None:
         """Note the round's progress of this node and, if counted, of the run."""
@@ -131,9 +127,7 @@ class RoundLoop(Generic[SomeRound]):
         if progress is not None:
             self._finished = step_of(progress())
         elif gate.begun is not None:
-            self._finished = max(gate.begun - 1, -1)
-        elif gate.finished is not None:
-            self._finished = gate.finished
+            self._finished = max(gate.begun - (not gate.at_end), -1)
         achieved = round.has_got_on or (progress is not None and self._finished > before)
 
         def count(tally: bytes) -> bytes:

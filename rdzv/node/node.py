@@ -32,6 +32,7 @@ from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSe
 from rdzv.listeners import Listeners
 from rdzv.node.coordinator.candidacy import be_ready_to_coordinate
 from rdzv.node.link.link import Link, StoreEndingError
+from rdzv.node.link.ports import HeldPort
 from rdzv.node.member.carrying import learn, tell
 from rdzv.node.member.joining import Joining
 from rdzv.node.member.leaving import Leaving
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
     from rdzv.node.link.loops import NodeLoop
-    from rdzv.node.link.ports import HeldPort
     from store import Store
 
 __all__ = ["Node", "Ticket"]
@@ -104,7 +104,13 @@ class Node:
         self.loop = loop
         self.listeners: Listeners = Listeners()
         self.part: Part = Part(
-            settings, self.keys, node_id=self.node_id, listeners=self.listeners, loop=loop, rng=rng, port=port
+            settings,
+            self.keys,
+            node_id=self.node_id,
+            listeners=self.listeners,
+            loop=loop,
+            rng=rng,
+            port=port or HeldPort(settings.master_port),
         )
         self._leaving = Leaving(self.part)
         self._leaving_call = asyncio.Lock()
@@ -203,7 +209,7 @@ class Node:
                 link.say_when_away(self._who_waits, self._is_counted)
                 if self.hosts_store():
                     link.start(self._name_the_host(link.store), f"name the host of the store to run {self.run_id}")
-                link.give_up_when_gone(link.host, within=self.settings.store_gone_timeout)
+                link.gives_up_after = self.settings.store_gone_timeout
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
                 if not link.follower.synced.is_set():

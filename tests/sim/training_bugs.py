@@ -82,7 +82,7 @@ def _nothing_is_heard_after_newcomers() -> Iterator[None]:
 @contextmanager
 def _a_finished_member_forgets_its_steps() -> Iterator[None]:
     def forget(self: StepGate) -> None:
-        self.begun, self._at_end = None, True
+        self.begun, self.at_end = None, True
 
     with patch.object(StepGate, "finish", forget):
         yield

@@ -1,7 +1,7 @@
 """Shell: collects the members' answers to the question at which step to stop (`core.stopping`).
 
 Question and decision are in one key below the head, written only while their round is current. A live member's node
-answers at once (`Steps`), while the member computes.
+answers at once (`Noticing`), while the member computes.
 """
 
 from __future__ import annotations

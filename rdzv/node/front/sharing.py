@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from rdzv.core.round import BUCKET_SIZE, Participant
 from rdzv.shared_store.company import Company, Roster
 from rdzv.shared_store.store import SharedStore
-from store import when
 
 if TYPE_CHECKING:
     from rdzv.membership import Membership
@@ -27,10 +26,7 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
     return SharedStore(
         client,
         prefix=keys.shared(round.number, round.term),
-        fence=(
-            when.mod_revision(keys.round) == round.revision,
-            when.mod_revision(keys.node(node.node_id)) == membership.arrival,
-        ),
+        fence=membership.fence(keys),
         lease=round.lease,
         company=Company(
             superseded=lambda: membership.over,

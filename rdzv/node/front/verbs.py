@@ -30,7 +30,7 @@ from rdzv.node.front.sharing import shared_store
 from rdzv.node.run.accusing import put_accusation
 from rdzv.node.run.run import Run
 from rdzv.node.run.status import read_roster
-from store import ConnectionLost, Put, StoreError, when
+from store import ConnectionLost, Put, StoreError
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -143,10 +143,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
     over = f"node {node.node_id} is no longer in that round of run {node.run_id}; nothing was kept"
     if membership is None or in_round not in {None, membership.round.number}:
         raise RoundSupersededError(over)
-    unchanged = (
-        when.mod_revision(keys.round) == membership.round.revision,
-        when.mod_revision(keys.node(node.node_id)) == membership.arrival,
-    )
+    unchanged = membership.fence(keys)
 
     async def write(store: Store) -> bool:
         put = Put(keys.kept(key), data, lease=(await link.run_lease()).id)

@@ -52,22 +52,7 @@ ASK_AGAIN_AFTER = 0.5  # seconds
 
 
 class Follower:
-    """Follows the head of a run.
-
-    Attributes:
-        heard_at: The time of the store's last message, on this node's clock.
-        own_ban: The last ban of this node or its attributes, after its revision; kept if lifted meanwhile.
-        before: The last coordinator that has gone.
-        resets: The number of resets of the watch.
-        error: The error that ended following.
-        unreadable: The error of a round key that cannot be read: while it holds, no other round is completed.
-        unanswered: The error of the last attempt to begin; another attempt follows.
-        opened_in: Seconds that the store took to answer.
-        seen: The last revision that the watch has brought.
-        round_at: When the round completed, on this node's clock, if this node saw it.
-        synced: Set once the head is known.
-        on_change: Called at every change, before any listener: the node's membership takes the change in.
-    """
+    """Follows the head of a run."""
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str = "") -> None:
         self._store = store
@@ -75,19 +60,22 @@ class Follower:
         self._node_id = node_id
         self._own_ban_keys = frozenset([keys.banned(node_id)])
         self.head: Head = Head()
-        self.heard_at: float = 0.0
+        self.heard_at: float = 0.0  # the time of the store's last message, on this node's clock
+        # The last ban of this node or its attributes, after its revision; kept if lifted meanwhile.
         self.own_ban: tuple[int, Ban] | None = None
-        self.before: LastCoordinator | None = None
-        self.resets: int = 0
-        self.error: Exception | None = None
+        self.before: LastCoordinator | None = None  # the last coordinator that has gone
+        self.resets: int = 0  # of the watch
+        self.error: Exception | None = None  # it ended following
+        # A round key that cannot be read: while this holds, no other round is completed.
         self.unreadable: RendezvousStateError | None = None
-        self.unanswered: StoreError | None = None
-        self.opened_in: float | None = None
-        self.round_at: float | None = None
-        self.synced: asyncio.Event = asyncio.Event()
+        self.unanswered: StoreError | None = None  # of the last attempt to begin; another attempt follows
+        self.opened_in: float | None = None  # seconds that the store took to answer
+        self.round_at: float | None = None  # when the round completed, on this node's clock, if this node saw it
+        self.synced: asyncio.Event = asyncio.Event()  # set once the head is known
+        # Called at every change, before any listener: the node's membership takes the change in.
         self.on_change: Callable[[], object] = int
         self.listeners: Listeners = Listeners()
-        self.seen: int = 0
+        self.seen: int = 0  # the last revision that the watch has brought
         self._anew: Head | None = None  # the head of a snapshot that is not complete yet
 
     def has_attributes(self, attributes: Mapping[str, str]) -> None:

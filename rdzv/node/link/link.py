@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -61,26 +61,22 @@ class Link:
         node_id: The node's id.
         closed_ttl: Seconds that the run's keys outlive its last node, if this node is the first to write any.
         rng: Spreads the periodic work of many nodes over time.
-
-    Attributes:
-        known_run_lease: The lease of all of the run's keys but the nodes', if known.
-        resign: Ends this node's readiness to coordinate, if it is ready, within some seconds.
-        back_at: The time of the present connection, if it is not the first.
-        gone: The error for which the store was given up: its process is gone, and its data with it.
-        host: Where its store is: one of the hosts in the URL.
-        was_told: True once this node has told the store what it knows of a store before.
     """
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
         self.store = store
         self.keeping: Keeping = Keeping(store)
         self.follower: Follower = Follower(store, keys, node_id=node_id)
-        self.known_run_lease: Lease | None = None
+        self.known_run_lease: Lease | None = None  # the lease of all of the run's keys but the nodes', if known
+        # Ends this node's readiness to coordinate, if it is ready, within some seconds.
         self.resign: Callable[[float], Awaitable[None]] | None = None
-        self.back_at: float | None = None
-        self.gone: ConnectionLost | None = None
-        self.host: str = ""
-        self.was_told: bool = False
+        self.back_at: float | None = None  # the time of the present connection, if it is not the first
+        self.gone: ConnectionLost | None = None  # why the store was given up: its process and its data are gone
+        self.host: str = ""  # where its store is: one of the hosts in the URL
+        # Seconds without a listener at that URL after which a store in memory only is given up. One with a data
+        # directory comes back with its data, and an unreachable host proves nothing.
+        self.gives_up_after: float = math.inf
+        self.was_told: bool = False  # True once this node has told the store what it knows of a store before
         self._keys = keys
         self._closed_ttl = closed_ttl
         self._rng = rng
@@ -93,8 +89,6 @@ class Link:
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
         self._telling: asyncio.Task[None] | None = None  # while the store is away
-        self._give_up_if_gone: Callable[[], Coroutine[Any, Any, None]] | None = None
-        self._giving_up: asyncio.Task[None] | None = None  # while an in-memory store is away
         self._silent = False  # a request has had no answer for a while
         self._closed = False
         store.on_connection(self._note_connection)
@@ -185,9 +179,6 @@ class Link:
             self.back_at = self.store.time()
         else:
             self._tell_of_absence(self.store.time(), SAY_AWAY_AFTER)
-            giving_up = self._giving_up is not None and not self._giving_up.done()
-            if self._give_up_if_gone is not None and not (self.store.durable or self._closed or giving_up):
-                self._giving_up = self.start(self._give_up_if_gone(), f"give up the store of {self._keys.run_id}")
 
     def _note_silence(self, since: float | None) -> None:
         """Note since when the store has not answered; None: it has answered, or is not asked any more."""
@@ -199,44 +190,33 @@ class Link:
     def _tell_of_absence(self, since: float, first_after: float) -> None:
         if not self._closed and (self._telling is None or self._telling.done()):
             what = f"notice the store's absence from {self._keys.run_id}"
-            self._telling = self.start(self._say_how_long_away(since, first_after), what)
+            self._telling = self.start(self._while_away(since, self.store.time() + first_after), what)
 
-    async def _say_how_long_away(self, since: float, pause: float) -> None:
-        run_id, said = self._keys.run_id, False
-        while not await self.in_reach_again(within=pause, answering=True):
-            away, said = self.store.time() - since, True
-            what = "not answered" if self.in_reach else "been out of reach"
-            log.warning("run %s: the store has %s for %.0f s%s", run_id, what, away, self._who_waits())
-            pause = max(SAY_AWAY_AFTER, away)
+    async def _while_away(self, since: float, say_at: float) -> None:
+        """Warn from `say_at` on, ever more rarely, and log the store's return; give it up if its process is gone."""
+        run_id, within, said = self._keys.run_id, self.gives_up_after, False
+        gone_since, told = math.inf, False
+        while not await self.in_reach_again(
+            within=min(say_at - self.store.time(), math.inf if self.store.durable else LOOK_WHETHER_GONE_EVERY),
+            answering=True,
+        ):
+            now = self.store.time()
+            if now >= say_at:
+                said, say_at = True, now + max(SAY_AWAY_AFTER, now - since)
+                what = "not answered" if self.in_reach else "been out of reach"
+                log.warning("run %s: the store has %s for %.0f s%s", run_id, what, now - since, self._who_waits())
+            is_gone = not (self.in_reach or self.store.durable) and self.store.last_problem == NOBODY_LISTENS
+            gone_since = min(gone_since, now) if is_gone else math.inf
+            if is_gone and not told:
+                told = True
+                text = "run %s: no process listens at %s, where the store was, in memory only; waiting %g s for another"
+                log.warning(text, run_id, self.host, within)
+            if now - gone_since >= within:
+                why = f"was in memory only, and its process is gone: nobody listens there for {within:g} s"
+                self.gone = ConnectionLost(f"the store at {self.host} {why}", maybe_applied=True)
+                self.store.fail(self.gone)
         if said and self.store.failure is None:
             log.warning("run %s: the store is back after %.0f s", run_id, self.store.time() - since)
-
-    def give_up_when_gone(self, url: str, *, within: float) -> None:
-        """From now on, give an in-memory store up once its URL has had no listener for `within` seconds.
-
-        A store with a data directory comes back with its data. An unreachable host proves nothing.
-        """
-        self._give_up_if_gone = functools.partial(self._until_gone, url, within)
-
-    async def _until_gone(self, url: str, within: float) -> None:
-        since, told = None, False
-        while not await self.in_reach_again(within=LOOK_WHETHER_GONE_EVERY):
-            now = self.store.time()
-            if self.store.last_problem != NOBODY_LISTENS:
-                since = None
-                continue
-            since = now if since is None else since
-            if not told:
-                told = True
-                log.warning(
-                    "run %s: no process listens at %s, where the store was, in memory only; waiting %g s for another",
-                    *(self._keys.run_id, url, within),
-                )
-            if now - since >= within:
-                why = f"was in memory only, and its process is gone: nobody listens there for {within:g} s"
-                self.gone = ConnectionLost(f"the store at {url} {why}", maybe_applied=True)
-                self.store.fail(self.gone)
-                return
 
     # ------------------------------------------------------------------------------------------ how far away it is
 

@@ -30,21 +30,14 @@ ROLE_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before 
 
 
 class Role:
-    """The role of coordinator, which a transaction takes if it is free.
-
-    Attributes:
-        lease: The lease of its key, which is renewed once the role is taken.
-        grant: That lease, for the transaction.
-        sent_at: When it was asked for, on this node's clock.
-        term: The revision that made its key, once it is taken.
-        hour_offset: Seconds by which the run's time of day is ahead of this node's clock; see `rdzv.core.history`.
-    """
+    """The role of coordinator, which a transaction takes if it is free."""
 
     def __init__(self, link: Link, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:
         needed = max(ROLE_TTL, ROUND_TRIPS_PER_TERM * link.round_trip, SECONDS_PER_NODE * nodes)
         # An outage this long must not cost the role as well.
         wanted = min(needed * 2.0 ** min(lost_terms, LOST_TERMS_MOST), TERM_MOST) + link.store.fail_over
         ttl = min(wanted, link.store.lease_ttl_max)
+        # Of the role's key; renewed once the role is taken.
         self.lease: HeldLease = HeldLease(link.keeping, id=link.choose_lease(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
@@ -54,8 +47,9 @@ class Role:
             gone_ttl=max(settings.gone_ttl, link.reconnects_in),
             id=self.lease.id,
         )
-        self.sent_at: float = link.store.time()
-        self.term: int = 0
+        self.sent_at: float = link.store.time()  # when it was asked for, on this node's clock
+        self.term: int = 0  # the revision that made its key, once it is taken
+        # Seconds by which the run's time of day is ahead of this node's clock; see `rdzv.core.history`.
         self.hour_offset: float = time.time() - self.sent_at
         self._clock = link.store.time
 

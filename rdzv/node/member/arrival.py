@@ -1,7 +1,8 @@
 """Pure: a node's arrival at its run, as a state machine: its record in the store, and the possible next events.
 
 A node has at most one record in its run. The coordinator takes the record into a round, and other nodes see it
-disappear. `TRANSITIONS` has one line per change of its state; any other change is a defect, and raises at once.
+disappear. `TRANSITIONS` has one line per event, with the states in which it is possible; any other change of the state
+is a defect, and raises at once.
 
     ABSENT      no record of this node is in the store, as far as it knows
     SENT        a record was sent, and the answer has not come: it may be stored, or not
@@ -10,7 +11,7 @@ disappear. `TRANSITIONS` has one line per change of its state; any other change 
     WITHDRAWN   the node is deleting its record; until that is done, no other is sent
 
 In any state the lease may lapse (`GONE`), or the caller give up (`WITHDRAW`). A late answer must not bring back an
-ended record: so ABSENT and WITHDRAWN have lines for answers. A member that rejoins sends its new record over the old
+ended record: so answers are possible in ABSENT and WITHDRAWN. A member that rejoins sends its new record over the old
 one. If that is refused (`KEPT`), it is still a member.
 """
 
@@ -51,54 +52,29 @@ class Happening(Enum):
     GONE = "gone"  # it is not in the store any more: deleted, or lapsed with its lease
 
 
-TRANSITIONS: Final[Mapping[State, Mapping[Happening, State]]] = {
-    State.ABSENT: {
-        Happening.SEND: State.SENT,
-        Happening.WRITTEN: State.ABSENT,  # on a lease that has lapsed meanwhile: it went with the lease
-        Happening.REFUSED: State.ABSENT,
-        Happening.KEPT: State.ABSENT,
-        Happening.GONE: State.ABSENT,
-        Happening.WITHDRAW: State.ABSENT,
-    },
-    State.SENT: {
-        Happening.SEND: State.SENT,
-        Happening.WRITTEN: State.STANDING,
-        Happening.REFUSED: State.ABSENT,
-        Happening.KEPT: State.TAKEN_IN,
-        Happening.GONE: State.ABSENT,
-        Happening.WITHDRAW: State.WITHDRAWN,
-    },
-    State.STANDING: {
-        Happening.TAKE_IN: State.TAKEN_IN,
-        Happening.GONE: State.ABSENT,
-        Happening.WITHDRAW: State.WITHDRAWN,
-    },
-    State.TAKEN_IN: {Happening.SEND: State.SENT, Happening.GONE: State.ABSENT, Happening.WITHDRAW: State.WITHDRAWN},
-    State.WITHDRAWN: {
-        Happening.WRITTEN: State.WITHDRAWN,
-        Happening.REFUSED: State.WITHDRAWN,
-        Happening.KEPT: State.WITHDRAWN,
-        Happening.WITHDRAW: State.WITHDRAWN,
-        Happening.GONE: State.ABSENT,
-    },
+_ABSENT, _SENT, _STANDING, _TAKEN_IN, _WITHDRAWN = State
+
+TRANSITIONS: Final[Mapping[Happening, Mapping[State, State]]] = {
+    Happening.SEND: {_ABSENT: _SENT, _SENT: _SENT, _TAKEN_IN: _SENT},
+    # On a lease that has lapsed meanwhile, a written record went with the lease.
+    Happening.WRITTEN: {_ABSENT: _ABSENT, _SENT: _STANDING, _WITHDRAWN: _WITHDRAWN},
+    Happening.REFUSED: {_ABSENT: _ABSENT, _SENT: _ABSENT, _WITHDRAWN: _WITHDRAWN},
+    Happening.KEPT: {_ABSENT: _ABSENT, _SENT: _TAKEN_IN, _WITHDRAWN: _WITHDRAWN},
+    Happening.TAKE_IN: {_STANDING: _TAKEN_IN},
+    Happening.WITHDRAW: {_ABSENT: _ABSENT} | dict.fromkeys((_SENT, _STANDING, _TAKEN_IN, _WITHDRAWN), _WITHDRAWN),
+    Happening.GONE: dict.fromkeys(State, _ABSENT),
 }
-"""All state changes."""
+"""For each event, the states in which it is possible, and the state after it."""
 
 
 class Arrival(Generic[L]):
-    """One node's record in its run.
-
-    Attributes:
-        record: The stored record, if any; while another one is under way, the one before.
-        lease: The lease of the node's records, while it is renewed.
-        began: The revision of the first record of all; 0 before there is one. Older keys concern another process.
-    """
+    """One node's record in its run."""
 
     def __init__(self) -> None:
         self.state: State = State.ABSENT
-        self.record: NodeRecord | None = None
-        self.lease: L | None = None
-        self.began: int = 0
+        self.record: NodeRecord | None = None  # the stored record; while another one is under way, the one before
+        self.lease: L | None = None  # the lease of the node's records, while it is renewed
+        self.began: int = 0  # the revision of the first record, or 0; older keys concern another process
         self._sent: NodeRecord | None = None
 
     @property
@@ -156,6 +132,6 @@ class Arrival(Generic[L]):
         self._happens(Happening.WITHDRAW)
 
     def _happens(self, happening: Happening) -> None:
-        after = TRANSITIONS[self.state].get(happening)
+        after = TRANSITIONS[happening].get(self.state)
         assert after is not None, f"an arrival that is {self.state.value} cannot {happening.value}"
         self.state = after

@@ -1,4 +1,4 @@
-"""Shell: events that a node must ask the store about: a ban, a deleted record, the end of a drain.
+"""Shell: events that a node must ask the store about, or answer: a ban, a deleted record, a drain, where to stop.
 
 The `Membership` takes the head's news of a round in by itself. A dropped node arrives again.
 """
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from rdzv.core.stopping import Begun
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.arrival import State
 from rdzv.node.member.own_beats import earlier
-from rdzv.node.member.steps import Steps
-from store import ConditionFailed, StoreError, when
+from store import ConditionFailed, Put, StoreError, when
 from store.net.callers import is_served_here
 from store.printable import escaping
 
@@ -42,7 +42,7 @@ class Noticing:
         self._follower.has_attributes(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._concerns_all
-        self._steps = Steps(part)
+        self._answered: Membership | None = None  # the round in which it has answered where to stop
         self._wakeup = Wakeup()
 
     async def run(self) -> None:
@@ -78,15 +78,30 @@ class Noticing:
             if missed != self._resets:
                 await self._see_whether_it_stands(link)
                 self._resets = missed
-            if part.membership is not None and part.membership.over is None:
-                await self._steps.heed(link, part.membership)
-                again = part.own_beats.attend(link, part.membership)
-                again = earlier(again, await self._notice_drain(link, part.membership))
+            membership = part.membership
+            if membership is not None and membership.over is None:
+                await self._answer_where_to_stop(link, membership)
+                again = part.own_beats.attend(link, membership)
+                again = earlier(again, await self._notice_drain(link, membership))
         except Exception as error:  # noqa: BLE001  after any error, look again
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "node %s cannot look at its own state: %r", part.node_id, error)
             again = anyio.current_time() + LOOK_AGAIN_AFTER
         return again
+
+    async def _answer_where_to_stop(self, link: Link, membership: Membership) -> None:
+        """Say which step the member has begun, once in a round, if that is asked (`core.stopping`)."""
+        part, stop, lease = self._part, membership.head.stop, self._part.arrival.lease
+        if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
+            return
+        if self._answered is not membership and lease is not None:
+            begun = Begun(round=membership.round.number, step=membership.gate.ask())
+            # A record that has changed is no longer in the round, and its answer would be of another one.
+            await link.store.transact(
+                when=membership.fence(part.keys),
+                then=(Put(part.keys.begun + part.node_id, begun.pack(), lease=lease.id),),
+            )
+            self._answered = membership
 
     async def _notice_drain(self, link: Link, membership: Membership) -> float | None:
         """Delete the record of a member that should have left by now; return when it is to leave, if that is later.

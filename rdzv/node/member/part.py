@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
 from rdzv.config.settings import describe_difference
@@ -24,7 +25,6 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from rdzv.membership import Membership
-from rdzv.node.link.ports import HeldPort
 from rdzv.node.member.arrival import Arrival, State
 from rdzv.node.member.own_beats import OwnBeats
 from rdzv.node.run.agreed import Agreed
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rdzv.listeners import Listeners
     from rdzv.node.link.link import Link
     from rdzv.node.link.loops import NodeLoop
+    from rdzv.node.link.ports import HeldPort
     from store.keeping import HeldLease
 
 __all__ = ["NOT_WAITING", "Part"]
@@ -52,75 +53,45 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 NOT_WAITING = "not waiting for anything"
 
 
+@dataclass(eq=False)
 class Part:
-    """One node's state in one run.
+    """One node's state in one run."""
 
-    Attributes:
-        incarnation: Random; it tells processes of the same name apart.
-        rng: Spreads the work of many nodes over time.
-        port: The port that the others would use if this node were rank 0.
-        arrival: The state of the node's record.
-        membership: The last round that it was in; it knows itself whether the node still is.
-        known_round: The last round that it knows of; -1 for none.
-        leaves_because: The reason that this node gave for leaving; the others read it.
-        lapses: The number of leases that it has lost while waiting for this round.
-        lapsed_in: The round that this node was dropped from; -1 for none.
-        unreached: True if, as rank 0, some members did not reach it, and the last round was given up.
-        cut_off: The addresses of rank 0s that only others reached, since the last round that held.
-        given_up: The round that was given up, and why, in words; empty if none was since the last that held.
-        refusal: An error of the run about this node, since its arrival.
-        progress: The finished steps for its next arrival; see `NodeRecord`.
-        known: What it knows of a store that was lost, if any was.
-        tally: The run's shared counters, as it has read or written them last.
-        own_beats: The notes on its steps for its keep-alives.
-        on_keep_alive: Called before each keep-alive of the node.
-        on_lease_lost: Called when the node's lease has ended by its own clock: the store may be silent for long.
-    """
+    settings: Settings
+    keys: Keys
+    _: KW_ONLY
+    node_id: str
+    listeners: Listeners
+    loop: NodeLoop
+    rng: random.Random  # spreads the work of many nodes over time
+    port: HeldPort  # the port that the others would use if this node were rank 0
+    agreed: Agreed = field(init=False)  # the run's settings that it expects in the store; an observer has none
+    incarnation: str = field(init=False)  # random; it tells processes of the same name apart
+    arrival: Arrival[HeldLease] = field(default_factory=Arrival)  # the state of the node's record
+    membership: Membership | None = None  # the last round that it was in; it knows itself whether the node still is
+    known_round: int = -1  # the last round that it knows of; -1 for none
+    unreached: bool = False  # as rank 0, some members did not reach it, and the last round was given up
+    cut_off: tuple[str, ...] = ()  # the addresses of rank 0s that only others reached, since the last round that held
+    given_up: str = ""  # the round that was given up, and why, in words; empty if none was since the last that held
+    leaves_because: str = ""  # the reason that this node gave for leaving; the others read it
+    lapses: int = 0  # the number of leases that it has lost while waiting for this round
+    lapsed_in: int = -1  # the round that this node was dropped from; -1 for none
+    refusal: RendezvousError | None = None  # an error of the run about this node, since its arrival
+    progress: int | None = None  # the finished steps for its next arrival; see `NodeRecord`
+    known: Known | None = None  # what it knows of a store that was lost, if any was
+    tally: bytes = b""  # the run's shared counters, as it has read or written them last
+    own_beats: OwnBeats = field(init=False)  # the notes on its steps for its keep-alives
+    on_keep_alive: Callable[[], object] = int  # called before each keep-alive of the node
+    # Called when the node's lease has ended by its own clock: the store may be silent for long.
+    on_lease_lost: Callable[[], object] = int
+    _reason: str = NOT_WAITING
+    _reason_now: Callable[[], str | None] | None = None  # returns the reason with running durations
 
-    def __init__(
-        self,
-        settings: Settings,
-        keys: Keys,
-        *,
-        node_id: str,
-        listeners: Listeners,
-        loop: NodeLoop,
-        rng: random.Random,
-        port: HeldPort | None = None,
-    ) -> None:
-        self.settings = settings
-        self.keys = keys
-        self.node_id = node_id
-        self.incarnation: str = f"{rng.getrandbits(64):016x}"
-        self._agreed = Agreed(settings) if settings.can_join else None
-        self.port: HeldPort = port or HeldPort(settings.master_port)
-        self.listeners = listeners
-        self.loop = loop
-        self.rng = rng
-        self.arrival: Arrival[HeldLease] = Arrival()
-        self.membership: Membership | None = None
-        self.known_round: int = -1
-        self.unreached: bool = False
-        self.cut_off: tuple[str, ...] = ()
-        self.given_up: str = ""
-        self.leaves_because: str = ""
-        self.lapses: int = 0
-        self.lapsed_in: int = -1
-        self._reason = NOT_WAITING
-        self._reason_now: Callable[[], str | None] | None = None  # returns the reason with running durations
-        self.refusal: RendezvousError | None = None
-        self.progress: int | None = None
-        self.known: Known | None = None
-        self.tally: bytes = b""
-        self.own_beats: OwnBeats = OwnBeats(settings)
-        self.on_keep_alive: Callable[[], None] = lambda: None
-        self.on_lease_lost: Callable[[], None] = lambda: None
-
-    @property
-    def agreed(self) -> Agreed:
-        """The run's settings that this node expects in the store and applies."""
-        assert self._agreed is not None, "an observer does not join"
-        return self._agreed
+    def __post_init__(self) -> None:
+        self.incarnation = f"{self.rng.getrandbits(64):016x}"
+        self.own_beats = OwnBeats(self.settings)
+        if self.settings.can_join:
+            self.agreed = Agreed(self.settings)
 
     @property
     def is_member(self) -> bool:

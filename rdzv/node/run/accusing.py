@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from rdzv.core.stuck.accusing import SOMEBODY, WHY_MOST, Accusation
-from store import Put, when
+from store import Put
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -26,11 +26,7 @@ async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by
         return False
     said = Accusation(round=membership.round.number, accused=accused, by=by, why=why[:WHY_MOST])
     result = await store.transact(
-        when=(
-            when.mod_revision(keys.round) == membership.round.revision,
-            when.mod_revision(record.key) == membership.arrival,
-        ),
-        then=(Put(keys.accusation(accused, by), said.pack(), lease=record.lease),),
+        when=membership.fence(keys), then=(Put(keys.accusation(accused, by), said.pack(), lease=record.lease),)
     )
     if result.succeeded and accused != SOMEBODY:
         log.warning("run %s, round %d: %s accuses %s: %s", keys.run_id, said.round, by, accused, why)

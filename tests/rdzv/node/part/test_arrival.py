@@ -26,19 +26,19 @@ def arrival(*, in_state: State) -> Arrival[str]:
 
 
 def test_expiry_and_withdrawal_are_possible_in_every_state_and_final() -> None:
-    for changes in TRANSITIONS.values():
-        assert changes[Happening.GONE] is State.ABSENT
-        assert changes[Happening.WITHDRAW] in (State.ABSENT, State.WITHDRAWN)
+    for state in State:
+        assert TRANSITIONS[Happening.GONE][state] is State.ABSENT
+        assert TRANSITIONS[Happening.WITHDRAW][state] in (State.ABSENT, State.WITHDRAWN)
     for state in (State.ABSENT, State.WITHDRAWN):
         for answer in (Happening.WRITTEN, Happening.REFUSED, Happening.KEPT):
-            assert TRANSITIONS[state][answer] is state
+            assert TRANSITIONS[answer][state] is state
 
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("happening", Happening)
 def test_a_transition_outside_the_table_is_an_error_and_changes_nothing(state: State, happening: Happening) -> None:
     one = arrival(in_state=state)
-    after = TRANSITIONS[state].get(happening)
+    after = TRANSITIONS[happening].get(state)
     if after is None:
         with pytest.raises(AssertionError, match=f"an arrival that is {state.value} cannot {happening.value}"):
             one._happens(happening)

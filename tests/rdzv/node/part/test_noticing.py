@@ -18,6 +18,7 @@ from rdzv.core.stopping import Begun, Stop
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.listeners import Listeners
 from rdzv.node.link.loops import NodeLoop
+from rdzv.node.link.ports import HeldPort
 from rdzv.node.member.arrival import State
 from rdzv.node.member.noticing import Noticing
 from rdzv.node.member.part import Part
@@ -42,6 +43,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
         listeners=Listeners(),
         loop=NodeLoop(),
         rng=random.Random(1),
+        port=HeldPort(),
     )
     part.arrival = cast(
         "Any",

@@ -15,6 +15,7 @@ from rdzv.errors import RendezvousSettingsError
 from rdzv.listeners import Listeners
 from rdzv.node.link.link import Link
 from rdzv.node.link.loops import NodeLoop
+from rdzv.node.link.ports import HeldPort
 from rdzv.node.member.part import Part
 from rdzv.node.member.record import TTL_MOST, new_record, node_ttl
 from store import Create, Limits, Put
@@ -55,7 +56,15 @@ class AwayStore:
 async def address_said(store: AwayStore, url: str = "tcp://head/job?min_nodes=2") -> asyncio.Task[Any]:
     keys = Keys("/rdzv", "job")
     link = Link(cast("Any", store), keys, node_id="a", closed_ttl=60.0, rng=random.Random(1))
-    part = Part(parse(url, {}, {}), keys, node_id="a", listeners=Listeners(), loop=NodeLoop(), rng=random.Random(1))
+    part = Part(
+        parse(url, {}, {}),
+        keys,
+        node_id="a",
+        listeners=Listeners(),
+        loop=NodeLoop(),
+        rng=random.Random(1),
+        port=HeldPort(),
+    )
 
     async def say() -> Any:
         try:
