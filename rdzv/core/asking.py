@@ -1,7 +1,7 @@
-"""Pure: an operator's question to a node of a run, such as for the stacks of its processes, and the answer.
+"""Pure: an operator's question to a node, such as for the stacks of its processes, and the answer.
 
-A question is a key under the head, which every node watches anyway; it expires by a lease. The node writes its answer
-under `answers/`, where the operator's client waits.
+A question is a key under the head, which every node watches, on a lease of its own. The node writes its answer under
+`answers/`, where the operator's client waits for it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rdzv.errors import RendezvousStateError
 __all__ = ["ANSWER_TTL", "KILL", "STACKS", "Question", "pack_answer", "unpack_answer"]
 
 STACKS: Final = "stacks"  # asks a launcher for the Python stacks of its processes
-# Asks a launcher that allows it to end at once, with its processes, like a machine that dies.
+# Asks a launcher that permits this to end at once, with its processes, as if its machine died.
 KILL: Final = "chaos kill"
-ANSWER_TTL: Final = 60.0  # seconds for which a question and its answers are kept
-ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an unpacked answer: a small compressed one must not fill the memory
+ANSWER_TTL: Final = 60.0  # seconds for which a question and its answer are kept
+ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an unpacked answer, as a small packed one might fill the memory
 
 
 class Question(Stored, kw_only=True):
@@ -26,17 +26,17 @@ class Question(Stored, kw_only=True):
 
     called = "a question to the nodes"
 
-    what: str  # `STACKS`; a node that does not know the word does not answer
-    node_id: str  # the node that is asked
+    what: str  # `STACKS` or `KILL`; a node does not answer other questions
+    node_id: str
 
 
 def pack_answer(text: str) -> bytes:
-    """Pack an answer; compressed, as stacks of many threads are alike: a tenth of the size."""
+    """Pack an answer, compressed: the similar stacks of many threads become ten times smaller."""
     return zlib.compress(check_prose("the answer", text, most=ANSWER_BYTES_MOST).encode())
 
 
 def unpack_answer(value: bytes) -> str:
-    """Unpack an answer; raise `RendezvousStateError` for other values."""
+    """Unpack an answer; raise `RendezvousStateError` if it is invalid."""
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(value, ANSWER_BYTES_MOST)

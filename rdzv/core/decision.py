@@ -9,20 +9,20 @@
     Ask         the members should agree on a step to stop at, or have answered
     Wait        none of these is due
 
-An act that is not due yet does not delay the acts behind it. A round is completed without a report before it.
+An act that is not due yet does not delay the acts behind it. A round completes without a report before it.
 
 The phases of a run:
 
     GATHERING   fewer than `needed` nodes have arrived             -> wait for arrivals
     LAST_CALL   enough, but fewer than `capacity`                  -> wait until the last call is over
-    COMPLETE    a round stands: it has live members                -> wait until they have left it
-    CLOSED                                                         -> nothing, ever
+    TRAINING    a round has live members                           -> wait until they have left it
+    CLOSED                                                         -> do nothing
 
-`next_round` completes a round under two conditions. Enough nodes have arrived, and the last call is over. And the last
-round has no live member left (promise R2). The last call also runs while live members block (R11). A last call in a
-re-rendezvous ends with the last live member's arrival, since no other node is expected then.
+`next_round` completes a round once enough nodes have arrived, the last call is over, and the last round has no live
+member left (promise R2). The last call also runs while members are live (R11). When the members of a round meet again,
+it ends once all of them have arrived, since no other node is expected then.
 
-`explain` makes the words from a `Progress` where they are read: no sentence is sent to 10,000 nodes.
+`explain` puts a `Progress` into words at its reader, so that no sentence is sent to 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -74,43 +74,43 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """A run's settings, as the coordinator uses them."""
+    """The settings of a run by which its coordinator decides."""
 
     needed: int  # the fewest nodes of a round; a multiple of `unit`
     capacity: int  # the most nodes; a multiple of `unit`
-    unit: int = 1  # world sizes are multiples of it
+    unit: int = 1  # world sizes are multiples of this
     last_call: float = 30.0  # seconds
     early_last_call: bool = True  # a re-rendezvous ends its last call when no other node is expected
     order: RankOrder  # assigns the ranks
-    expected: tuple[str, ...] = ()  # nodes that are missed by name from the start
-    unit_within: str = ""  # the attribute whose value a unit never straddles; empty if it may
-    ttl: float = 0.0  # seconds after which a member that is cut off from the store has stopped
+    expected: tuple[str, ...] = ()  # node ids that count as missing until they arrive
+    unit_within: str = ""  # all nodes of a unit have one value of this attribute; empty: any values
+    ttl: float = 0.0  # seconds; a member that is cut off from the store stops within this time
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
-        """Return the nodes that fill whole units within one domain each; all nodes without domains."""
+        """Return the nodes that form complete units (see `unit_within`); all if it is empty."""
         return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_not_placed(self, records: Iterable[NodeRecord]) -> str:
-        """Return why enough nodes do not fill the units of a round."""
+        """Return why these nodes, though enough, form too few complete units for a round."""
         counts = domains_of(records, attribute=self.unit_within)
         units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
 
     def admitted(self, count: int) -> int:
-        """Return how many of `count` nodes a round admits; 0 if they are too few."""
+        """Return the size of a round if `count` nodes have arrived; 0 if they are too few."""
         return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Apply the run's new numbers of nodes."""
+    """Apply the run's new numbers of nodes, written at `revision`."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expel:
-    """Take a member out of the round, and report it in the same transaction, so that the member hears of it."""
+    """Take a member out of the round, and report that in the same transaction, so that the member is notified."""
 
     node_id: str
     arrival: int
@@ -120,21 +120,21 @@ class Expel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Commit this round, with these members in order of rank."""
+    """Commit this round; `members` are in order of rank."""
 
     number: int
     members: tuple[NodeRecord, ...]
     progress: Progress
 
     def is_of_the_same(self, other: Complete) -> bool:
-        """Return True if both are one round with the same arrivals; ranks may differ."""
+        """Return True if both have the same number and arrivals; ranks may differ."""
         arrivals = [sorted(record.arrival for record in one.members) for one in (self, other)]
         return self.number == other.number and arrivals[0] == arrivals[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Write the progress, and add these lifted bans (by key) to the history."""
+    """Write the progress, and add the lifted bans (by key) to the history."""
 
     progress: Progress
     unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
@@ -142,7 +142,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Ask the members where to stop, or tell them, if the key still has this revision."""
+    """Write the question at which step to stop, or the decision, if its key is still at revision `over`."""
 
     stop: Stop
     over: int
@@ -151,26 +151,26 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Do nothing before `until` on the coordinator's clock; None: before the next event."""
+    """Do nothing until `until` on the coordinator's clock (None: without limit), or until the next event."""
 
     until: float | None
     progress: Progress
-    error: BaseException | None = None  # the error of the rank order, if that is the reason
+    error: BaseException | None = None  # the error that prevents the round, if any
 
 
 Act = Resize | Expel | Complete | Report | Ask | Wait
 
-LAST_CALL_GRACE = 10.0  # seconds that a commit, or a new coordinator, may take after a last call
-MANY = 64  # nodes; smaller runs are told their count at once
+LAST_CALL_GRACE = 10.0  # seconds after a last call for the commit, or for a new coordinator
+MANY = 64  # nodes; in smaller runs, each change of the count is reported without delay
 UNBANS_AT_ONCE = 16  # lifted bans per write of the history
-TRY_AGAIN_AFTER = 1.0  # seconds until a failed order is tried again, if no event comes before
+TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes before
 MOVES = "the host of the store leaves, and the next one serves"
-PROBLEM_MOST = 200  # characters of a problem, which is sent to every node ...
-GIVEN_UP_MOST = 300  # ... and of a round that was given up, which names nodes
+PROBLEM_MOST = 200  # characters of a problem: it is sent to every node ...
+GIVEN_UP_MOST = 300  # ... and of the reason for giving up a round, which names nodes
 
 
 def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
-    """Return the first act that is due at this moment on the coordinator's clock."""
+    """Return the first act that is due at `now` on the coordinator's clock."""
     view, head, closed = picture.view, picture.head, picture.head.closed is not None
     if head.resized is not None and head.resized.revision > picture.resized_at:
         return Resize(revision=head.resized.revision)
@@ -195,7 +195,7 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
 
 
 def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
-    """Return the first lifted bans that the history does not have yet, by key."""
+    """Return the first lifted bans that the history lacks, by key."""
     if picture.view.round is None:
         return {}  # there is no history yet
     new = [it for it in picture.head.unbans.items() if it[1].revision > picture.unbanned_at]
@@ -203,7 +203,7 @@ def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
 
 
 def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Stop, int] | None:
-    """Return the next word on where the members stop, and the revision to replace; None if there is none."""
+    """Return the next question or decision where to stop, and the revision that it replaces; None if none is due."""
     return view.agreement.next(
         round.number,
         head.stop,
@@ -216,7 +216,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 
 
 def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Complete:
-    """Return the next round if it can be completed now; else what it waits for."""
+    """Return the next round if it can be completed now, else the reason for its wait."""
     assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
     progress = _progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
@@ -227,10 +227,9 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.placed([*view.waiting.values()]))
     full = rules.admitted(placed) == rules.capacity
-    # No other node is expected if the nodes here meet again. But the nodes of a restarted job know of no round, and
-    # come one by one.
+    # True if the last round's members have all left: if the waiting nodes are those members, no other is expected.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
-    # A full restart under stable names looks the same, except that its nodes have arrived after no round.
+    # A restarted job under the same names looks alike, but its nodes know of no round, and arrive one by one.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
     nobody_else = all_have_come and regroup and not view.expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
@@ -243,7 +242,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= missing <= 0 and bool(survivors)
     if view.live or not enough:
-        # The end of a last call that runs meanwhile is reported; live members have to leave before the round completes.
+        # A last call may run while live members have yet to leave: its end is reported.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.admitted(placed):
@@ -262,12 +261,11 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
 
 
 def hindered(progress: Progress, problem: str) -> Progress:
-    """Return the progress with the problem that prevents the round."""
+    """Return the progress with the problem that prevents the round; no last call runs then."""
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
 def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
-    """Return the progress of the run in numbers."""
     joined, live = len(view.waiting), len(view.live)
     left = None
     if view.enough_since is not None and rules.admitted(joined) < rules.capacity:
@@ -280,8 +278,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # Below the minimum a regroup admits no node, and no node is a spare: all are needed, and their join timeouts run. A
-    # spare's join timeout is suspended (promise R1).
+    # Below the minimum no node is a spare: a spare's join timeout is suspended (promise R1), but these nodes' must run.
     here = [*(view.record(node_id) for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
@@ -314,20 +311,20 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
 
 
 def _given_up(view: View) -> str:
-    """Return which round the waiting nodes have given up, and why, in the words of its rank 0."""
+    """Return which round the waiting nodes have given up, and why; preferably in the words of its rank 0."""
     told = view.gave_up.values()
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 
 def _staying(view: View, coming: int) -> dict[str, str]:
-    """Return the members that waiting nodes wait for, with their addresses, if they are few."""
+    """Return the addresses of the live members for which newcomers wait, by name; empty if they are many."""
     if coming <= 0 or len(view.live) > NAMED_OF_MANY:
         return {}
     return {node_id: view.record(node_id).address for node_id in sorted(view.live)}
 
 
 def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
-    """Return the arrival after which newcomers are spares, or the spares' names if the order chooses them.
+    """Return `spares_after` and `spare_ids` of a `Progress`: the names only if the rank order chooses the spares.
 
     Members of the last round are admitted first, so they are never spares.
     """
@@ -350,7 +347,7 @@ def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tupl
 def _choose(
     rules: Rules, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int
 ) -> Sequence[NodeRecord]:
-    """Return `count` of the candidates, by the order or else by arrival."""
+    """Return `count` of the candidates: those that the rank order chooses, or else the first to arrive."""
     choose = getattr(rules.order, "choose", None)
     if choose is None or not 0 < count < len(candidates):
         return candidates[: max(count, 0)]
@@ -364,16 +361,16 @@ def _choose(
 
 
 def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Complete:
-    """Return the round to commit: members of the last round first, then newcomers.
+    """Return the round to commit; members of the last round are admitted before newcomers.
 
-    `survivors` are those of a round `after` which it comes, in a store that was lost, with their ranks there.
+    `survivors` are members of the last round in a lost store, with their ranks there; `after` is its number, or -1.
     """
     arrivals = list(view.waiting.values())
     room = rules.admitted(len(rules.placed(arrivals)))
     previous = {**survivors, **{node_id: member.rank for node_id, member in view.members.items()}}
     kept = [record for record in arrivals if record.node_id in previous]
     newcomers = [record for record in arrivals if record.node_id not in previous]
-    # After a resize, the lowest ranks stay, and not the first to return.
+    # If the run was resized, members stay by rank, not by arrival.
     kept.sort(key=lambda record: previous[record.node_id])
     if rules.unit_within:
         chosen = list(rules.placed([*kept, *newcomers])[:room])
@@ -381,8 +378,8 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
         chosen = [*_choose(rules, kept, (), room), *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
-    # A node that some members could not reach as rank 0 does not become rank 0 again while another node can. If none
-    # can, it is the node whose turn as rank 0 is longest ago.
+    # A node that members could not reach as rank 0 does not become rank 0 again if another node can. If all were
+    # unreachable, take the one with the highest last rank: it was rank 0 longest ago.
     oldest = max(ordered, key=lambda record: previous.get(record.node_id, -1))
     reached = next((record for record in ordered if not record.unreached), oldest)
     if reached is not ordered[0] and ordered[0].unreached:
@@ -399,11 +396,11 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
 
 
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
-    """Return when `current` must be written after `last`; None if it has no news.
+    """Return when `current` must be written, if `last` was written at `last_at`; None if it has no news.
 
-    At once if its kind changes. Else after 1 ms per node, from 50 ms to 5 s, so that a thousand arrivals are not
-    announced a thousand times to each node. The count of arrivals alone is told a third as often. A running last call
-    is refreshed each second or tenth of it, for a successor.
+    At once if its kind changes. Else 1 ms per node after `last_at`, at least 50 ms and at most 5 s, so that a thousand
+    arrivals do not send a thousand messages to each node; three times that if only the count of arrivals has changed.
+    A last call's remaining time is written each second or tenth of it, for a successor.
     """
     if last is None or _kind(last) != _kind(current):
         return now
@@ -415,7 +412,7 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
     return None
 
 
-# Members and spares act on these; a change of one is a change of kind.
+# The fields on which members and spares act.
 _acted_upon = attrgetter("waiting", "spares_after", "spare_ids", "lost", "lost_ids", "departed", "departed_ids")
 _all_of_it = attrgetter("phase", "round", "problem", "given_up", "why_lost", "standstill", "draining")
 
@@ -431,11 +428,11 @@ def _kind(progress: Progress) -> tuple[object, ...]:
 
 
 def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
-    """Return the reason for which a run waits, in words (promise R16).
+    """Return why a run waits, in words (promise R16).
 
     Args:
-        progress: Its progress; None if no coordinator has written any.
-        elapsed: Seconds since that was written; None for words without durations.
+        progress: None if no coordinator has written any.
+        elapsed: Seconds since it was written; None for words without durations.
     """
     if progress is None:
         return "waiting for a coordinator"
@@ -474,22 +471,22 @@ def _nodes(count: int, what: str = "node") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """A waiting node's knowledge of itself."""
+    """The facts about a waiting node that `follow` needs."""
 
-    arrival: int  # the revision of its own record
-    node_id: str = ""  # its name
-    known_round: int = -1  # the last round it knew when it arrived; -1 for none
+    arrival: int  # the revision of its record
+    node_id: str = ""
+    known_round: int = -1  # the last round before its arrival; -1 for none
     was_member: bool = False  # it was a member of that round
-    left_out: str = ""  # why the others have left it out, if they have: it did not reach their rank 0
-    passed_over: int = 0  # the revision of the last round that does not contain it
+    left_out: str = ""  # why the others have left it out, in words; empty if they have not
+    passed_over: int = 0  # the revision of the last round that completed without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
     """Wait for the head to change."""
 
-    reason: str  # what it waits for, in words
-    suspended: bool = False  # the join timeout stands still (promise R1)
+    reason: str  # why it waits, in words
+    suspended: bool = False  # the join timeout does not run (promise R1)
     until: float | None = None  # when to look again without an event; None: never
 
 
@@ -502,14 +499,14 @@ class Refused:
 
 
 def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
-    """Return what a node that has arrived does next: wait, look into a new round, or end.
+    """Return the next act of a node that has arrived: wait, read this new round, or end.
 
-    A round comes before a closing: a commit is conditional on there being no closing, so the round came first.
+    If the head has both a new round and a closing, the round counts: a commit fails after a closing, so it came first.
     """
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round
-    # Nodes that leave after a closing make room, but a spare that hears of both at once was a spare.
+    # Was it a spare when the run was closed? Nodes that left since have made room.
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
@@ -525,8 +522,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
         return Parked(reason=reason)
-    # A last call is continued while its coordinator is replaced. One that should have ended long ago, without a word,
-    # is no last call any more.
+    # A last call survives its coordinator. But one that should have ended long ago suspends no join timeout.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
         return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
@@ -546,13 +542,12 @@ def _explain_spare(progress: Progress) -> str:
 
 
 def _is_spare(me: Me, progress: Progress | None) -> bool:
-    """Return True if this progress says that there is no room for the node."""
     if progress is not None and me.node_id in progress.spare_ids:
         return True
     if progress is None or progress.spares_after is None:
         return False
     if me.was_member and not me.passed_over and me.known_round == progress.round:
-        return False  # members of the last round are admitted first, until the next round completes without them
+        return False  # members of the last round are admitted first
     return me.arrival > progress.spares_after and progress.joined > 0
 
 
@@ -574,7 +569,7 @@ def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str
 
 
 class JoinClock:
-    """The part of its join timeout that a node has used: the time in which its wait was not suspended (promise R1)."""
+    """A node's join timeout, which does not run while its wait is suspended (promise R1)."""
 
     def __init__(self, timeout: float, *, now: float) -> None:
         self._timeout = timeout
@@ -595,5 +590,5 @@ class JoinClock:
         return max(self._timeout - self._used - running, 0.0)
 
     def deadline(self, now: float) -> float | None:
-        """Return when the timeout ends; None while it is suspended."""
+        """Return when it ends; None while suspended."""
         return None if self._since is None else now + self.left(now)

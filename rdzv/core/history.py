@@ -1,18 +1,17 @@
-"""Pure: the history of a run, round by round, as its coordinators keep it. `rdzv.display` shows it.
+"""Pure: the history of a run, as its coordinators keep it. `rdzv.display` shows it.
 
-Each round is a chapter. The last chapters are in one key, which the coordinator writes with transactions that it makes
-anyway: with the commit, and with a progress that reports gone members or the closing. At most `CHAPTERS_MOST` chapters
-are kept in `BYTES_MOST` bytes, and each names at most `NAMED_MOST` nodes at a time, so the size is bounded however long
-a run lasts. The oldest chapters are dropped first; their sums remain (`Past`).
+Each round is a chapter. The last chapters are in one key. The coordinator writes it in transactions that it makes
+anyway: a commit, or a progress that reports gone members or the closing. The size is bounded: at most `CHAPTERS_MOST`
+chapters in `BYTES_MOST` bytes, with at most `NAMED_MOST` nodes in a list. The oldest chapters are dropped first; their
+sums remain (`Past`).
 
-Durations are measured on the clock of one coordinator that saw both moments: from a round's predecessor to its
-completion, from there to an incident and to the first missing member, and for how long since then too few nodes were
-there. A coordinator that came after the completion does not know them: the duration is None, and the hour remains.
+A duration is measured on the clock of a coordinator that saw its begin and its end. If none did, it is None, and only
+the hours are known.
 
-The *hour of a run* is the hour at which its last round completed, by the clock of the coordinator that committed it,
-plus the seconds since then on one coordinator's clock after the other: a successor continues from the last progress
-that it received. The coordinator sends it with its keep-alives, and the store adds its age. So a process that asks for
-an age does not compare its own clock with another machine's.
+The *hour of a run* is its time of day. The coordinator that commits a round sets it by its own clock; from then on it
+advances by the monotonic clock of the coordinator, and a successor continues from the last progress that it received.
+The coordinator sends it with its keep-alives, and the store adds its age. So readers of an age compare no clocks of two
+machines.
 """
 
 from __future__ import annotations
@@ -48,14 +47,11 @@ __all__ = [
     "spent",
 ]
 
-CHAPTERS_MOST: Final = 128  # rounds that are remembered
-# Their size together, so that a commit stays small. With a dozen nodes, 128 rounds take less.
-BYTES_MOST: Final = 64 * 1024
-# Remembered incidents of one round, the first ones: losses at the same time are one.
-INCIDENTS_MOST: Final = 64
-# Nodes with the most losses, counted by name beyond the remembered rounds.
-NODES_COUNTED_MOST: Final = 32
-REASONS_COUNTED_MOST: Final = 16  # the most common reasons of losses, counted beyond these rounds
+CHAPTERS_MOST: Final = 128
+BYTES_MOST: Final = 64 * 1024  # of all chapters, so that a commit stays small; 128 rounds of a dozen nodes fit
+INCIDENTS_MOST: Final = 64  # of one round, the first ones; losses at the same time are one incident
+NODES_COUNTED_MOST: Final = 32  # in `Past.lost`
+REASONS_COUNTED_MOST: Final = 16  # in `Past.reasons`
 REASON_LETTERS_MOST: Final = 200
 GIVEN_UP: Final = "given up"
 
@@ -65,43 +61,40 @@ class Incident(Record, kw_only=True):
 
     kind: str  # "lost", "left", "closed", "given up", "unbanned" or "store lost"
     after: float | None  # seconds since the round completed; None if unknown
-    count: int = 0  # the number of nodes
-    node_ids: tuple[str, ...] = ()  # the first of them, by name
-    # Reason and author of a closing or unbanning; why the run was given up; why these nodes are gone, if known.
-    reason: Prose = ""
-    at: float | None = None  # seconds since 1970 by the coordinator's clock; None if not recorded
+    count: int = 0  # of nodes
+    node_ids: tuple[str, ...] = ()  # the first of these nodes
+    reason: Prose = ""  # why, and by whose command, in words; empty if unknown
+    at: float | None = None  # the hour of the run, in seconds since 1970; None if not recorded
 
 
 class Chapter(Record, kw_only=True):
     """One round in the history of a run."""
 
-    number: int  # counted from 0
+    number: int  # from 0
     size: int  # the number of members
-    node_ids: tuple[str, ...]  # the first of them, by rank
-    joined: int  # the number of members that were not in the round before
+    node_ids: tuple[str, ...]  # the first members, by rank
+    joined: int  # how many members were not in the round before
     joined_ids: tuple[str, ...]  # the first of these, by rank
     after: float | None = None  # seconds since the round before completed; None if unknown or there was none
-    incidents: tuple[Incident, ...] = ()  # the events during it
-    reached_at: tuple[str, ...] = ()  # the addresses of the named members; empty where the address is the name
-    # The time of its completion, in seconds since 1970 by the coordinator's clock; None if not recorded
-    at: float | None = None
+    incidents: tuple[Incident, ...] = ()
+    reached_at: tuple[str, ...] = ()  # the address of each in `node_ids`; empty where it is the name
+    at: float | None = None  # when it completed, in seconds since 1970; None if not recorded
     met: float | None = None  # seconds from the last arrival to its completion; None if unknown
-    # Seconds from its completion until the first member had gone; None while none has, or if unknown
-    stopped: float | None = None
-    short: float = 0.0  # seconds since then in which too few nodes were there for a round
+    stopped: float | None = None  # seconds from its completion until the first member was gone; None: none, or unknown
+    short: float = 0.0  # of the seconds after that, those with too few nodes for a round
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The address of each named member, if it differs from the name."""
+        """The addresses of the members in `node_ids`, without those that are the name."""
         return {node_id: at for node_id, at in zip(self.node_ids, self.reached_at, strict=False) if at}
 
 
 class Spent(Record, kw_only=True):
-    """The seconds of a run, by use."""
+    """The time of a run, in seconds, by use."""
 
-    trained: float = 0.0  # a round had all its members
-    regrouped: float = 0.0  # enough nodes were there, and met again
-    waited: float = 0.0  # too few nodes were there
+    trained: float = 0.0  # all members of a round were live
+    regrouped: float = 0.0  # not all were, and there were enough nodes for the next round
+    waited: float = 0.0  # there were too few nodes
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(
@@ -112,20 +105,18 @@ class Spent(Record, kw_only=True):
 
 
 class Past(Record, kw_only=True):
-    """The sums of the rounds that are not remembered."""
+    """The sums of the rounds whose chapters were dropped."""
 
-    rounds: int = 0  # the number of these rounds
+    rounds: int = 0
     spent: Spent = Spent()  # including the time before the first round
-    losses: int = 0  # the number of lost members
+    losses: int = 0  # lost members
     lost: Mapping[str, int] = MappingProxyType({})  # the nodes lost most often, with their counts
-    # Losses by reason, for the most common ones, in words; empty for unknown ones.
-    reasons: Mapping[str, int] = MappingProxyType({})
-    # The begin, in seconds since 1970 by a coordinator's clock; None if not recorded.
-    since: float | None = None
+    reasons: Mapping[str, int] = MappingProxyType({})  # losses by their most common reasons; "": unknown
+    since: float | None = None  # when the run began, in seconds since 1970; None if not recorded
 
 
 class History(Stored, kw_only=True):
-    """The remembered history of a run: its last rounds, the oldest first, and the sums of those before."""
+    """The history of a run: its last rounds, the oldest first, and the sums of those before."""
 
     called = "the history"
 
@@ -134,7 +125,7 @@ class History(Stored, kw_only=True):
 
 
 class HourNote(Stored, kw_only=True):
-    """The hour of a run when it was sent, in seconds since 1970."""
+    """The hour of a run, in seconds since 1970, when the note was sent."""
 
     called = "the hour of a run"
 
@@ -142,7 +133,7 @@ class HourNote(Stored, kw_only=True):
 
 
 def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the members of the round before `number` that are not `here`."""
+    """Return the nodes that the round before `number` has lost, or that left it, and that are not `here`."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]
@@ -169,14 +160,14 @@ def gone_before(history: History, number: int, *, here: Container[str], now: flo
 
 
 def spent(chapter: Chapter, seconds: float) -> Spent:
-    """Return the first `seconds` after a round's completion, or the time to the next round, by use."""
+    """Return the first `seconds` after a round's completion, by use."""
     trained = seconds if chapter.stopped is None else min(chapter.stopped, seconds)
     waited = min(chapter.short, seconds - trained)
     return Spent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
 
 
 def seconds_between(chapter: Chapter, following: Chapter) -> float:
-    """Return the seconds between two rounds' completions: as measured, else by the coordinators' hours."""
+    """Return the seconds between the completions of two rounds: as measured, else by the hours."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:
@@ -185,7 +176,7 @@ def seconds_between(chapter: Chapter, following: Chapter) -> float:
 
 
 def _forget_oldest(history: History) -> History:
-    """Replace the oldest remembered round by its sums."""
+    """Replace the oldest chapter by its sums."""
     oldest, following = history.chapters[:2]
     past = history.past
     lost, reasons = Counter(past.lost), Counter(past.reasons)
@@ -207,7 +198,7 @@ def _forget_oldest(history: History) -> History:
 
 
 def pack_history(history: History) -> bytes:
-    """Pack the history; the oldest rounds become sums, until the rest fits into `BYTES_MOST`."""
+    """Pack the history, and drop the oldest chapters until it fits."""
     packed = history.pack()
     while len(history.chapters) > 1 and (len(packed) > BYTES_MOST or len(history.chapters) > CHAPTERS_MOST):
         history = _forget_oldest(history)
@@ -216,17 +207,17 @@ def pack_history(history: History) -> bytes:
 
 
 class Chronicle:
-    """A coordinator's state for writing the history; the last chapter is the current round.
+    """A coordinator's writer of the history; the last chapter is the last round.
 
-    A returned history counts only after `written` confirms that it is in the store.
+    It returns each new history, which counts once `written` confirms that it is in the store.
     """
 
     def __init__(self) -> None:
         self._history = History()
-        self._began: float | None = None  # when the last round completed, on this coordinator's clock; None: unknown
-        self._stopped: float | None = None  # when a member was first seen to be gone
-        self._short = 0.0  # seconds with too few nodes since, up to ...
-        self._short_since: float | None = None  # ... this moment, if there are too few now
+        self._began: float | None = None  # when the last round completed, on this coordinator's clock
+        self._stopped: float | None = None  # when its first member was seen to be gone
+        self._short = 0.0  # `Chapter.short` so far, without the seconds since ...
+        self._short_since: float | None = None  # ... this moment, if there are too few nodes now
 
     def took_over(
         self,
@@ -238,15 +229,15 @@ class Chronicle:
         waited: float = 0.0,
         hour: float | None = None,
     ) -> None:
-        """Continue from the last coordinator's history.
+        """Continue the history of the coordinator before.
 
         Args:
-            history: The last one in the store.
-            began: When this node saw the last round, if it did.
-            now: When it takes over. In a run without a round, its time begins `waited` seconds before.
-            ended: When this node itself left that round, if it did: after an outage, long before `now`.
+            history: The history in the store.
+            began: When the last round completed, if this node saw it.
+            now: The present. Without a round, the run's time begins `waited` seconds before.
+            ended: When this node left that round, if it did: after an outage, long before `now`.
             waited: Seconds for which too few nodes have waited.
-            hour: The hour of the run, if the last coordinator reported it.
+            hour: The hour of the run, if the coordinator before reported it.
         """
         self._history, self._began = history, began
         if not history.chapters:
@@ -262,7 +253,7 @@ class Chronicle:
             self._stopped = ended
 
     def observe(self, progress: Progress, *, now: float) -> None:
-        """Record if the round still has all its members, and if enough nodes are there."""
+        """Record whether the last round still has all its members, and whether there are enough nodes."""
         chapters = self._history.chapters
         intact = bool(chapters) and chapters[-1].number == progress.round and progress.live >= chapters[-1].size
         if not intact and self._stopped is None:
@@ -284,10 +275,16 @@ class Chronicle:
         arrived: float | None = None,
         lost_store: str = "",
     ) -> History:
-        """Return the history with a round that is about to be committed; its last member `arrived` then.
+        """Return the history with a round that is about to be committed.
 
-        `nodes` has the addresses by rank, `known` the members of the round before; `at` is `now` in seconds since 1970.
-        `lost_store` is where the run was before this store, if that was lost.
+        Args:
+            number: Of the round.
+            nodes: The members' addresses by id, in order of rank.
+            known: The members of the round before.
+            now: The present, on the coordinator's clock.
+            at: The present, in seconds since 1970.
+            arrived: When the last node arrived, on the coordinator's clock.
+            lost_store: The host of the run's former store, if that was lost.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -327,9 +324,9 @@ class Chronicle:
         why: Mapping[str, str] = MappingProxyType({}),
         unbans: Iterable[Unban] = (),
     ) -> History | None:
-        """Return the history with this progress's news of the current round; None if it has none.
+        """Return the history with the incidents of the last round that this progress adds; None if it adds none.
 
-        `at` is `now` in seconds since 1970; `why` has the known reasons why members have gone.
+        `at` is `now` in seconds since 1970; `why` has the known reasons why members have gone, by id.
         """
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
@@ -366,14 +363,14 @@ class Chronicle:
         return self._history.replace(chapters=(*self._history.chapters[:-1], current))
 
     def written(self, history: History, *, now: float) -> None:
-        """Record that this history is in the store."""
+        """Record that a returned history is in the store."""
         chapters = self._history.chapters
         if not chapters or chapters[-1].number != history.chapters[-1].number:
             self._began, self._stopped, self._short, self._short_since = now, None, 0.0, None
         self._history = history
 
     def _last(self, now: float) -> Chapter:
-        """Return the chapter of the current round, with the time since it completed."""
+        """Return the chapter of the last round, with `stopped` and `short` as of now."""
         chapter = self._history.chapters[-1]
         if self._stopped is None:
             return chapter

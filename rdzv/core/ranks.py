@@ -1,22 +1,22 @@
 """Pure: the orders in which the members of a round get their ranks (promise R12).
 
-An order is a function from the next members, in order of arrival, and the last round's ranks, to the same nodes in
-order of rank. Only the coordinator calls it, so all members agree. Ranks of survivors, when some members go and as many
-newcomers join:
+A rank order is a function. Its arguments are the next members, in order of arrival, and the last round's ranks. It
+returns the same nodes in order of rank. Only the coordinator calls it, so all members agree. If some members go and as
+many newcomers join, the survivors
 
-    survivors   keep their order and close gaps: each moves down by the number of lost ranks below its own. Rank 0 was
-                a member before.
+    survivors   keep their order and close gaps: each moves down by the number of lost ranks below its own. Rank 0 was a
+                member before.
     survivors_then_name
-                the same, with newcomers, and the first round, in the natural order of their names.
-    in_place    keep their ranks, and newcomers take the lost ones. If the round has become smaller, only survivors
-                beyond its size move. No order moves fewer. But a newcomer may become rank 0.
+                do the same; newcomers, and the first round, are in the natural order of their names.
+    in_place    keep their ranks; newcomers take the lost ones, so one may become rank 0. In a smaller round, only
+                survivors beyond its size move. No order moves fewer nodes.
 
-If more nodes have come than a round takes, an order may also select members, by a method
+If more nodes have come than a round takes, an order may also select the members, by a method
 
     choose(candidates, kept, count)
 
-which returns `count` of the candidates; these are in order of arrival, and `kept` are members in any case. Without the
-method, the first to arrive are taken. Members of the last round always come before newcomers.
+which returns `count` of the candidates. These are in order of arrival; `kept` are members in any case. Without the
+method, the first to arrive are admitted. Members of the last round are always admitted before newcomers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RankOrder = Callable[[Sequence["NodeRecord"], Mapping[str, int]], Sequence["Node
 
 
 def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors in their order, then newcomers by arrival. Rank 0 has the state that newcomers lack."""
+    """Return survivors in their order, then newcomers by arrival: rank 0 has the state that newcomers lack."""
     survivors = sorted(
         (record for record in arrivals if record.node_id in previous), key=lambda record: previous[record.node_id]
     )
@@ -62,12 +62,12 @@ def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int])
 
 
 def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return `survivors_first`, with newcomers in the natural order of their names: host10 comes after host2."""
+    """Return survivors in their order, then newcomers in the natural order of their names: host10 after host2."""
     return survivors_first(by_name(arrivals, previous), previous)
 
 
 def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors at their former ranks, and newcomers at the lost ones, from the lowest, by arrival.
+    """Return survivors at their former ranks, and newcomers, by arrival, at the lost ranks from the lowest.
 
     In a smaller round, survivors beyond its size take lost ranks before newcomers do.
     """
@@ -84,19 +84,19 @@ def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Seq
 
 
 def by_arrival(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
-    """Return the nodes in order of arrival, each round anew."""
+    """Return the nodes in order of their arrival for this round."""
     return list(arrivals)
 
 
 def by_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
-    """Return the nodes in the natural order of their names: host10 comes after host2."""
+    """Return the nodes in the natural order of their names: host10 after host2."""
     return sorted(arrivals, key=lambda record: natural(record.node_id))
 
 
 def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return nodes at their `requested_rank`, by arrival; the others fill gaps as `survivors_first`.
+    """Return the nodes at their `requested_rank`; the others fill the gaps in the order of `survivors_first`.
 
-    A rank beyond the world size, or requested by an earlier node, is not given.
+    The first to arrive gets a rank that several request. A requested rank beyond the world size is ignored.
     """
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
@@ -112,10 +112,10 @@ def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> S
 
 @dataclass(frozen=True, slots=True)
 class by_topology:  # noqa: N801  an order like the others, that also selects
-    """The order that gives nodes of one domain adjacent ranks: by an attribute's value, in natural order, then by name.
+    """The order by an attribute's value, the node's domain, and then by name, both in natural order.
 
-    If not all can be members, whole domains are preferred: at most one domain is split. Domains of current members come
-    first, then those that arrived first, as far as the count allows. Nodes without the attribute are one domain.
+    If not all can be members, at most one domain is split. As far as the count allows, domains of current members come
+    first, then those that arrived first. Nodes without the attribute form one domain.
     """
 
     attribute: str
@@ -125,14 +125,13 @@ class by_topology:  # noqa: N801  an order like the others, that also selects
         return sorted(arrivals, key=lambda record: (natural(self._domain(record)), natural(record.node_id)))
 
     def choose(self, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int) -> Sequence[NodeRecord]:
-        """Return `count` of the candidates, in whole domains as far as possible."""
+        """Return `count` of the candidates; at most one domain is split."""
         inhabited = {self._domain(record) for record in kept}
         domains: dict[str, list[NodeRecord]] = {}
         for record in candidates:
             domains.setdefault(self._domain(record), []).append(record)
         groups = sorted(domains.values(), key=lambda group: self._domain(group[0]) not in inhabited)
-        # Bit n of sums[i]: 1 if some of the groups from i on have n nodes together.
-        sums = [1]
+        sums = [1]  # bit n of sums[i] is 1 if groups with n nodes in all can be chosen from groups[i:]
         for group in reversed(groups):
             sums.append((sums[-1] | sums[-1] << len(group)) & ((1 << count + 1) - 1))
         sums.reverse()
@@ -154,7 +153,7 @@ def natural(name: str) -> list[tuple[int, int, str, str]]:
 
 
 def _natural(part: str) -> tuple[int, int, str, str]:
-    """Compare numbers by length, then by digits: int() rejects thousands of digits, and names are foreign input."""
+    """Compare numbers by length, then by digits: `int` rejects thousands of digits, which a foreign name may have."""
     if part[0] not in "0123456789":
         return (1, 0, part, part)
     digits = part.lstrip("0")
@@ -162,7 +161,7 @@ def _natural(part: str) -> tuple[int, int, str, str]:
 
 
 def order_named(name: str | RankOrder) -> RankOrder:
-    """Return the order that a setting names, one of `RANK_ORDERS` or topology:ATTRIBUTE; raise an error for others."""
+    """Return the order that a setting names; raise `RendezvousSettingsError` if it names none."""
     if not isinstance(name, str):
         return name
     kind, _, attribute = name.partition(":")
@@ -184,16 +183,16 @@ def order_named(name: str | RankOrder) -> RankOrder:
 
 
 def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
-    """Return rank and last finished step of the record with the latest step; of several, the lowest rank."""
+    """Return the rank and the last finished step of the record with the latest step (the lowest rank of several)."""
     progress = [-1 if record.progress is None else record.progress for record in records]
     most = max(progress)
     return (progress.index(most), most) if most >= 0 else None
 
 
 def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> list[NodeRecord]:
-    """Return the records in units of `unit` nodes with one value of the attribute, without incomplete units.
+    """Return the records in units of `unit` nodes with one value of the attribute; drop incomplete units.
 
-    Nodes without the attribute are one domain. Units are ordered by their first records; records keep their order.
+    Nodes without the attribute form one domain. Units are in the order of their first records.
     """
     open_units: dict[str | None, list[NodeRecord]] = {}
     units: list[tuple[int, list[NodeRecord]]] = []
@@ -209,7 +208,7 @@ def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> lis
 
 
 def domains_of(records: Iterable[NodeRecord], *, attribute: str) -> str:
-    """Return the number of nodes in each domain, in words: "1 in r1, 2 in r2, 1 without it"."""
+    """Return the number of nodes per value of an attribute: "1 in r1, 2 in r2, 1 without it"."""
     counts = Counter(record.attributes.get(attribute) for record in records)
     named = [f"{count} in {domain}" for domain, count in sorted(counts.items(), key=str) if domain is not None]
     shown = [*named[:DOMAINS_NAMED_MOST], *([f"{counts[None]} without it"] if None in counts else [])]

@@ -1,6 +1,6 @@
-"""Pure: a completed round: its members and ranks, and their form in the store.
+"""Pure: a completed round, its members and their ranks, as records in the store.
 
-The round itself is small, and every member gets it. Ranks and rosters are beside it, in buckets.
+The round's own record is small, as every node receives it. Ranks and rosters are in other keys, in buckets.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ARRIVALS_MOST", "BUCKET_SIZE", "SINCE_MOST", "Member", "Participant", "Round", "bucket_of", "name_arrivals"]
 
-BUCKET_SIZE = 16  # nodes per bucket: a node reads less than a kilobyte to learn its rank
-ARRIVALS_MOST = 1024  # members up to which the round itself has the ranks, in two kilobytes
-SINCE_MOST = 16  # node ids of each kind that a round names
+BUCKET_SIZE = 16  # nodes per bucket: a node reads less than a kilobyte for its rank
+ARRIVALS_MOST = 1024  # members; larger rounds do not list their arrivals (two bytes each) in the round's record
+SINCE_MOST = 16  # node ids in each part of `Round.since`
 
 
 def bucket_of(node_id: str, buckets: int) -> int:
-    """Return the bucket of a node's rank; equal on every machine."""
+    """Return the number of the bucket with a node's rank; equal on every machine."""
     return zlib.crc32(node_id.encode()) % buckets
 
 
 class Member(Stored, kw_only=True):
-    """A node's rank in a completed round, and the arrival that the round contains."""
+    """A node's rank in a completed round, and by which arrival it is a member."""
 
     called = "a bucket of ranks"
 
@@ -39,16 +39,15 @@ class Member(Stored, kw_only=True):
 
 
 class Participant(Stored, kw_only=True):
-    """A member of a round, as every member may read it."""
+    """A member of a round, for the other members."""
 
     called = "a bucket of the roster"
 
     node_id: str  #: its name
-    rank: int  #: its rank, from 0
+    rank: int  #: from 0
     address: str  #: where the others reach it
     payload: Any = None  #: its data for the others
-    #: Its attributes
-    attributes: Mapping[str, str] = MappingProxyType({})
+    attributes: Mapping[str, str] = MappingProxyType({})  #: its attributes
 
 
 class Round(Stored, kw_only=True):
@@ -59,42 +58,41 @@ class Round(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     number: int  # counted from 0
-    term: int  # of the coordinator that completed it; its buckets lie under it
-    size: int  # the number of members
-    buckets: int  # the number of buckets
+    term: int  # of the coordinator that completed it; part of the names of the buckets' keys
+    size: int
+    buckets: int
     host: str  # rank 0's address
     port: int  # a port that was free there
-    lease: int | None = None  # of the members' shared store; it ends soon after the last coordinator
+    lease: int | None = None  # of the keys in the round's store; it lapses soon after the last coordinator
     # Rank and last finished step of the member that has finished the most steps; None if none has finished any.
     newest: tuple[int, int] | None = None
-    in_steps: bool = False  # a member uses `rounds()`
+    in_steps: bool = False  # a member uses `rounds()`, so members agree where to stop
     # The lost, departed and new nodes since the round before, at most `SINCE_MOST` of each.
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
-    checked: bool = False  # its members check that they reach rank 0 before they take it
-    least: int = 0  # the earliest arrival in it
-    # Each arrival less the earliest, in order of rank, in two bytes: then no member has to read its bucket.
-    arrivals: bytes = b""  # empty if they are too many or too far apart
-    revision: int = 0  # the revision of its commit
+    checked: bool = False  # its members check that they reach rank 0 before they accept it
+    least: int = 0  # the earliest arrival
+    # Each arrival minus `least`, in two bytes, by rank, so that members need not read their buckets; empty if too many.
+    arrivals: bytes = b""
+    revision: int = 0  # of its commit
 
     def rank_of(self, arrival: int) -> int | None:
-        """Return the rank of an arrival that the round names; else None."""
+        """Return the rank of an arrival; None if `arrivals` does not have it."""
         after = arrival - self.least
         if not 0 <= after < 1 << 16:
             return None
-        # A search in the bytes takes a twentieth of the time of unpacking them, at each node.
-        two_bytes = struct.pack(">H", after)
+        two_bytes = struct.pack(">H", after)  # a search in the bytes is twenty times faster than to unpack them
         at = self.arrivals.find(two_bytes)
-        while at > 0 and at % 2:  # a match across two entries
+        while at > 0 and at % 2:  # across two entries
             at = self.arrivals.find(two_bytes, at + 1)
         return at // 2 if at >= 0 else None
 
     def unfit(self) -> str | None:
-        """Return why it cannot be read; None if it can."""
+        """Return why the record is invalid; None if it is valid."""
         return "ends with half of an arrival" if len(self.arrivals) % 2 else None
 
 
 def name_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
-    """Return the fields of a round for the arrivals of its members, in order of rank."""
+    """Return the fields `least` and `arrivals` of a round, from its arrivals by rank; {} if they do not fit."""
     least = min(arrivals)
     if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
         return {}

@@ -1,12 +1,12 @@
-"""Pure: how a round ends for one of its members, and which member's error it is.
+"""Pure: the end of a round for one of its members, and the member whose error ended it.
 
-**Blame.** When a member dies, the others fail too: their peer's connections close, mostly before the death is
-announced. So a member that fails writes its name into the round's store before it releases the others. The first of
-several is to blame; the others meet again. A killed member writes nothing. So the first one waits until a death would
-have been announced; if a loss becomes known, the loss is taken as the cause of the error.
+**Blame.** When a member dies, the others fail too: their connections to it close, mostly before its death is
+announced. So a member that fails writes its name into the round's store before it ends its own connections. The first
+name there is to blame, and the other members meet again. But a killed member writes nothing. So the first one to write
+waits until a death would have been announced. If one is, it was the cause, and no member is to blame.
 
-A round ends for a member by an `Ending`. The first one counts, with one exception: a member that is still in its work
-after all agreed to leave may wait for a member that is lost meanwhile, and must be told.
+The first `Ending` of a round counts for a member, except that a loss also counts after an agreement to leave: a member
+that still works may wait for the lost one.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ if TYPE_CHECKING:
 
 __all__ = ["ASK_WITHIN", "EndKind", "Ending", "Outcome", "Phase", "gave_up", "news_within", "own_failure"]
 
-ASK_WITHIN: Final = 2.0  # seconds for one call to the round's store, before a member continues without
-# Seconds until a death is known after its lease's end: expiry takes 0.1 s, a new coordinator less than the rest.
+ASK_WITHIN: Final = 2.0  # seconds for one call to the round's store; then a member continues without its answer
+# Seconds from the end of a dead member's lease to the news: 0.1 s to expire it, the rest for a new coordinator.
 NEWS_OF_A_LOSS: Final = 1.0
 
 
 class EndKind(Enum):
-    """The kinds of a round's end for a member."""
+    """The kinds of `Ending`."""
 
     LOST = "lost"  # a member has died
-    LEFT = "left"  # others have failed as this member has; the lost member is not known yet
-    FAILED = "failed"  # a member has left elsewhere than at the agreed step
+    LEFT = "left"  # others have failed, too; a lost member is not known yet
+    FAILED = "failed"  # a member has left before the agreed step
     DROPPED = "dropped"  # this member was dropped
     CLOSED = "closed"  # the run is closed
-    AGREED = "agreed"  # all leave before the same step
+    AGREED = "agreed"  # all members leave before the same step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """The end of a round for a member."""
 
-    kind: EndKind  # see `EndKind`
+    kind: EndKind
     reason: str  # in words
-    node_ids: tuple[str, ...] = ()  # the members that have gone, as far as they are known
+    node_ids: tuple[str, ...] = ()  # the known members that have gone
 
     @property
     def others_have_gone(self) -> bool:
-        """True if any failure of the work comes from the members that have gone; False after an agreement."""
+        """True unless the members agreed to leave: then the members that have gone caused a failure of the work."""
         return self.kind is not EndKind.AGREED
 
 
 class Phase(Enum):
-    """The phase of a member in its round."""
+    """The phases of a member in its round."""
 
-    AT_WORK = "at work"  # it works on its steps
-    AT_END = "at its end"  # its work is done, and it waits for the others to finish
-    FAILED = "failed"  # it asks which member failed first, and if it did, waits for news of a loss
+    AT_WORK = "at work"
+    AT_END = "at its end"  # its work is done; it waits for the others to finish
+    FAILED = "failed"  # it asks which member failed first; if itself, it waits for news of a loss
 
 
 class Outcome(Enum):
-    """The consequence of the end of a member's work."""
+    """The consequences of the end of a member's work."""
 
     MEET_AGAIN = "meet again"
     RAISE = "raise"  # the error is its own
@@ -70,7 +70,6 @@ class Outcome(Enum):
 
 
 def _leaves(failure: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in an exception group, at any depth."""
     if isinstance(failure, BaseExceptionGroup):
         for one in failure.exceptions:
             yield from _leaves(one)
@@ -79,14 +78,14 @@ def _leaves(failure: BaseException) -> Iterator[BaseException]:
 
 
 def gave_up(failure: BaseException | str | None) -> GiveUp | None:
-    """Return the first `GiveUp` of the work's failure, also in an exception group."""
+    """Return the first `GiveUp` in the work's failure, also inside exception groups."""
     if not isinstance(failure, BaseException):
         return None
     return next((leaf for leaf in _leaves(failure) if isinstance(leaf, GiveUp)), None)
 
 
 def own_failure(failure: BaseException | str) -> bool | None:
-    """Return True if the work has failed by more than the round's end; None if this process must stop."""
+    """Return True if this failure is not only a report of the round's end; None if it must end the process."""
     leaves = () if isinstance(failure, str) else tuple(_leaves(failure))
     if not all(isinstance(leaf, Exception) for leaf in leaves):
         return None
@@ -96,10 +95,10 @@ def own_failure(failure: BaseException | str) -> bool | None:
 
 
 def news_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf) -> float:
-    """Return for how many seconds the first member to fail waits for news of a loss.
+    """Return the seconds for which the first member to fail waits for news of a loss.
 
-    A death is normally announced after `gone_ttl`; if many seem dead at once, `disconnect_ttl` decides. But a store
-    that restarted (this node reconnected `back_for` seconds ago) gives each lease its full `ttl` again, also of dead
-    members.
+    A death is normally announced after `gone_ttl`, and after `disconnect_ttl` if many seem dead at once. But a store
+    that restarted (this node reconnected `back_for` seconds ago) renews each lease for its full `ttl`, also those of
+    dead members.
     """
     return max(disconnect_ttl, ttl - back_for) + NEWS_OF_A_LOSS

@@ -3,22 +3,21 @@
 A member that stops alone leaves the others in a collective that cannot complete. So when a node has to join or leave,
 the members agree on a step: the largest that any member has begun, plus one.
 
-    coordinator: a node must join or leave          >  asks         >  each member's node sees the question
-    member:      the largest step it has begun      >  answers, and begins no further step until the decision
-    coordinator: every live member has answered     >  `stop_of`    >  each member's node sees the step
+    coordinator: a node must join or leave       >  writes the question: which is the largest step you have begun?
+    member:      its node sees the question      >  answers; the member begins no further step before the decision
+    coordinator: every live member has answered  >  writes the decision: all leave before step `stop_of`
 
-A member's node answers at once, while the member computes. The member passes the `StepGate` at each step, and its node
-closes the gate. No member may begin a step that its answer does not cover, so both sides write first and read second:
-the member writes its step and reads whether it was asked; the node writes that it asked and reads the step. At least
-one of them sees the other; if the member does, it waits for the decision. (CPython's interpreter lock, or its
-per-object locks, keep these single accesses in one order.)
+The node's thread answers at once, while the member computes in its own thread. They share a `StepGate`: the member
+passes it at each step, and the node closes it. No member may begin a step that its answer does not cover. So both write
+first and then read: the member writes its step, then reads if it was asked; the node writes that it asked, then reads
+the step. At least one sees the other's write. If the member does, it waits for the decision. (CPython's interpreter
+lock, or its per-object locks, keep these single accesses in one order.)
 
-A member that has begun no step answers None. If all answer None, all may leave at once. A body may make newcomers
-wait; so if all were to leave at once for newcomers only, a stronger reason leads to a second decision. No other second
-decision exists.
+A member that has begun no step answers None. If all answer None, all leave at once, except that a body may make
+newcomers wait until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a
+second decision. There is no other second decision.
 
-A member that leaves before the agreed step, with its body unfinished, counts as a loss for the others. Its record says
-so (`StepGate.has_stopped`).
+A member that leaves before the agreed step, with its body unfinished, is a loss for the others (`has_stopped`).
 """
 
 from __future__ import annotations
@@ -37,35 +36,34 @@ if TYPE_CHECKING:
 __all__ = ["Agreement", "Begun", "Drain", "Resized", "StepGate", "Stop", "step_of", "stop_of"]
 
 
-STEP_MOST = 2**63  # the largest that a message can carry
+STEP_MOST = 2**63  # steps are less: a message carries 64 bits
 
 
 class Stop(Stored, kw_only=True):
-    """The question to the members of a round, later replaced by the decision, in the same key."""
+    """The question to the members of a round, and later the decision, in one key."""
 
     called = "the step to stop at"
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
-    round: int  # the number of the round
-    # True for the decision; False while each member's node is asked for its largest begun step.
-    decided: bool = False
-    step: int | None = None  # the step before which all leave; None: at once, as no member has begun any
-    why: Prose = ""  # the reason, in words
+    round: int
+    decided: bool = False  # False: this is the question
+    step: int | None = None  # of a decision, the step before which all leave; None: at once
+    why: Prose = ""
     for_newcomers: bool = False  # True if waiting nodes are the only reason
-    revision: int = 0  # of this write; the next write is conditional on it
+    revision: int = 0  # of this record; the next write is conditional on it
 
 
 class Drain(Stored, kw_only=True):
-    """A request that a node leaves."""
+    """An operator's request that a node leaves."""
 
     called = "a drain"
 
-    within: float  # seconds from this write, after which it leaves at any step
-    reason: Prose = ""  # from the operator; may be empty
+    within: float  # seconds after this write, the node leaves at any step
+    reason: Prose = ""
 
 
 class Resized(Stored, kw_only=True):
-    """New numbers of nodes of the run, in force from the next round on."""
+    """New numbers of nodes for a run, in force from the next round on."""
 
     called = "a resize"
     outside: ClassVar[tuple[str, ...]] = ("revision",)
@@ -74,7 +72,7 @@ class Resized(Stored, kw_only=True):
     max_nodes: int  #: the most
     reason: Prose = ""  #: from the operator; may be empty
     by: Prose = ""  #: the operator's name
-    revision: int = 0  #: the revision of this write
+    revision: int = 0  #: of this write
 
 
 class Begun(Stored, kw_only=True):
@@ -87,13 +85,13 @@ class Begun(Stored, kw_only=True):
 
 
 def stop_of(answers: Mapping[str, int | None]) -> int | None:
-    """Return the step before which all leave; None if no member has begun any, and all may leave at once."""
+    """Return the step before which all leave; None (at once) if no member has begun one."""
     begun = [step for step in answers.values() if step is not None]
     return max(begun) + 1 if begun else None
 
 
 def step_of(step: SupportsIndex) -> int:
-    """Return a step as a plain number; raise `RendezvousSettingsError` unless it is an integer of at most 64 bits."""
+    """Return a step as an `int`; raise `RendezvousSettingsError` unless it is an integer of at most 64 bits."""
     with contextlib.suppress(TypeError):
         number = operator.index(step)
         if -STEP_MOST <= number < STEP_MOST:
@@ -102,25 +100,24 @@ def step_of(step: SupportsIndex) -> int:
 
 
 class Agreement:
-    """The coordinator's side: the question to the members of its round, their answers, and the decision.
+    """The coordinator's side: it makes the question and the decision, and collects the answers.
 
-    Question and decision share a key. Each write is conditional on the last value seen: a node whose watch was reset
-    reads the last value only, so there must not be two decisions. A new coordinator continues from the question and the
-    answers in the store (promise R7).
+    Each write is conditional on the last record seen, so that no two coordinators decide. A new coordinator continues
+    from the question and the answers in the store (promise R7).
 
     Attributes:
-        listens: True once anything was asked, so that answers are read.
-        hears: True once all earlier answers were read.
+        listens: True once this coordinator has written a record: answers are awaited.
+        hears: True once all answers that were in the store are read.
     """
 
     def __init__(self) -> None:
         self.listens: bool = False
         self.hears: bool = False
-        self._answers: dict[str, Begun] = {}  # the last one of each node, of any round
-        self._asked: Stop | None = None  # the last question or decision that this coordinator wrote
+        self._answers: dict[str, Begun] = {}  # the last of each node, of any round
+        self._asked: Stop | None = None  # the last record that this coordinator wrote
 
     def answered(self, node_id: str, begun: Begun | None) -> None:
-        """Record a member's answer; None says that all earlier answers were read."""
+        """Record a member's answer; None: all answers that were in the store are read."""
         if begun is None:
             self.hears = True
         else:
@@ -137,26 +134,26 @@ class Agreement:
         members: Collection[str],
         some_have_gone: bool,
     ) -> tuple[Stop, int] | None:
-        """Return the record to write, and the key's revision that it replaces, or None. Changes nothing.
+        """Return the record to write, and the revision that it replaces; None if none is due. Change nothing.
 
         Args:
-            round: The number of the current round.
-            standing: The record in the store, as far as this node has seen.
-            why: Why all should leave, in words; empty if no node has to join or leave.
+            round: The number of the last round.
+            standing: The last record that this node has seen in the store.
+            why: Why all should leave, in words; empty if they should not.
             for_newcomers: True if waiting nodes are the only reason.
-            closing: True if the run is closed. Members without a step leave at once; others would wait for them in a
-                step.
-            members: The members that are still in the round and will answer.
-            some_have_gone: True if a member has gone.
+            closing: True if the run is closed. Then if a member has no step or has gone, all leave at once: the others
+                would wait for it in their next step.
+            members: The live members that use steps, so will answer.
+            some_have_gone: True if a member has left or died.
         """
         if self._asked is not None and (standing is None or standing.revision < self._asked.revision):
-            standing = self._asked  # the watch will deliver it soon
+            standing = self._asked  # the watch has not delivered it yet
         seen = 0 if standing is None else standing.revision
         if standing is None or standing.round != round:
             return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
-        better = bool(why) and standing.for_newcomers and not for_newcomers  # a stronger reason has come up
+        better = bool(why) and standing.for_newcomers and not for_newcomers  # a stronger reason
         if standing.decided:
-            # No member had begun a step, and none begins one now: bodies that make newcomers wait stop at once, too.
+            # At `step=None` no member has begun a step, so this decision, too, is to leave at once.
             return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
         # The answer of a member that has left since counts too: it may have begun that step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
@@ -169,38 +166,38 @@ class Agreement:
         return Stop(round=round, decided=True, step=step, why=why, for_newcomers=for_newcomers), seen
 
     def wrote(self, stop: Stop) -> None:
-        """Record that this was written, with its revision."""
+        """Record that this was written, at its `revision`."""
         self._answers = {who: begun for who, begun in self._answers.items() if begun.round == stop.round}
         self._asked, self.listens = stop, True
 
 
 class StepGate:
-    """The gate that a member passes at each step of a round, and that its node closes."""
+    """The gate that a member passes at each step of a round, and that its node closes: see the module."""
 
     def __init__(self) -> None:
         self.begun: int | None = None  # the largest begun step; None before the first
         self.at_end: bool = False  # the body has finished, and with it the largest begun step
         self.decided: bool = False  # True once the members have agreed
-        self.stop: int | None = None  # the agreed step before which all leave; None: at once
-        self.why: str = ""  # the reason, in words
+        self.stop: int | None = None  # the step before which all leave; None: at once
+        self.why: str = ""
         self.for_newcomers: bool = False  # True if waiting nodes are the only reason
         self._asked = False
 
     # ------------------------------------------------------------------------------------------ the member's side
 
     def passes(self, step: int) -> bool:
-        """Begin a step if the gate is open; return False if it was asked or has decided: see `leaves`."""
-        self.begun = step  # before `_asked` is read: see the module
+        """Begin this step; return False if the gate is closed: then wait for the decision, and ask `leaves`."""
+        self.begun = step  # before the read of `_asked`: see the module
         return not self._asked
 
     def leaves(self, step: int) -> bool:
-        """Return True if the member leaves before this step. Call it after the decision only."""
+        """Return True if the member leaves before this step; only after the decision."""
         assert self.decided, "whoever asks has waited for the decision"
         return self.stop is None or step >= self.stop
 
     @property
     def has_stopped(self) -> bool:
-        """Return True if no member waits for it in a step: it is at the agreed step or past its body."""
+        """True if this member is at the agreed step or past its body, so that others do not wait for it in a step."""
         if self.at_end or not self.decided:
             return self.at_end
         if self.stop is None:
@@ -208,18 +205,18 @@ class StepGate:
         return self.begun is not None and self.begun >= self.stop
 
     def finish(self) -> None:
-        """Record the end of the body: the member begins no step any more and delays no agreement."""
+        """Record the end of the body: the member begins no further step."""
         self.at_end = True
 
     # ------------------------------------------------------------------------------------------ the node's side
 
     def ask(self) -> int | None:
-        """Close the gate until the decision; return the largest step that the member has begun, None after its body."""
+        """Close the gate, and return the largest step that the member has begun; None after its body."""
         self._asked = True
         return None if self.at_end else self.begun
 
     def decide(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
-        """Record the decision; a second one may follow if all were to leave at once for newcomers."""
+        """Record the decision; a second one counts only after one for newcomers."""
         if not self.decided or (self.for_newcomers and not for_newcomers):
             self.stop, self.why, self.for_newcomers = stop, why, for_newcomers
             self.decided = self._asked = True

@@ -1,16 +1,16 @@
-"""Pure: the records in a run's keys: classes that declare their fields and types, and are packed and read by them.
+"""Pure: the base of the records in a run's keys: it packs and reads them by their declared fields and types.
 
     class Drain(Stored):
         called = "a drain"
         within: float
         reason: str = ""
 
-A record is packed as a map by name, without fields that have their default; or, with `by_place`, as a list of its
-fields, for records that are many or are sent to every node. A later release may add keys to a map, and values at the
-end of a list. Nested records are always lists.
+A record is packed as a map by name, without the fields that have their default; or, with `by_place`, as a list, for
+records that are many or go to every node. A later release may add keys to a map, and values at the end of a list.
+Nested records are always lists.
 
-Other programs may write under the same prefix, so every value that is read is checked: see `store.records`. A value
-that could not be read back is not packed: the writer gets the error.
+Other programs may write under the same prefix, so every read checks the value: see `store.records`. So does every
+write: a value that could not be read is an error of its writer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 T = TypeVar("T")
 
-PROSE_BYTES_MOST: Final = 2000  # of one text: every node may receive it
+PROSE_BYTES_MOST: Final = 2000  # of one text, which every node may receive
 
 
 def prose(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
@@ -46,14 +46,14 @@ def prose(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
 
 
 def check_prose(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
-    """Return a user's text, made valid and cut to `most` bytes; raise an error if it is not a string."""
+    """Return a user's text as `prose` does; raise `RendezvousSettingsError` if it is not a string."""
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={shown(given)} must be text (str)")
     return prose(given, most=most)
 
 
 Prose = Annotated[str, TextAs(prose)]
-"""The type of a record's field for such a text."""
+"""The type of a field for a text, which `prose` cuts."""
 
 
 class Stored(Record):
@@ -61,8 +61,8 @@ class Stored(Record):
 
     Attributes:
         called: The record's name in errors.
-        by_place: True if it is packed as a list.
-        outside: The fields that are known from the key or the entry, and not part of the value.
+        by_place: True to pack it as a list.
+        outside: Fields that come from the key or the entry, not from the value.
     """
 
     if TYPE_CHECKING:
@@ -73,17 +73,17 @@ class Stored(Record):
         by_place, outside = False, ()
 
     def pack(self) -> bytes:
-        """Return the record as bytes; raise `RendezvousSettingsError` if a value could not be read back."""
+        """Return the record as bytes; raise `RendezvousSettingsError` if they could not be read back."""
         return _packed(self.called, lambda: _plain_of(self))
 
     @classmethod
     def unpack(cls, value: bytes, **outside: object) -> Self:
-        """Return the record of a key's value and its `outside` fields, or raise `RendezvousStateError`."""
+        """Return the record in a value, with these `outside` fields; raise `RendezvousStateError` if it is invalid."""
         return unpack(cls.called, value, lambda plain: cls.read(_row_of(cls, plain, outside)))
 
     @classmethod
     def unpack_at(cls, key: str, value: bytes, **outside: object) -> Self | None:
-        """Return the record, or None and log the key if the value is not such a record."""
+        """Return the record as `unpack` does; if the value is invalid, log the key and return None."""
         try:
             return cls.unpack(value, **outside)
         except RendezvousStateError as error:
@@ -92,25 +92,25 @@ class Stored(Record):
 
     @classmethod
     def pack_all(cls, nouns: Iterable[Self]) -> bytes:
-        """Return several records as one value; the class must be packed `by_place`."""
+        """Return several records as one value; only for a class with `by_place`."""
         return _packed(cls.called, lambda: [noun.check() for noun in nouns])
 
     @classmethod
     def unpack_all(cls, value: bytes) -> list[Self]:
-        """Return the records of one value."""
+        """Return the records in a value of `pack_all`."""
         return unpack(cls.called, value, lambda plain: [cls.read(row) for row in plain])
 
 
 @functools.cache
 def _inside(kind: type[Stored]) -> list[tuple[int, str, object]]:
-    """Return place, name and default of the fields in the value."""
+    """Return place, name and default of each field in the value."""
     fields = enumerate(kind.fields)
     return [(place, name, kind.defaults.get(name, fields)) for place, name in fields if name not in kind.outside]
 
 
 @functools.cache
 def _outside(kind: type[Stored]) -> list[tuple[int, str]]:
-    """Return place and name of the others, in ascending order."""
+    """Return place and name of each `outside` field, in ascending order."""
     return [(place, name) for place, name in enumerate(kind.fields) if name in kind.outside]
 
 
@@ -144,7 +144,7 @@ def _packed(what: str, plain: Callable[[], object]) -> bytes:
 
 
 def pass_over(key: str, error: RendezvousStateError) -> None:
-    """Log a key that cannot be read, at a limited rate: it may be read every second."""
+    """Log a key that cannot be read, once: it may be read every second."""
     _warn(f"{key} is passed over: {error}")
 
 
@@ -154,13 +154,13 @@ def _warn(sentence: str) -> None:
 
 
 def pack(plain: object) -> bytes:
-    """Return plain data as bytes."""
+    """Return plain data as msgpack."""
     packed: bytes = msgpack.packb(plain, use_bin_type=True)
     return packed
 
 
 def unpack(what: str, value: bytes, build: Callable[[Any], T]) -> T:
-    """Build an object from a key's value, or raise `RendezvousStateError`, which calls the object `what`."""
+    """Return the object that `build` makes of a key's value; raise `RendezvousStateError` about `what` if it fails."""
     try:
         return build(msgpack.unpackb(value, raw=False, strict_map_key=False))
     except Exception as error:  # msgpack and the builders raise many unrelated classes for foreign data

@@ -1,17 +1,17 @@
 """Pure: folds the events of nodes into a `View`, the coordinator's picture of its run.
 
-One event changes one node, so folding is a matter of a few dictionaries, however many nodes there are: ten thousand
-arrivals cost ten thousand small steps. A node's record is all there is to it:
+One event changes one node, so each costs the same small time, however many nodes there are. A node's state follows from
+its record:
 
-    record                                   the node is
-    ------------------------------------     ------------------------------------------------------
-    written by the arrival in the round      a live member of the last round
-    written by another arrival               waiting for the next round, or left out of it if it did not reach rank 0
-    written with `left`                      gone, on its own account (a coordinator's marker looks like this, too)
-    deleted, before saying so                gone, and lost if it was a live member
+    record                                         node
+    ------------------------------------------     ------------------------------------------------------
+    written by the arrival in the last round       live member of that round
+    written by another arrival                     waiting for the next round; left out if it did not reach rank 0
+    written with `left`                            has left by itself (a coordinator's marker looks alike)
+    deleted without that                           gone; lost if it was a live member
 
-`enough_since` is when the last call began: when the arrivals became enough. Later arrivals do not move it; falling
-below the minimum ends it, and reaching it again begins it anew (promise R11).
+`enough_since` is the begin of the last call: when enough nodes had arrived. Later arrivals do not move it. If too few
+remain, the last call ends; it begins anew when there are enough again (promise R11).
 """
 
 from __future__ import annotations
@@ -46,19 +46,18 @@ _WHY: dict[str, str] = {
     "silent": "nothing was heard of it for its ttl",
 }
 
-# Of a member that was there when the last coordinator reported, and is not when the next one begins.
-UNSEEN = "it went while nobody coordinated"
+UNSEEN = "it went while nobody coordinated"  # between the last coordinator's report and the next one's snapshot
 
 
 class _Missed(NamedTuple):
-    """A member that has gone: whether it has left, rather than been lost; and why, if that is known."""
+    """A member that has gone: left by itself, or else lost; and why, if known."""
 
     left: bool
     why: str = ""
 
 
 class Stuck(NamedTuple):
-    """A fact: a member, by this arrival, is to be taken out of this round though its lease stands, and why."""
+    """A fact: a member of this round must be expelled although its lease is live, and why."""
 
     round: int
     arrival: int
@@ -67,28 +66,28 @@ class Stuck(NamedTuple):
 
 
 class Standstill(NamedTuple):
-    """A fact: no member of this round gets on, in words; empty if one does."""
+    """A fact: that no member of this round makes progress, in words; empty if one does."""
 
     round: int
     said: str
 
 
 class Answered(NamedTuple):
-    """A fact: a member has answered, for the round in its answer; without one, all earlier answers are known."""
+    """A fact: a member's answer where to stop; without one, that all answers which were in the store are known."""
 
     node_id: str = ""
     begun: Begun | None = None
 
 
 class View:
-    """The coordinator's picture of its run. Only the deciding task folds events in, and only between two acts.
+    """The coordinator's picture of its run. Only the deciding task changes it, and only between two acts.
 
     Args:
         nodes_prefix: The prefix of the nodes' keys.
-        needed: The number of arrivals that are enough.
-        expected: Nodes that count as missing by name from the beginning.
-        tells_causes: True if the store says how a key's lease ended. Where it does not (etcd), a record that goes by
-            itself has lapsed: a node that leaves says so before.
+        needed: The fewest nodes of a round.
+        expected: Ids of nodes that count as missing until they arrive.
+        tells_causes: True if the store says how a key's lease ended. On others (etcd), the lease of a deleted record
+            has lapsed, unless the record was written with `left` before.
     """
 
     def __init__(
@@ -98,29 +97,28 @@ class View:
         self._accusations_prefix = f"{nodes_prefix}/accused/"
         self._needed = needed
         self._otherwise = "" if tells_causes else _WHY["silent"]
-        self._before: tuple[str, str] = "", ""  # the last coordinator, and the reason for its end
+        self._before: tuple[str, str] = "", ""  # the last coordinator, and why its term ended
         self.synced: bool = False
         self.seen: int = 0  # the latest revision that was folded in
         self.round: Round | None = None
-        self.members: dict[str, Member] = {}  # of the last round, in it or gone
-        self.live: set[str] = set()  # the members that are still in it
-        self.waiting: dict[str, NodeRecord] = {}  # by order of arrival
+        self.members: dict[str, Member] = {}  # all members of the last round
+        self.live: set[str] = set()  # those that are still in it
+        self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
-        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that have given a round up
+        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that have given up a round
         self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
-        self.left_early: bool = False  # a member has left at another step than all had agreed on
-        self.why_lost: dict[str, str] = {}  # of members that were expelled, though alive
-        self.standstill: str = ""  # no member gets on, in words
+        self.left_early: bool = False  # a member has left at another step than agreed
+        self.why_lost: dict[str, str] = {}  # of expelled members
+        self.standstill: str = ""  # that no member makes progress, in words
         self.enough_since: float | None = None
         self.arrived_at: float | None = None  # when this coordinator saw the last arrival
         self.absences: AbsenceBook = AbsenceBook(expected)
         self.accusations: Accusations = Accusations()
         self.agreement: Agreement = Agreement()
         self._stuck: dict[str, str] = {}  # members to expel, and why
-        self._missed: dict[str, _Missed] = {}  # gone members; each counts once, as lost or as departed
-        # further members that have left or were lost, without names
-        self._unnamed: dict[bool, int] = {True: 0, False: 0}
-        self._lost_before: set[str] = set()  # from the round before the last
+        self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once, as lost or left
+        self._unnamed: dict[bool, int] = {True: 0, False: 0}  # further gone members: left, and lost
+        self._lost_before: set[str] = set()  # members that the round before the last has lost
         self._records: dict[str, NodeRecord] = {}
         self._inherited: Progress | None = None
         self._inherited_at = 0.0
@@ -134,16 +132,16 @@ class View:
         progress_at: float,
         before: LastCoordinator | None = None,
     ) -> None:
-        """Restore the state of the last coordinator, `before`; call this before the first event.
+        """Restore the state of the coordinator `before`; call this before the first event.
 
-        `members` are all those of the round; the progress arrived at `progress_at` on this node's clock.
+        `members` are all members of the round; this node received the progress at `progress_at` on its clock.
         """
         if before is not None:
             self._before = before.node_id, _WHY[before.cause] or self._otherwise or UNSEEN
         self.round = round
         self.members = {member.node_id: member for member in members}
         if progress is not None and progress.round == self.number:
-            # In the same order, returned nodes included: an announcement is not taken back.
+            # Include nodes that have come back, in the same order: an announced loss is not taken back.
             for left, node_ids in ((False, progress.lost_ids), (True, progress.departed_ids)):
                 self._missed.update((node_id, _Missed(left)) for node_id in node_ids)
             self.absences.take_over(progress.absent, now=progress_at)
@@ -153,34 +151,34 @@ class View:
 
     @property
     def number(self) -> int:
-        """The number of the last completed round; -1 for none."""
+        """The number of the last round; -1 for none."""
         return self.round.number if self.round else -1
 
     @property
     def next_number(self) -> int:
-        """The number of the next round: above every round that an arrived node has known (S10)."""
+        """The number of the next round, larger than those of all rounds that the waiting nodes know (S10)."""
         return 1 + max((self.number, *(record.arrived_after for record in self.waiting.values())))
 
     # ------------------------------------------------------------------------------------ who has gone from the round
 
     @property
     def lost(self) -> list[str]:
-        """The first lost members in order of loss; at most `NAMED_MOST`."""
+        """The first `NAMED_MOST` lost members, in order of loss."""
         return self._named(left=False)
 
     @property
     def departed(self) -> list[str]:
-        """The first departed members in order of departure; at most `NAMED_MOST`."""
+        """The first `NAMED_MOST` departed members, in order of departure."""
         return self._named(left=True)
 
     @property
     def lost_count(self) -> int:
-        """The number of lost members."""
+        """The number of all lost members."""
         return self._count_of(left=False)
 
     @property
     def departed_count(self) -> int:
-        """The number of departed members."""
+        """The number of all departed members."""
         return self._count_of(left=True)
 
     @property
@@ -196,14 +194,14 @@ class View:
 
     @property
     def to_expel(self) -> tuple[str, str] | None:
-        """The next live member to expel, and why; None if there is none."""
+        """The next live member to expel, and why."""
         believed = self.accusations.believed(round=self.number, live=self.live)
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
     # --------------------------------------------------------------------------------------------- what happens
 
     def learn(self, fact: Stuck | Standstill | Answered) -> None:
-        """Take in a fact of a side task; ignore one of another round or arrival."""
+        """Apply a fact from another task; ignore it if it is of another round or arrival."""
         match fact:
             case Answered(node_id, begun):
                 self.agreement.answered(node_id, begun)
@@ -216,14 +214,15 @@ class View:
     def fold(
         self, event: Event, *, now: float, last_call_timeout: float, bans: Mapping[str, Ban] = MappingProxyType({})
     ) -> None:
-        """Take in one event of the watch on nodes.
+        """Apply one event of the watch on nodes.
 
-        `last_call_timeout` tells when an inherited last call began, and `bans` why a banned node's record goes.
+        `last_call_timeout` gives the begin of a last call that the coordinator before began, and `bans` the reason why
+        a banned node's record is deleted.
         """
         if event.kind == "reset":
             self.synced = False
             self.accusations.clear()
-            self._records.clear()  # a record that the following snapshot lacks has gone meanwhile
+            self._records.clear()  # the snapshot that follows has all existing records
             self.live.clear()
             self._forget_who_waits()
             return
@@ -235,7 +234,7 @@ class View:
             self.accusations.heed(event)
             return
         node_id = event.key[len(self._prefix) :]
-        if "/" not in node_id:  # else it is a marker, or a key of a run whose prefix lies within this one
+        if "/" not in node_id:  # else it is a marker, or a key of a run whose prefix begins with this one
             self._fold_node(node_id, event, now, bans)
         if self.synced:
             self._count(now)
@@ -243,7 +242,7 @@ class View:
     def _fold_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
         there, record = self._records.get(node_id), None
         if event.kind == "put":
-            # An unreadable record is no node of ours; the arrival that was there is gone.
+            # An unreadable record replaces the node's: the node is gone.
             with contextlib.suppress(RendezvousStateError):
                 record = NodeRecord.unpack(event.value, node_id=node_id, arrival=event.revision)
         if record is not None and not record.left:
@@ -266,17 +265,17 @@ class View:
             self._miss(node_id, left=record is not None, at=now, why=why, address=there.address if there else "")
 
     def resized(self, *, needed: int, now: float) -> None:
-        """Set the number of arrivals that are enough."""
+        """Set the fewest nodes of a round."""
         self._needed = needed
         if self.synced:
             self._count(now)
 
     def record(self, node_id: str) -> NodeRecord:
-        """Return the record of a live member or a waiting node."""
+        """Return the record of a live member or waiting node."""
         return self._records[node_id]
 
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
-        """Note that a round was committed. Spares that are left may be enough for the next last call."""
+        """Record that a round was committed. The nodes left over may be enough to begin the next last call."""
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         self.round = round
         self.members = {member.node_id: member for member in members}
@@ -297,10 +296,10 @@ class View:
 
     @property
     def expected_back(self) -> set[str]:
-        """Return the nodes that were lost in an outage, once one of them has come back and says so.
+        """The nodes that were lost in an outage, once the record of one says that it came back from it.
 
-        An outage ends for all its nodes. Killed nodes look the same; a last call ends the wait for them. If the others
-        have met without them, the lost nodes of the round before count, too.
+        An outage ends for all nodes that it cut off. Killed nodes look alike, and the last call limits the wait for
+        them. If the other nodes have met meanwhile, those lost by the round before count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()
@@ -308,12 +307,12 @@ class View:
         return (lost | self._lost_before) - self._records.keys()
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
-        """End a snapshot: members that it lacks have gone."""
+        """End a snapshot: members without a record in it have gone."""
         self.synced = True
-        # A snapshot comes in order of name, but nodes are admitted in order of arrival.
+        # A snapshot is in order of name, but nodes are admitted in order of arrival.
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         said, self._inherited = self._inherited, None
-        # Unnamed departures and losses differ in number only.
+        # Of unnamed ones only the numbers are known, of departed and of lost members.
         unnamed = max(said.departed - self.departed_count, 0) if said else 0
         for node_id in self.members:
             if node_id not in self._records and node_id not in self._missed:
@@ -326,8 +325,8 @@ class View:
         for left, count in ((False, said.lost), (True, said.departed)):
             self._unnamed[left] = max(count - self._count_of(left=left), 0)
         if self.enough_since is not None and said.last_call_left is not None:
-            # The last call goes on if enough of the nodes that were counted then are still here. Else the count fell
-            # below the minimum meanwhile, and later arrivals begin a new one.
+            # The last call goes on if enough of the nodes that it counted are still waiting. Else later arrivals began
+            # a new one.
             standing = sum(1 for record in self.waiting.values() if record.arrival <= said.last_arrival)
             if standing >= self._needed:
                 left_of_it = max(said.last_call_left - (now - self._inherited_at), 0.0)
@@ -349,8 +348,8 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # It was lost and is back; or the answer to its arrival was lost, and it does not know that a round contains
-            # it. The members of that round wait for it in vain.
+            # The node does not take part in the round that contains it, so its members wait for it in vain: it was lost
+            # and is back, or the reply to its former arrival was lost.
             self._missed.setdefault(record.node_id, _Missed(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record
@@ -370,7 +369,7 @@ class View:
         return sorted((*self.waiting.values(), *self.left_out.values()), key=lambda record: record.arrival)
 
     def _leave_out(self) -> None:
-        """Leave out the nodes that did not reach the last round's rank 0, unless too few others remain."""
+        """Leave out nodes that did not reach the last round's rank 0, unless too few others remain."""
         host = self.round.host if self.round is not None else ""
         cut_off = {node_id for node_id, record in self._cut_off.items() if host in record.cut_off}
         if len(self.waiting) + len(self.left_out) - len(cut_off) + len(self.live) < self._needed:
@@ -381,7 +380,7 @@ class View:
             self.left_out = {one.node_id: one for one in everyone if one.node_id in cut_off}
 
     def _miss(self, node_id: str, *, left: bool, at: float | None, why: str, address: str = "") -> None:
-        """Note that a node has gone, and when, if that is known."""
+        """Record that a node has gone; `at`: when, if known."""
         is_member = node_id in self.members
         self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
@@ -402,7 +401,7 @@ class View:
 
 
 class Obstacle(NamedTuple):
-    """A round that the store has refused for lack of room; none is completed before `until`."""
+    """The store has refused a round for lack of room; no round is committed before `until`."""
 
     until: float
     error: Exception
@@ -410,12 +409,12 @@ class Obstacle(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """The input of a decision. It does not change while `decide` looks at it, in any thread."""
+    """The input of `decide`. It does not change during the call, which may run in another thread."""
 
     view: View
     head: Head
-    told: Progress | None = None  # the last report, of this coordinator or the one before
+    told: Progress | None = None  # the last progress written, by this coordinator or the one before
     told_at: float = 0.0
-    resized_at: int = 0  # the revision of the last resize that was applied
-    unbanned_at: int = 0  # the revision of the last lifted ban that was noted
+    resized_at: int = 0  # the revision of the last applied resize
+    unbanned_at: int = 0  # the revision of the last lifted ban in the history
     obstacle: Obstacle | None = None

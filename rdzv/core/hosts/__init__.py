@@ -1,1 +1,1 @@
-"""Pure: a store that several hosts may serve in turn: when a process may, and what nodes carry to the next."""
+"""Pure: several hosts that may serve the store in turn: which one may, and what nodes carry to the next store."""

@@ -1,12 +1,12 @@
 """Pure: the nodes' knowledge of a run whose store was lost, which they carry to the next store.
 
-A node that comes to another store than it was in writes this record there, unless a better one is there already: the
-knowledge of the latest store counts, and of that the latest. It stands as a whole. Before the first round of the new
-store, the settings, bans and closing in it are applied.
+A node that comes to another store writes its record (`LostStore`) there, unless the one there outranks it: records of
+later stores count before those of earlier ones, then later revisions. Records are not merged. The settings, bans and
+closing in it are applied before the first round of the new store.
 
-Members may still work while others meet in the new store. So its first round waits until all of them have come, or
-`ttl` has passed, after which a member that is cut off has stopped. Those that lived in the lost process are not
-awaited.
+Some members of the last round may still work while others meet in the new store. So the first round there waits until
+all of them have come, or until `ttl` has passed: a member that is cut off has stopped by then. Members in the process
+that served the lost store died with it, and are not awaited.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Known(NamedTuple):
 
 
 def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: str, now: float) -> LostStore:
-    """Return a node's knowledge of a store, by the head of the run."""
+    """Return a node's knowledge of a store that was lost, from the last head of the run that it saw there."""
     before, round = head.lost_store, head.round
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
     if round is not None:
         number, at = max(number, round.number), round.revision
         awaited = round.size - _gone_from(round, head.moves_over or head.progress, head.hosted)
-    else:  # this store was lost before its first round
+    else:  # no round completed in this store: its nodes still await members of the store before
         awaited -= sum(one.last_round == at > 0 for one in head.hosted.values())
     return LostStore(
         generation=1 if before is None else before.generation + 1,
@@ -55,18 +55,18 @@ def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: 
 
 
 def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hosted]) -> int:
-    """Return how many members of a round have gone, or lived in the process that served the store."""
+    """Return how many members of a round have gone, or died with the process that served the store."""
     told = progress if progress is not None and progress.round == round.number else None
     named = (*told.lost_ids, *told.departed_ids) if told is not None else ()
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
-        return gone  # some are not named, and those in the lost process may be among them
+        return gone  # the unnamed ones may include those in the lost process
     lost_with_it = (node_id for node_id, one in hosted.items() if _was_in(round, one) and node_id not in named)
     return gone + sum(1 for _ in lost_with_it)
 
 
 def _was_in(round: Round, one: Hosted) -> bool:
-    return one.last_round == round.revision or round.rank_of(one.arrival) is not None  # not known of large rounds
+    return one.last_round == round.revision or round.rank_of(one.arrival) is not None  # large rounds: unknown
 
 
 def _what_is_left(ban: Ban, now: float) -> Ban:
@@ -74,7 +74,7 @@ def _what_is_left(ban: Ban, now: float) -> Ban:
 
 
 def survivors_of(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
-    """Return the members of the last round in the lost store that have come, with their ranks there."""
+    """Return the nodes among these that were members of the last round in the lost store, with their ranks in it."""
     if lost is None:
         return {}
     came = ((record.node_id, record.came_from) for record in records)

@@ -1,1 +1,1 @@
-"""Pure: the messages to a display that stays open: a run, and its changes."""
+"""Pure: the messages to a display that follows a run."""

@@ -1,4 +1,7 @@
-"""Pure: a report in numbers, or without the fields that change by themselves, and the changes between two of them."""
+"""Pure: excerpts of a report for metrics and for a page, and the changes between two excerpts.
+
+A report has ages, which change with time alone. A page gets hours instead, so that it is sent real changes only.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ AGES: Final = frozenset(
         *("step_age", "report_age", "seconds_ago", "how", "seconds_left", "ends_in"),
     )
 )
-"""The fields that change by themselves; beside each is a stable one, mostly an hour."""
+"""The fields that change with time alone; beside each, the report has a stable one, mostly an hour."""
 
 
 def in_numbers(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter], now: float) -> dict[str, Any]:
-    """Return a report in numbers, and the last step of each member, for the metrics."""
+    """Return the numbers in a report, and the last step of each member, for the metrics."""
     return {
         **{name: full[name] for name in SUMMED},
         **full["counts"],
@@ -42,11 +45,11 @@ SUMMED: Final = (
     *("run_id", "phase", "phase_since", "state", "waits_for", "waiting_since", "round", "world_size", "closed"),
     *("closing", "pace"),
 )
-"""The fields of a report that are among its numbers."""
+"""The fields that `in_numbers` copies."""
 
 
 def without_ages(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a report without the fields that change by themselves, or that a page does not show."""
+    """Return a report without ages, and without the fields that a page does not show."""
     outside = {*plain["waiting"], *plain["spares"], *(one["node_id"] for one in plain["missing"])}
     told = {
         name: _without_ages(value)
@@ -74,9 +77,10 @@ def _without_ages(value: Any) -> Any:
 
 
 def settled(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return a report with the previous hours where they only wavered: each was computed from an age again.
+    """Return the report `now`, with the hours of `before` where they differ by less than `WAVERS`.
 
-    An unchanged member is the same object as before, so that `changes` compares no more than that.
+    Each hour is computed from an age, so it wavers. An unchanged member is the same object as before, which `changes`
+    recognizes quickly.
     """
     made = {name: _settled(before.get(name), value) for name, value in now.items() if name != "members"}
     members = {one["node_id"]: one for one in before.get("members", ())}
@@ -96,7 +100,7 @@ def _settled(before: Any, now: Any) -> Any:
             return now
 
 
-HOURS_FROM: Final = 1e9  # no number but an hour is as large as this
+HOURS_FROM: Final = 1e9  # only hours are larger
 WAVERS: Final = 1.0  # seconds
 
 
@@ -107,7 +111,7 @@ def _settled_member(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[
 
 
 def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
-    """Return a page's next server-sent event: everything at first, then the changes, or a beat with the hour."""
+    """Return a page's next server-sent event: at first the whole state, then changes, or a beat with the hour."""
     at, told = round(now["now"], 2), now if before is None else changes(before, now)
     if not told:
         return f"event: beat\ndata: {at}\n\n".encode()
@@ -116,9 +120,9 @@ def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the changes for a page that has the state `before`; empty if only the time has changed.
+    """Return the changes for a page in the state `before`; empty if only time has passed.
 
-    A state has the store, the chosen run, all `runs` in numbers, and the chosen `run` as a report.
+    A state has the store, the id of the `chosen` run, all `runs` in numbers, and the report of the chosen `run`.
     """
     known = {one["run_id"]: _news(one) for one in before["runs"]}
     runs = [one for one in now["runs"] if known.pop(one["run_id"], None) != _news(one)]

@@ -1,1 +1,1 @@
-"""Pure: the members of a round that are alive and do not progress."""
+"""Pure: the members of a round that are alive but make no progress."""

@@ -1,13 +1,13 @@
-"""Pure: accusations: a member of a round says that another one does not answer, although its lease is live.
+"""Pure: accusations: a member of a round says that another one does not respond, although its lease is live.
 
-The store sees that a node reaches the store, but not if nodes reach each other. A failed collective shows that, and
-names the peer. One accusation proves nothing: the accuser may be cut off itself. Two members that accuse the same one
-are believed, and it is removed from the round; its own accusations are then ignored. One accuser is believed if the
-store doubts the accused, too: see `rdzv.node.coordinator.accusations`. A member that sees a closed connection without
-its peer's name accuses `SOMEBODY`: then the store is asked about all members.
+The store does not see if nodes reach each other. A failed collective shows that, and names the peer. One accusation
+proves nothing: the accuser may be cut off itself. If two members accuse the same one, it is expelled, and its own
+accusations do not count. One accuser is enough if the store has lost contact with the accused, too: see
+`rdzv.node.coordinator.accusations`. If a connection closes and the peer is unknown, the accused is `SOMEBODY`: then the
+store is asked about all members.
 
-Accusations are keys beside the nodes' records, so that the coordinator sees both in order and no other node is sent
-them. They are on the accuser's lease, and count for one round.
+Accusations are keys below the nodes' prefix: the coordinator's watch delivers them in order with the nodes' records,
+and no other node receives them. They are on the accuser's lease, and count for one round.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ACCUSERS", "SOMEBODY", "WHY_MOST", "Accusation", "Accusations"]
 
-ACCUSERS: Final = 2  # accusers that are believed together
-SOMEBODY: Final = ""  # the accused if the accuser does not know the name; no node has it
-WHY_MOST: Final = 120  # characters of `why`, which is part of the reason for a loss
+ACCUSERS: Final = 2  # so many accusers of one member are believed
+SOMEBODY: Final = ""  # the accused if its name is unknown
+WHY_MOST: Final = 120  # characters of `why`
 
 
 class Accusation(Stored, kw_only=True):
@@ -45,7 +45,7 @@ class Accusations(dict[str, Accusation]):
     """All current accusations, by key."""
 
     def heed(self, event: Event) -> None:
-        """Apply an event of an accusation's key."""
+        """Apply an event of the watch on an accusation's key."""
         self.pop(event.key, None)
         if event.kind == "put":
             with contextlib.suppress(RendezvousStateError):  # perhaps from a later release
@@ -56,12 +56,12 @@ class Accusations(dict[str, Accusation]):
         return self[key].why if key in self else ""
 
     def of_somebody(self, *, round: int, live: Collection[str]) -> list[Accusation]:
-        """Return the accusations without a name that live members of a round have made."""
+        """Return the accusations of `SOMEBODY` by live members of a round."""
         every = self.values()
         return [one for one in every if one.round == round and one.accused == SOMEBODY and one.by in live]
 
     def standing(self, *, round: int, live: Collection[str]) -> list[Accusation]:
-        """Return the accusations that live members of a round have made of others."""
+        """Return the accusations of live members of a round by others."""
         return [
             one
             for one in self.values()
@@ -69,9 +69,9 @@ class Accusations(dict[str, Accusation]):
         ]
 
     def believed(self, *, round: int, live: Collection[str]) -> tuple[str, str] | None:
-        """Return the live member that most live members accuse, and why, in words; None if they are too few.
+        """Return the live member with the most accusers, and why, in words; None if they are too few.
 
-        One at a time: without it, its own accusations do not count.
+        Expel it before the next call: its own accusations must not count.
         """
         against: dict[str, dict[str, str]] = {}
         for one in self.standing(round=round, live=live):

@@ -1,7 +1,7 @@
-"""Pure: the progress of one member, and the note of it that goes with its keep-alives.
+"""Pure: the progress of one member, and the note about it that is sent with the keep-alives of its node.
 
-A member's code calls `beat(step)` at each step, and `busy` before long operations. Its node, in a thread of its own,
-sends the last report with the keep-alives. Only durations are sent, as clocks differ.
+The member's code calls `beat(step)` at each step, and `busy` before long operations. Its node, in another thread, sends
+the latest state. A note has durations and no times, as clocks differ.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 __all__ = ["BeatNote", "Beats"]
 
 FINISHED: Final = -1  # the round of a member that has finished
-WAITS_AFTER: Final = 0.5  # seconds after which a wait counts as a wait for an absent peer
-LABEL_BYTES_MOST: Final = 64  # of the text that says why a member is busy: a note has at most 128 bytes
+WAITS_AFTER: Final = 0.5  # seconds; shorter waits for peers are not reported
+LABEL_BYTES_MOST: Final = 64  # of `what`, as a note has at most 128 bytes
 
 
 class BeatNote(Stored, kw_only=True):
-    """A member's progress at the time of sending."""
+    """A member's progress when the note was sent."""
 
     called = "how far a member has come"
     by_place = True
 
     round: int
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since then; without a step, since the round began for it
-    first: bool = False  # still in its first step: it may compile and load
-    busy: float = 0.0  # seconds for which it will be busy; 0 if it is not
-    what: Prose = ""  # the reason, in words; of a member that waits and is not busy, the key
+    age: float  # seconds since that step began, or since the member entered the round
+    first: bool = False  # not beyond its first step, in which it may compile and load
+    busy: float = 0.0  # seconds for which it will still be busy; 0 if it is not
+    what: Prose = ""  # why it is busy; else the key for which it waits
     rate: float = 0.0  # recent steps per second
-    away: bool = False  # it was disconnected from the store until a moment ago
-    waits: bool = False  # it waits for others in the round's shared store
-    waited: float = 0.0  # the seconds for which it has waited there
+    away: bool = False  # its node has just reconnected to the store
+    waits: bool = False  # it waits for a key in the round's shared store
+    waited: float = 0.0  # seconds so far
 
 
 class _Waiting:
-    """One wait of a member; a class, as each `get` of a shared store is one and a generator is far slower."""
+    """One wait of a member. Each `get` of a shared store makes one, so it is a class: far faster than a generator."""
 
     def __init__(self, beats: Beats, what: Callable[[], str]) -> None:
         self._beats = beats
@@ -60,16 +60,17 @@ class _Waiting:
 
 
 class Beats:
-    """The progress of one member in one round: written by its own thread, and read by its node's.
+    """The progress of one member in one round.
 
-    Each thread writes its own attributes, a whole tuple at once, so that the other never sees half of it.
+    The member's thread and its node's each write attributes of their own, a whole tuple at once, so that the other
+    never reads half a change.
 
     Attributes:
-        clock: Seconds on the member's clock, from any thread.
-        counts: True if there is a report to send: the member has made one, or must.
-        on_wait: Called at the begin of a wait in the round's store, in the waiting thread.
-        waits: The begin of each current wait there.
-        wait_is_watched: True if the node looks at the waits without a further `on_wait`, which is then not called.
+        clock: Returns seconds on the member's clock, in any thread.
+        counts: True if the member has reported anything, or is expected to.
+        on_wait: Called in the waiting thread when a wait in the round's store begins, unless `wait_is_watched`.
+        waits: When each current wait there began.
+        wait_is_watched: True if the node looks at `waits` anyway.
     """
 
     def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:
@@ -78,9 +79,9 @@ class Beats:
         self.clock: Callable[[], float] = clock
         self.counts: bool = expected
         self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, time, number of beats
-        self._busy: tuple[tuple[object, float, str], ...] = ()  # of each stretch: token, end, label
+        self._busy: tuple[tuple[object, float, str], ...] = ()  # token, end, label
         self._busy_ended = -math.inf
-        self._rated: tuple[int, float] | None = None  # at the last note: step, its begin
+        self._rated: tuple[int, float] | None = None  # the step of the last note, and when it began
         self._rate = 0.0
         self.waits: dict[_Waiting, float] = {}
         self.wait_is_watched: bool = False
@@ -91,7 +92,7 @@ class Beats:
         return self._last[0]
 
     def beat(self, step: SupportsIndex) -> int:
-        """Record that the member begins this step, and return it as a plain number; see `step_of`."""
+        """Record that the member begins this step; return it as an `int`, as `step_of` does."""
         before, step = self._last, step_of(step)
         if step != before[0]:
             self._last = (step, self.clock(), before[2] + 1)
@@ -99,7 +100,7 @@ class Beats:
         return step
 
     def be_busy(self, seconds: float, label: str) -> object:
-        """Record that the member is busy for at most `seconds`; return a token for `be_free`. Stretches may overlap."""
+        """Record that the member is busy for at most `seconds`; return a token for `be_free`. Calls may overlap."""
         token = object()
         stretch = (token, self.clock() + float(seconds), check_prose("label", label, most=LABEL_BYTES_MOST))
         self._busy = (*self._busy, stretch)
@@ -107,32 +108,32 @@ class Beats:
         return token
 
     def be_free(self, token: object) -> None:
-        """End one stretch; others may continue."""
+        """End one `be_busy`."""
         self._busy_ended = self.clock()
         self._busy = tuple(one for one in self._busy if one[0] is not token)
 
     @property
     def _busy_longest(self) -> tuple[float, str]:
-        """Return the end and the label of the stretch that ends last."""
+        """The end and the label of the `be_busy` that ends last."""
         return max(((until, label) for _, until, label in self._busy), default=(-math.inf, ""))
 
     @property
     def longest_wait(self) -> tuple[float, str] | None:
-        """The seconds of the member's longest wait in the round's shared store, and the key; None if it has none."""
+        """The member's longest wait in the round's shared store: seconds so far, and the key."""
         for wait, since in tuple(self.waits.items()):
             return self.clock() - since, wait.what()
         return None
 
     def waiting(self, what: Callable[[], str]) -> _Waiting:
-        """Mark the member as waiting for a key in the round's shared store, while in this context; `what` names it."""
+        """Mark the member as waiting in the round's shared store, inside this context; `what` returns the key."""
         return _Waiting(self, what)
 
     def finish(self) -> None:
-        """Record that the member has finished and begins no step any more: it is not judged."""
+        """Record that the member begins no further step, and is not judged any more."""
         self._number = FINISHED
 
     def quiet_since(self) -> float:
-        """The time, on this clock, of the member's last expected report."""
+        """Return since when, on `clock`, the member has begun no step without being busy."""
         return max(self._last[1], self._busy_ended, self._busy_longest[0])
 
     @property
@@ -142,11 +143,11 @@ class Beats:
 
     @property
     def first(self) -> bool:
-        """True if it is not beyond its first step."""
+        """True if the member is not beyond its first step."""
         return self._last[2] <= 1
 
     def note(self, *, away: bool) -> BeatNote:
-        """Return the note to send now; `away`: the node was disconnected from the store until a moment ago."""
+        """Return the note to send now; `away`: the node has just reconnected to the store."""
         now = self.clock()
         step, at, count = self._last
         busy_until, what = self._busy_longest

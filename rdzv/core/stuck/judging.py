@@ -1,17 +1,17 @@
-"""Pure: stuck members of a round: alive, and not progressing while others do.
+"""Pure: the judgement which members of a round are stuck: alive, but without progress while others make some.
 
-The coordinator looks at the notes of the members' keep-alives (`beats`). A member is stuck if it has begun no new step
-for `stall_timeout` (`first_step_timeout` up to its second step: it compiles and loads), and others progress: one is at
-a later step, or has begun one within half of that time, or all of them wait in the round's store and it does not. If no
-member progresses, none can be blamed; that is reported, and no member is dropped.
+The coordinator looks at the notes that come with keep-alives (`beats`). A member is stuck if two facts hold. First, it
+has begun no step for `stall_timeout` (before its second step `first_step_timeout`, as it compiles and loads). Second,
+others make progress: one is at a later step, or has begun a step within half of that time, or all of them wait in the
+round's store and this one does not. If no member makes progress, that is reported, and none is dropped.
 
-A member that waits for another in a collective progresses as little as that other. So no member is judged while
+A member that waits for another in a collective makes no progress either. So no member is judged while
 
-- a member has said that it is busy;
-- a member, or the store, is or was just disconnected: its lease judges that member;
+- a member is busy, as it said;
+- a member or the store is disconnected, or was a moment ago: a disconnected member is judged by its lease;
 
-and for `stall_timeout` after that. A note counts by its ages at the time of sending: a member's node sends one exactly
-when its member has been quiet for that long.
+and for `stall_timeout` after that. A member's age counts as it was when its note was sent: the node sends an extra note
+when its member has been without a step for just that long.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Heard", "StallRules", "Stalls", "Verdict"]
 
-FRESH_PART = 0.5  # of `stall_timeout`: a member that began a step within this part progresses
+FRESH_PART = 0.5  # of `stall_timeout`: a member that began a step within this part makes progress
 
 AWAY_AFTER = 1.0  # seconds by which a keep-alive may be late before its member counts as disconnected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallRules:
-    """A run's settings."""
+    """The settings of a run for `Stalls`."""
 
-    stall_timeout: float | None = None  # seconds without a step while others have one; None: no member is judged
-    first_step_timeout: float | None = None  # the same for the first step of a round
+    stall_timeout: float | None = None  # seconds without a step; None: no limit
+    first_step_timeout: float | None = None  # the same before a member's second step
     notes_every: float  # seconds between two keep-alives of a member
 
     @property
     def on(self) -> bool:
-        """True if members are judged."""
+        """True if there is any limit."""
         return self.stall_timeout is not None or self.first_step_timeout is not None
 
     def limit(self, *, first: bool) -> float:
-        """Return for how many seconds a member may be quiet."""
+        """Return for how many seconds a member may begin no step; infinity without a limit."""
         limit = self.first_step_timeout if first else self.stall_timeout
         return math.inf if limit is None else limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """The last note of a member, and its age in seconds."""
+    """The last note of a member; `ago`: seconds since it was received."""
 
     note: BeatNote
     ago: float
@@ -63,24 +63,24 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a look at all members."""
+    """The result of `Stalls.look`."""
 
     stuck: Mapping[str, str] = field(default_factory=dict)  # each stuck member, and why, in words
-    standstill: str = ""  # that no member progresses, in words; else empty
+    standstill: str = ""  # that no member makes progress, in words; else empty
 
 
 class Stalls:
-    """A coordinator's state between two looks."""
+    """A coordinator's judge of its members, which remembers when they were last excused."""
 
     def __init__(self, rules: StallRules) -> None:
         self._rules = rules
         self._round = -1
-        self._excused_at = -math.inf  # earlier times are not judged
+        self._excused_at = -math.inf  # time before this does not count
         self._looked_at = -math.inf
 
     def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:
-        """Judge the live members of a round by their last notes; looks are normally `every` seconds apart."""
-        late = now - self._looked_at > every + AWAY_AFTER  # the store was away, or this is the first look
+        """Judge the live members of a round by their last notes; to be called about `every` seconds."""
+        late = now - self._looked_at > every + AWAY_AFTER  # the store was disconnected, or this is the first look
         if round != self._round or late:
             self._round, self._excused_at = round, now
         self._looked_at = now
@@ -94,7 +94,7 @@ class Stalls:
             if self._get_on(one, others := [other for name, other in members.items() if name != node_id])
             and all(self._was_heard_since(one, other) for other in others)
         }
-        # Of the members behind, those that wait for others in the round's store do not delay the rest.
+        # If some of these wait in the round's store, the others are the cause.
         stuck = {node_id: why for node_id, why in stuck.items() if not quiet[node_id].note.waits} or stuck
         if quiet and len(quiet) == len(members) and not stuck:
             return Verdict(standstill=self._standstill(list(members.values())))
@@ -108,7 +108,7 @@ class Stalls:
         return one.note.age >= limit and now - one.ago - self._excused_at >= limit
 
     def _get_on(self, one: Heard, others: list[Heard]) -> bool:
-        """Return True if another member progresses while this one does not."""
+        """Return True if another member makes progress while this one does not."""
         if others and not one.note.waits and all(other.note.waits for other in others):
             return True
         step = -math.inf if one.note.step is None else one.note.step
@@ -119,7 +119,7 @@ class Stalls:
         )
 
     def _was_heard_since(self, one: Heard, other: Heard) -> bool:
-        """Return True if `other`'s note is from the time in which `one` was quiet; else `one` may wait for it."""
+        """Return True if `other`'s note is recent; else `other` may be in trouble already, and `one` wait for it."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
     def _standstill(self, members: list[Heard]) -> str:

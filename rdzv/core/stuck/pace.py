@@ -1,8 +1,8 @@
-"""Pure: slow or stuck members of a round, by their steps, and the words for the state of a run and a node.
+"""Pure: slow or stuck members of a round, by their steps, for displays.
 
-`rdzv status`, `rdzv top`, the metrics and the page share these words and rules. The rule for stuck members is the
-coordinator's (`rdzv.core.stuck.judging`) at half of its time, so that a member is shown before it is dropped. It takes
-one pass, as every display calls it again and again.
+`rdzv status`, `rdzv top`, the metrics and the page share these rules. The rule for stuck members is the coordinator's
+(`rdzv.core.stuck.judging`) at half of its time, so that a member is shown before it is dropped. It takes one pass, as
+displays call it often.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ NODE_STATES: Final = (
     *("lost", "never seen", "left", "unfit", "banned", "stuck", "accused", "slow", "draining"),
     *("waiting", "spare", "busy", "in the round"),
 )
-"""The most urgent first."""
+"""The states of a node in words, the most urgent first."""
 
-WELL_FROM: Final = NODE_STATES.index("waiting")  # from here on, an operator need do nothing
-SHOWN_PART: Final = 0.5  # of `stall_timeout`: a member is shown as stuck after this part; if it is unset, ...
-STUCK_AFTER: Final = 30.0  # ... after these seconds, ...
-STUCK_STEPS: Final = 10  # ... or the time of this many steps, if longer
-SLOW_PART: Final = 0.8  # of the median rate: a member below it is slow
-BEHIND: Final = 10.0  # also slow: a member behind by the steps that all make in these seconds ...
-BEHIND_STEPS: Final = 3  # ... and by more than these: notes of members in lock-step are of different times
+WELL_FROM: Final = NODE_STATES.index("waiting")  # this state and the later ones need no operator
+SHOWN_PART: Final = 0.5  # a member is stuck after this part of `stall_timeout`; if that is unset, ...
+STUCK_AFTER: Final = 30.0  # ... after these seconds, or ...
+STUCK_STEPS: Final = 10  # ... after the time of this many steps, if longer
+SLOW_PART: Final = 0.8  # a member with less than this part of the median rate is slow
+BEHIND: Final = 10.0  # so is a member that is behind by the median steps in these seconds ...
+BEHIND_STEPS: Final = 3  # ... and by more than these, as notes are of different times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOf:
-    """The progress of a member."""
+    """The progress of a member, for displays."""
 
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since then
-    report_age: float = 0.0  # seconds since its last report, which comes with a keep-alive
+    age: float  # seconds since it began
+    report_age: float = 0.0  # seconds since its last note was received
     rate: float  # recent steps per second
-    busy: str = ""  # the reason why it is busy, as it said; empty if it is not
-    waits: bool = False  # true if it waits for others in the store of its round
-    away: bool = False  # true if it was disconnected from the store until a moment ago
-    first: bool = False  # true if it is not beyond its first step: it may compile and load
+    busy: str = ""  # why it is busy, as it said; empty if it is not
+    waits: bool = False  # see `BeatNote`
+    away: bool = False  # see `BeatNote`
+    first: bool = False  # see `BeatNote`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The progress of a round's members."""
+    """The progress of a round's members together."""
 
     told: int = 0  # the number of members that report steps
-    step: int | None = None  # the newest step; None if no member has begun one
+    step: int | None = None  # the largest begun step; None if there is none
     age: float = 0.0  # seconds since the last member began a step
-    rate: float = 0.0  # the median rate, in steps per second; 0 if unknown
-    limit: float = STUCK_AFTER  # seconds without a step after which a member counts as stuck, if others progress
+    rate: float = 0.0  # the median, in steps per second; 0 if unknown
+    limit: float = STUCK_AFTER  # seconds without a step after which a member is stuck, if others make progress
     stuck: Mapping[str, str]  # the stuck members, and why, in words
     slow: Mapping[str, str]  # the slow members, and why, in words
-    stands: bool = False  # no member progresses: then none can be blamed
+    stands: bool = False  # no member makes progress, so none is stuck
 
 
 def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
-    """Return how the members progress, by the steps that they report."""
+    """Return the progress of a round's members, and which of them are stuck or slow."""
     begun = {node_id: one for node_id, one in steps.items() if one.step is not None}
     if not begun:
         return Pace(told=len(steps), stuck={}, slow={})
@@ -73,7 +73,7 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
     rates = [one.rate for one in begun.values() if one.rate > 0]
     rate = median_low(rates) if rates else 0.0
     limit = SHOWN_PART * stall_timeout if stall_timeout else max(STUCK_AFTER, STUCK_STEPS / rate if rate else 0.0)
-    # A member that waits for a busy or disconnected one progresses as little as that one.
+    # While one is busy or disconnected, the others may wait for it.
     excused = any(one.busy or one.away for one in steps.values())
     quiet = {} if excused else {name: one for name, one in begun.items() if one.age >= limit and not one.first}
     others_fresh = age < FRESH_PART * limit

@@ -1,11 +1,11 @@
-"""Pure: shared counters of a run's nodes, in one record of the run's store: its launchers, or its `rounds()`.
+"""Pure: counters that a run's launchers, or its `rounds()`, share in one record in the store.
 
-A restart counts for the run, whichever node's process failed: with counters per node, `--max-restarts 3` on a hundred
-nodes would allow three hundred. A round without progress counts once, too: it ended by a failure or a loss, no process
-wrote the checkpoint file in it, and none reported more than one step. Announced changes (newcomers, a drain, a resize)
-do not count.
+A restart counts for the run, whichever node's process failed: else `--max-restarts 3` on a hundred nodes would allow
+three hundred. A round without progress also counts once. It ended by a failure or a loss, no process wrote the
+checkpoint file in it, and none reported more than one step. Announced changes (newcomers, a drain, a resize) do not
+count.
 
-The record lasts as long as the run has nodes, and half a minute more.
+The record lasts for half a minute longer than the run has nodes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class Tally(Stored, kw_only=True):
 
     called = "the tally of the run"
 
-    restarts: int = 0  # failures of processes
-    fruitless: int = 0  # failed rounds in a row without a checkpoint or a finished step
-    round: int = -1  # the last counted round
+    restarts: int = 0
+    fruitless: int = 0  # rounds without progress, in a row
+    round: int = -1  # the last round that was counted
 
     @classmethod
     def of(cls, value: bytes) -> Tally:
-        """Unpack the key's value, empty if there is none. An unreadable one starts anew."""
+        """Unpack the key's value, empty if it is missing; an unreadable tally begins anew."""
         return (cls.unpack_at("tally", value) if value else None) or cls()
 
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:
-        """Return the tally after one node's part in a round is over.
+        """Return the tally after a round of one node has ended.
 
         Args:
-            round: Its number. Several nodes report the same round, which counts once.
+            round: Its number. It counts once, although several nodes report it.
             restart: A process of this node failed by itself.
             failed: The round ended by a failure or a loss.
             achieved: A process of this node wrote a checkpoint in it, or finished a step.
