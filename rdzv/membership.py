@@ -124,6 +124,7 @@ class Membership:
     arrival: int  # this node's arrival that it holds
     beats: Beats  # this member's steps
     node_id: str = ""
+    store_id: str | None = None  # of the store that the round is in; None for a backend without ids
     head: Head = field(default_factory=Head)  # the last head taken in; it changes no more once the membership is over
     over: str | None = None  # the reason for which the node is not in the round any more; None while it is
     over_at: float | None = None  # the time of that, on this node's clock

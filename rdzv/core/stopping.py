@@ -204,6 +204,11 @@ class StepGate:
             return self.begun is None and not self.for_newcomers  # all leave at once
         return self.begun is not None and self.begun >= self.stop
 
+    @property
+    def is_awaited(self) -> bool:
+        """Return True if the others wait for it in a step before the agreed one."""
+        return self.stop is not None and not self.has_stopped
+
     def finish(self) -> None:
         """Record the end of the body: the member begins no further step."""
         self.at_end = True

@@ -214,6 +214,9 @@ class Life:
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.others_have_gone:
+            if self.ending is None and self.gate.is_awaited:
+                # The error is of another round. The others wait in their step: a new arrival would count as stopped.
+                await in_node(self._leave())
             return Outcome.MEET_AGAIN
         self.phase = Phase.FAILED
         if await in_node(self._fails_first(failure)):
@@ -221,6 +224,11 @@ class Life:
             await in_node(self._await_news())
         self.blames_others = True in self._endings  # an ending that was noted meanwhile
         return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
+
+    async def _leave(self) -> bool:
+        with contextlib.suppress(RendezvousError):  # the store is away: the others lose this member by its lease
+            await self._node.loop.start(verbs.leave(self._node))
+        return True
 
     async def _give_up(self, verdict: GiveUp) -> bool:
         try:

@@ -212,6 +212,7 @@ class Handler(Known, RendezvousHandler):
         return None if check is None else functools.partial(examine_in, here, check)
 
     def _info(self, membership: Membership) -> RendezvousInfo:
+        self.shared_client.meet(membership.store_id)
         shared = shared_store(self.node, membership, self.shared_client)
         here = asyncio.get_running_loop()
 

@@ -165,8 +165,13 @@ class ClientAtFirstUse:
         self._open = open_client
         self._opened: AsyncExitStack | None = None  # ends the client
         self._client: Store | None = None
+        self._of_another_store = False  # the client is: a round has completed in a store that replaces its own
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop that the client lives in
         self._opening = asyncio.Lock()
+
+    def meet(self, store_id: str | None) -> None:
+        """Note the store of a new round: a client that knows another one is replaced at the next request."""
+        self._of_another_store = self._client is not None and self._client.store_id != store_id
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request, and return its response; raise RendezvousStateError in another event loop."""
@@ -176,7 +181,7 @@ class ClientAtFirstUse:
                 "asyncio.run_coroutine_threadsafe, or use rdzv.sync in a thread without a loop"
             )
         client = self._client
-        if client is None or client.failure is not None:
+        if client is None or not self._is_of_use(client):
             began = self.time()
             with anyio.move_on_after(timeout) as limit:
                 client = await self._connect()
@@ -187,9 +192,12 @@ class ClientAtFirstUse:
                 timeout = max(timeout - (self.time() - began), 0.001)
         return await client.call(request, timeout=timeout)
 
+    def _is_of_use(self, client: Store) -> bool:
+        return client.failure is None and not self._of_another_store
+
     async def _connect(self) -> Store:
         async with self._opening:  # of several concurrent first callers, one connects
-            if self._client is not None and self._client.failure is not None:
+            if self._client is not None and not self._is_of_use(self._client):
                 await self._close()
             if self._client is None:
                 self._loop, self._opened = asyncio.get_running_loop(), AsyncExitStack()
@@ -213,6 +221,7 @@ class ClientAtFirstUse:
 
     async def _close(self) -> None:
         self._client = self._loop = None
+        self._of_another_store = False
         opened, self._opened = self._opened, None
         if opened is not None:
             with anyio.CancelScope(shield=True):

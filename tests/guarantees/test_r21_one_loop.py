@@ -221,6 +221,38 @@ async def test_r21_a_newcomer_comes_in_at_a_step_and_no_step_is_lost_or_begun_tw
         assert c.rounds[0].previous is None
 
 
+async def test_r21_a_body_that_ends_before_the_agreed_step_by_an_earlier_rounds_store_holds_nobody_up() -> None:
+    """Its node met again at once, which the others took for agreed: they waited for it in the step before, for ever."""
+    async with a_run() as run:
+        rounds: dict[str, list[Round]] = {name: [] for name in ("late", "a", "b", "c")}
+
+        async def train(name: str) -> None:
+            async for round in rounds_of(run.handler(name)):
+                rounds[name].append(round)
+                async with round:
+                    step = 0 if round.newest is None else round.newest[1] + 1
+                    while True:
+                        await round.check(step)
+                        await asyncio.sleep(STEP)
+                        if name == "late" and round.number == 1 and round.gate.decided:
+                            await rounds["late"][0].store.get("of an earlier round")
+                        if await round.store.add(f"step/{step}", 1) == round.world_size:
+                            await round.store.set(f"step/{step}/all", b"")
+                        await round.store.wait([f"step/{step}/all"])
+                        step += 1
+
+        def are(*names: str) -> bool:
+            return all(rounds[name] and rounds[name][-1].world_size == len(names) for name in names)
+
+        run.start(train("late")), run.start(train("a"))
+        await until(lambda: are("late", "a"))
+        run.start(train("b"))
+        await until(lambda: are("late", "a", "b"))
+        await asyncio.sleep(10.5 * STEP)
+        run.start(train("c"))
+        await until(lambda: are("late", "a", "b", "c"), within=10)
+
+
 async def test_r21_a_check_with_nothing_pending_costs_no_message() -> None:
     async with a_run() as run:
         handler = run.handler("a")

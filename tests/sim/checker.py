@@ -75,7 +75,7 @@ class Checker:
     ) -> None:
         self.world, self.keys, self.rules, self.grain, self.promptly = world, keys, rules, grain, promptly
         self.records: dict[str, NodeRecord] = {}
-        self.rounds: dict[int, Committed] = {}
+        self.rounds: dict[int, Committed] = {}  # by revision: rounds of two stores may have one number
         self.last: Committed | None = None
         self.closed = self.was_closed = False  # in this store, and in this or an earlier one
         self.lost: Committed | None = None  # the last round of a store that was lost
@@ -134,7 +134,7 @@ class Checker:
 
     def learned(self, node_id: str, round: Round, rank: int, arrival: int) -> None:
         """Check the round that a node believes to be in."""
-        committed = self.rounds.get(round.number)
+        committed = self.rounds.get(round.revision)
         self.require(committed is not None, f"{node_id} is in round {round.number}, which never was")
         assert committed is not None
         self.require(committed.round == round, f"{node_id} knows another round {round.number}: {round}")
@@ -147,7 +147,7 @@ class Checker:
         """Check the outcome of a fenced write, as its writer saw it."""
         if not refused:
             self.fenced_writes += 1
-            self.require(round.number in self.rounds and arrival > 0, f"{node_id} wrote to no round")
+            self.require(round.revision in self.rounds and arrival > 0, f"{node_id} wrote to no round")
 
     def overdue(self) -> None:
         """Check that a round completed in time if it could, unless there was a fault."""
@@ -267,7 +267,7 @@ class Checker:
             kept = [before[member.node_id] for member in members if member.node_id in before]
             require(kept == sorted(kept), f"survivors changed their order from {before} to {members}")
         self._last_call_was_kept(round)
-        self.last = self.rounds[round.number] = Committed(
+        self.last = self.rounds[round.revision] = Committed(
             round=round,
             ranks={member.node_id: member.rank for member in members},
             arrivals={member.node_id: member.arrival for member in members},

@@ -152,7 +152,7 @@ class FullStory(Story):
         membership = info._membership
         self.say(f"{node.name} is in round {info.round}, rank {info.rank} of {info.world_size}")
         self.checker.learned(node.name, membership.round, info.rank, membership.arrival)
-        committed = self.checker.rounds[info.round]
+        committed = self.checker.rounds[membership.round.revision]
         self.truth.require(
             (info.world_size, info.bootstrap_address)
             == (len(committed.ranks), (committed.round.host, committed.round.port)),
@@ -161,7 +161,7 @@ class FullStory(Story):
 
     def check_roster(self, info: RendezvousInfo, roster: list[Participant]) -> None:
         """Check the participants that a node has read (R3)."""
-        ranks = self.checker.rounds[info.round].ranks
+        ranks = self.checker.rounds[info._membership.round.revision].ranks
         self.truth.require({one.node_id: one.rank for one in roster} == ranks, f"{roster} are not {ranks} (R3)")
 
     def _look(self) -> None:

@@ -68,7 +68,8 @@ def test_the_checker_accepts_a_correct_round() -> None:
     books.arrive("a")
     books.arrive("b")
     books.complete("a", "b")
-    assert books.checker.rounds[0].ranks == {"a": 0, "b": 1}
+    (committed,) = books.checker.rounds.values()
+    assert committed.ranks == {"a": 0, "b": 1}
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ def test_the_checker_refuses_a_node_with_another_rank() -> None:
     books.arrive("a")
     books.arrive("b")
     books.complete("a", "b")
-    committed = books.checker.rounds[0]
+    (committed,) = books.checker.rounds.values()
     books.checker.learned("a", committed.round, 0, committed.arrivals["a"])
     with pytest.raises(Violation, match="a has rank 1"):
         books.checker.learned("a", committed.round, 1, committed.arrivals["a"])

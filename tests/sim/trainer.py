@@ -149,7 +149,7 @@ class Trainer(Node):
                     story.say(f"{self.name} hears {change}")
                     if membership is None or membership.over is not None:
                         continue
-                    members = story.checker.rounds[membership.round.number].ranks
+                    members = story.checker.rounds[membership.round.revision].ranks
                     if isinstance(change, Draining):
                         story.truth.require(
                             set(change.node_ids) <= members.keys(),

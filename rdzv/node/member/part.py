@@ -198,6 +198,7 @@ class Part:
             rank=rank,
             arrival=me.arrival,
             node_id=self.node_id,
+            store_id=link.store.store_id,
             beats=Beats(round.number, time, expected=self.progress is not None),
         )
         membership.beats.on_wait = self._look_soon

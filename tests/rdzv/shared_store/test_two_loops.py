@@ -1,4 +1,4 @@
-"""A round's store belongs to the event loop that used it first; use from another loop is an error."""
+"""The client of a round's store: it belongs to the event loop that used it first, and to the store of the round."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ import threading
 
 import pytest
 
+import store
+import store.sync
 from rdzv.errors import RendezvousStateError, RoundSupersededError
+from rdzv.shared_store.store import ClientAtFirstUse
+from store.messages import Get, Put
 from tests.support.runs import real_run
 
 
@@ -38,3 +42,23 @@ async def test_a_handler_whose_store_was_used_can_be_closed_from_another_event_l
             await asyncio.to_thread(asyncio.run, asyncio.wait_for(handler.aclose(), 15))
         with pytest.raises(RoundSupersededError):
             await info.store.get("k")
+
+
+async def test_a_round_in_a_store_that_replaces_another_begins_with_a_client_that_knows_the_present_one() -> None:
+    """Regression: the first call of the new round's body raised RoundSupersededError, since the client of the rounds
+    before had not heard of the replacement yet. The body ended, and all met once more, or waited for it for ever.
+    """
+    with store.sync.serve() as server:
+        client = ClientAtFirstUse(lambda: store.connect(server.url))
+        await client.call(Put("k", b"before"))
+    # Nothing is awaited from here to the call: the client cannot hear of the replacement.
+    with store.sync.serve(port=server.port) as present:
+        client.meet(present.store_id)
+        missing = await client.call(Get("k"), timeout=20)
+        assert missing.entry is None
+        await client.call(Put("k", b"now"))
+        client.meet(present.store_id)
+        found = await client.call(Get("k"))
+        assert found.entry is not None
+        assert found.entry.value == b"now"
+        await client.aclose()
