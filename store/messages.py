@@ -582,8 +582,12 @@ TAKE_AWAY = (Get, Delete, DeletePrefix, DeleteOlder, Revoke)  # operations that 
 
 
 def mutates(request: Request[Any]) -> bool:
-    """Return whether a request changes the store; a guarded request counts as its inner one."""
-    return type(request) in MUTATIONS or (type(request) is Guarded and type(request.request) in MUTATIONS)
+    """Return whether a request changes the store; a guarded one counts as its inner one, a transaction as its steps."""
+    if type(request) is Guarded:
+        request = request.request
+    if type(request) is Transact:
+        return any(type(operation) is not Get for operation in (*request.then, *request.otherwise))
+    return type(request) in MUTATIONS
 
 
 def operations_of(request: Request[Any]) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -24,7 +25,7 @@ from tests.sim.full_node import Node
 from tests.support.runs import rounds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from rdzv.loop.rounds import Round
     from tests.sim.training_story import TrainingStory
@@ -64,15 +65,15 @@ class Trainer(Node):
     def leave(self, within: float = 30.0) -> None:
         """Announce that it leaves."""
         self.to_leave = True
-        self.ask(self.handler.drain(within=within))
+        self.ask(partial(self.handler.drain, within=within))
 
-    def ask(self, work: Coroutine[Any, Any, object]) -> None:
-        """Run a coroutine in its process."""
+    def ask(self, call: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Make a call in its process, which may die before it begins."""
 
         async def see_to_it() -> None:
             # it is disconnected, or in no round any more, or the run is closed
             with contextlib.suppress(RendezvousError):
-                await work
+                await call()
 
         self.process.host.start(see_to_it())
 

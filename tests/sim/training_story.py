@@ -19,6 +19,7 @@ that are missing there (R21, R22, R23):
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from rdzv.config.resizing import sizes_of
@@ -386,7 +387,7 @@ class TrainingTroubles(FullTroubles):
                 most = live - rules.unit
             self._story.say(f"the run is resized to {most}")
             node = self._rng.choice(at_work)
-            node.ask(node.handler.resize(max_nodes=most))
+            node.ask(partial(node.handler.resize, max_nodes=most))
 
     def _fail(self) -> None:
         """Let a member raise an error of its own in its next step."""
@@ -429,7 +430,7 @@ class TrainingTroubles(FullTroubles):
         self._story.disturbed(f"rank {accused} of round {number} is accused", lasting=2.0)
         for node in by[:BOTH_ACCUSE]:
             assert node.inside is not None
-            node.ask(node.inside.accuse(accused, "it does not answer"))
+            node.ask(partial(node.inside.accuse, accused, "it does not answer"))
         if self._rng.random() < 0.7:
             self.fuse = Fuse(self._rng.randrange(2), _expels, lambda who: self._strike(who, "kill", 3.0))
 

@@ -77,6 +77,7 @@ class Link:
         # directory comes back with its data, and an unreachable host proves nothing.
         self.gives_up_after: float = math.inf
         self.was_told: bool = False  # True once this node has told the store what it knows of a store before
+        self.has_arrived: bool = False  # True once the store has taken its arrival: it has the run's settings then
         self._keys = keys
         self._closed_ttl = closed_ttl
         self._rng = rng

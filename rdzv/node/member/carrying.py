@@ -25,6 +25,8 @@ def learn(part: Part, link: Link) -> None:
     """Keep what this node knows of the run in the store of this link, which is lost, unless it knows better."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
+    if settings and head.lost_store is not None and not link.has_arrived:
+        settings = head.lost_store.settings  # the run's; this node has only its own so far
     if settings and resized is not None:  # members take it when they arrive
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)

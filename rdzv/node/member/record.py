@@ -98,6 +98,7 @@ class Recording:
             if not result.succeeded:
                 expected = await self._after_refusal(me, result, is_newcomer=not expected)
                 continue
+            link.has_arrived = True
             if not lease.kept:
                 lease.keep(sent_at=sent_at, on_lapse=partial(part.lease_lost, lease), note=part.note)
             if run is not None:

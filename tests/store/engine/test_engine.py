@@ -175,7 +175,7 @@ def test_kept_replies_count_the_values_that_they_hold() -> None:
     assert not desk.ask(lost, request_id=2, acknowledged=0).succeeded
     assert desk.ask(lost, request_id=3, acknowledged=0).kind is LIMIT
     assert not desk.ask(lost, request_id=3, acknowledged=2).succeeded
-    read = Transact(when=(), then=(Get("a"), Get("b")))
+    read = Transact(when=(), then=(Get("a"), Get("b"), Delete("c")))
     assert desk.ask(read, request_id=4, acknowledged=3).succeeded
     assert desk.ask(read, request_id=5, acknowledged=3).kind is LIMIT
 

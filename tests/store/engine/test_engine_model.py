@@ -475,6 +475,10 @@ def test_a_store_that_cannot_write_now_says_why_and_can_be_read() -> None:
     assert refused.kind is LIMIT
     assert "the disk is full; reading goes on" in refused.message
     assert desk.ask(Get("a")).entry.value == b"1"
+    present = Condition(key="a", target=Target.MOD_REVISION, expected=1)
+    reading = desk.ask(Transact(when=(present,), then=(Get("a"),), otherwise=(Get("b"),)))
+    assert reading.results[0].value == b"1", "a transaction that only reads, as of a round's store, is reading"
+    assert desk.fails(Transact(when=(present,), then=(Get("a"),), otherwise=(Delete("b"),))).kind is LIMIT
     desk.engine.read_only = None
     assert desk.ask(Put("a", b"2"), request_id=desk.last_id[1]) == Written(revision=2)  # it may be tried again
 

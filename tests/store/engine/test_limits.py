@@ -203,7 +203,7 @@ def test_unread_replies_of_other_clients_do_not_block_a_client() -> None:
     "large",
     [
         Transact(when=(), then=(Put("b", b""), Get("large"))),
-        Transact(when=(when.missing("x"),), then=(), otherwise=(Get("large"),)),
+        Transact(when=(when.missing("x"),), then=(Delete("b"),), otherwise=(Get("large"),)),
         Transact(when=(), then=(Append("a", bytes(100_000)), Get("a"))),
         CompareAndSet(key="large", value=b"", expected_revision=77),
         CompareAndSet(key="new", value=bytes(100_000), expected_revision=0),
@@ -217,7 +217,7 @@ def test_many_clients_that_each_keep_one_large_reply_meet_the_limit_of_all_repli
     """
     desk = Desk(replies_bytes_max=10_000)
     desk.ask(Put("large", bytes(100_000)), peer=1)
-    desk.ask(Transact(when=(), then=(Get("large"),)), peer=1, acknowledged=0)
+    desk.ask(Transact(when=(), then=(Get("large"), Delete("b"))), peer=1, acknowledged=0)
     for peer in range(2, 10):
         refused = desk.ask(large, peer=peer, acknowledged=0)
         assert refused.kind is FailureKind.LIMIT
