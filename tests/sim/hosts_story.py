@@ -53,6 +53,7 @@ class HostsStory(TrainingStory):
         super().__init__(seed, seams, trace)
         self.settings["store_gone_timeout"] = STORE_BACK_WITHIN
         self.stores: dict[str, int] = {}  # by id, the order of the stores that have had a change
+        self.anew = 0  # the store in which fresh nodes have begun the run anew, as the docs say that they can
         self.store_of: dict[int, str] = {}  # by the revision of a round
         self.last_in: dict[Node, int] = {}  # the number of the last round that a process has joined
         self.refused_at: dict[Node, float] = {}
@@ -88,13 +89,15 @@ class HostsStory(TrainingStory):
         self.store_of[last.round.revision] = self.cosmos.store.store_id
         knowing = [node for node in self._at(last) if self._knows(node)]
         if not knowing:
+            if before is None:
+                self.anew = self.stores[self.cosmos.store.store_id]
             return  # fresh nodes only: the run begins anew for them
         for node in FullStory.alive(self):
             membership = node.node.membership
             if membership is not None and self._is_at_work(node):
                 where = self.store_of[membership.round.revision]
                 self.truth.require(
-                    where == self.cosmos.store.store_id,
+                    where == self.cosmos.store.store_id or self.stores[where] < self.anew,
                     f"round {last.round.number} has begun, and {node.name} may be at work in round "
                     f"{membership.round.number} of {where} (R2)",
                 )

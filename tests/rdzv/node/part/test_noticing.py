@@ -56,7 +56,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     async def transact(*, when: Any, then: Any) -> None:  # noqa: ARG001
         answers.extend(Begun.unpack(put.value) for put in then)
 
-    store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact)
+    store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact, store_id="it")
     follower = SimpleNamespace(
         head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, has_attributes=set
     )
