@@ -583,18 +583,16 @@ TAKE_AWAY = (Get, Delete, DeletePrefix, DeleteOlder, Revoke)  # operations that 
 
 def mutates(request: Request[Any]) -> bool:
     """Return whether a request changes the store; a guarded one counts as its inner one, a transaction as its steps."""
-    if type(request) is Guarded:
-        request = request.request
-    if type(request) is Transact:
-        return any(type(operation) is not Get for operation in (*request.then, *request.otherwise))
-    return type(request) in MUTATIONS
+    inner = request.request if type(request) is Guarded else request
+    if type(inner) is Transact:
+        return any(type(operation) is not Get for operation in operations_of(inner))
+    return type(inner) in MUTATIONS
 
 
 def operations_of(request: Request[Any]) -> tuple[Any, ...]:
     """Return the operations of a transaction, of both branches, or any other request alone; without its guard."""
-    if type(request) is Guarded:
-        request = request.request
-    return (*request.then, *request.otherwise) if type(request) is Transact else (request,)
+    inner = request.request if type(request) is Guarded else request
+    return (*inner.then, *inner.otherwise) if type(inner) is Transact else (inner,)
 
 
 def waits(request: Request[Any]) -> bool:
