@@ -39,7 +39,7 @@ LATER = {
         ),
     ],
     "store/messages.py": [
-        ("    lease: int | None = None\n\n\nEventKind", "    lease: int | None = None\n    author: str = \"me\"\n\n\nEventKind"),
+        ("    lease: int | None = None\n\n    @prop", "    lease: int | None = None\n    author: str = \"me\"\n\n    @prop"),
         ("    expected: int | bytes | bool\n", "    expected: int | bytes | bool\n    why: str = \"\"\n"),
         ("    ttl: float | None = None\n    lease: int | None = None\n", "    ttl: float | None = None\n    lease: int | None = None\n    note: str = \"\"\n"),
         ('    """The request was carried out."""\n', '    """The request was carried out."""\n\n    mood: str = "fine"\n'),
