@@ -214,7 +214,7 @@ class Life:
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.others_have_gone:
-            if self.ending is None and self.gate.is_awaited:
+            if self.ending is None and self._membership.gate.is_awaited:
                 # The error is of another round. The others wait in their step: a new arrival would count as stopped.
                 await in_node(self._leave())
             return Outcome.MEET_AGAIN
