@@ -406,9 +406,6 @@ class Lease:
         return (await self._store.call(TimeToLive(lease=self.id), timeout=timeout)).remaining
 
 
-# ------------------------------------------------------------------------------------------------ for those who block
-
-
 def finished(work: Awaitable[T]) -> T:
     """Run an awaitable that never waits, and return its result."""
     try:

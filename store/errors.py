@@ -1,19 +1,4 @@
-"""The errors of a store, by whose fault they are.
-
-StoreError
-├── ConnectionLost          the network or the server went away; `maybe_applied`: the request may have taken effect
-│   └── StoreReplaced       another, emptier store answers at the old address
-├── StoreTimeoutError       the answer did not come in the time the caller gave
-├── ProtocolError           the peer's bytes make no sense
-├── AuthenticationError     one side could not prove that it knows the token, or TLS refused
-├── LimitExceeded           a value, key, watch or frame is larger than the store takes
-├── LeaseNotFound           the lease has lapsed or was revoked
-├── ConditionFailed         a write given with `when=` found its conditions not to hold
-├── Unsupported             the server is of an older release, and does not know this request
-├── WatchCompacted          the history a watch asked for is gone (only without `snapshot`)
-├── UsedAfterFork           a client was inherited over `fork()`
-└── StoreUsageError         the caller's arguments make no sense (also a `ValueError`)
-"""
+"""The errors of a store, by whose fault they are."""
 
 from __future__ import annotations
 
@@ -29,7 +14,7 @@ class StoreError(Exception):
 
 
 class ConnectionLost(StoreError):
-    """The connection broke before the answer."""
+    """The connection broke before the answer: the network or the server went away."""
 
     # The default is for a copy of the error: pickle calls this with the message only, and sets the attribute after it.
     def __init__(self, message: str, *, maybe_applied: bool = True) -> None:
@@ -54,7 +39,7 @@ class ProtocolError(StoreError):
 
 
 class AuthenticationError(StoreError):
-    """Client or server could not prove its identity."""
+    """Client or server could not prove that it knows the token, or TLS refused."""
 
 
 class LimitExceeded(StoreError):

@@ -80,9 +80,6 @@ def shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-# ---------------------------------------------------------------------------------------------- what a type takes
-
-
 class _Kind:
     """The values that a field of one type accepts: `read` converts them or raises, `plain` types need none."""
 
@@ -348,9 +345,6 @@ class _Shape:
     def _cannot_have(self, name: str, value: Any) -> Unfit:
         given = f"[{', '.join(map(shown, value[:4]))}]" if isinstance(value, _ARRAYS) else shown(value)
         return Unfit(f"{self._record.__name__} cannot have {name}={given}")
-
-
-# ---------------------------------------------------------------------------------------------------- the records
 
 
 @dataclass_transform(frozen_default=True)

@@ -128,17 +128,6 @@ def _is_closed(sock: socket.socket) -> bool:
     return bool(looking.poll(0))
 
 
-def _connected(shared: Shared, until: float, check: Callable[[], None]) -> socket.socket:
-    try:
-        sock = connected(shared.addresses, until, check)
-    except OSError as error:
-        if not raised_by_handler(error):
-            shared.cuts.attempted(error)
-        raise
-    shared.cuts.attempted(None)
-    return sock
-
-
 class Channel:
     """One socket and its conversation, used by one thread at a time.
 
@@ -245,13 +234,17 @@ class Channel:
             renewed = self._shared.renew()
             self._shared.tls = self._shared.tls and (renewed or self._shared.tls)
         try:
-            sock = _connected(self._shared, min(began + self._patience.attempt(), deadline), check)
-        except TimeoutError as error:
-            if time.monotonic() < deadline or raised_by_handler(error):
+            sock = connected(addresses, min(began + self._patience.attempt(), deadline), check)
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
+            self._shared.cuts.attempted(error)
+            if not isinstance(error, TimeoutError) or time.monotonic() < deadline:
                 raise
             if self._problem == dialing.NEVER_ANSWERED:  # else the earlier problem says more
                 self._problem = dialing.describe(TimeoutError())
             raise _Expired from None
+        self._shared.cuts.attempted(None)
         self._patience.connected(time.monotonic() - began)
         try:
             prepare(sock)

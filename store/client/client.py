@@ -257,8 +257,6 @@ class Client(Reconnecting):
             self._link.transport.close()
         self.tell(False)
 
-    # ------------------------------------------------------------------------------------------ the connection
-
     def _take_welcome(self, welcome: Welcome) -> None:
         self.limits: dict[str, Any] = dict(welcome.limits)
         self.durable: bool = welcome.durable
@@ -311,8 +309,6 @@ class Client(Reconnecting):
             self.watches[request_id].opened(response.revision)
         error = error_of(response)
         item.settle(error if error is not None else response)
-
-    # ------------------------------------------------------------------------------------------ bytes out
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request and return its response; see `Store.call`."""

@@ -65,8 +65,6 @@ class Link(asyncio.Protocol):
         self._look_due = 0.0  # ... at this time; uvloop's handles do not tell that of a due timer
         self._looks_soon = False
 
-    # ------------------------------------------------------------------------------------------ bytes
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the connected transport."""
         self.transport = cast("asyncio.Transport", transport)
@@ -108,8 +106,6 @@ class Link(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Write again."""
         self._owner.may_write(self, writable=True)
-
-    # ------------------------------------------------------------------------------------------ its end
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end of the connection."""
@@ -166,8 +162,6 @@ class Link(asyncio.Protocol):
             return None
         ours, theirs = (self.transport.get_extra_info(which) for which in ("sockname", "peername"))
         return (ours[0], theirs[0]) if ours and theirs else None
-
-    # ------------------------------------------------------------------------------------------ its pulse
 
     def expect_answer(self) -> None:
         """Note a request: silence counts from now on."""

@@ -58,9 +58,6 @@ def in_words(error: OSError) -> str:
     return f"{error.strerror or error}" + (f" ({remedy})" if remedy else "")
 
 
-# --------------------------------------------------------------------------------------------------------- the lock
-
-
 def take_lock(directory: Path) -> IO[str]:
     """Lock a directory, created if missing, while the file is open, or raise `StoreUsageError`."""
     try:
@@ -176,9 +173,6 @@ def warn_if_open_to_others(directory: Path) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------------- the mark
-
-
 class Mark:
     """The file that names the last durable group.
 
@@ -232,9 +226,6 @@ class Mark:
             with contextlib.suppress(OSError):
                 os.fsync(number)
             os.close(number)
-
-
-# ------------------------------------------------------------------------------------------------------ the reserve
 
 
 class Reserve:

@@ -65,9 +65,6 @@ def seal(*fields: Any) -> tuple[Any, ...]:
     return (*fields, checksum)
 
 
-# ---------------------------------------------------------------------------------------------------------- writing
-
-
 def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) -> None:
     """Write a group, in order, as number `number`, in the transaction under way. The last fact about a thing counts."""
     changed: dict[str, Event] = {}
@@ -185,9 +182,6 @@ def refusal_of(facts: Facts, why: str) -> Facts:
     answer = Failed(kind=FailureKind.LIMIT, message=message)
     replies = [replace(reply, response=answer) for reply in facts.replies]
     return Facts(sessions=dict(facts.sessions), last_session=facts.last_session, replies=replies)
-
-
-# ---------------------------------------------------------------------------------------------------------- reading
 
 
 def last_group(database: sqlite3.Connection) -> tuple[str, int]:

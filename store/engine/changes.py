@@ -106,8 +106,6 @@ class Changes:
             if lease.anonymous and not lease.keys:
                 self._end_lease(lease)
 
-    # -------------------------------------------------------------------------------------- leases
-
     def grant(self, asked: Grant, *, peer: int | None = None, anonymous: bool = False) -> LeaseRecord:
         """Grant a lease, with the requested id if there is one."""
         terms = SavedLease(

@@ -154,8 +154,6 @@ class Engine:
         self._changes.facts = Facts()
         return facts
 
-    # --------------------------------------------------------------------------------------- connections
-
     def connect(
         self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
     ) -> tuple[int, int | None] | None:
@@ -205,8 +203,6 @@ class Engine:
     def end_watch(self, peer: int, watch_id: int) -> bool:
         """Drop a watch whose reader is too slow; return False if it was closed already."""
         return self._watches.remove(peer, watch_id)
-
-    # ------------------------------------------------------------------------------------------ requests
 
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
         """Carry out one request of a connection that has said hello, at `now` on the server's monotonic clock.
@@ -353,8 +349,6 @@ class Engine:
             "requests": self._requests,
         }
 
-    # -------------------------------------------------------------------------------------- making a change
-
     def _announce(self) -> None:
         if not self._changes.made:
             return
@@ -384,8 +378,6 @@ class Engine:
                 return
         self.postponed.add([standing.pop(key) for standing, key in stirred], self.revision)
         self.has_chores = True
-
-    # -------------------------------------------------------------------------------------- what is left for later
 
     def do_chore(self) -> tuple[Delivery | Answer | Overtaken, ...]:
         """Do some postponed work: answer waits, oldest change first, or clean up after closed peers."""

@@ -130,8 +130,6 @@ class Client(interface.Store):
         self._way: Way | None = None
         self._made_in = process_id()
 
-    # ------------------------------------------------------------------------------------------ life
-
     async def __aenter__(self) -> Self:
         await self.open()
         try:
@@ -228,8 +226,6 @@ class Client(interface.Store):
             raise type(self._failed)(str(self._failed), maybe_applied=doubt.any)
         raise unsent(self._failed)
 
-    # ------------------------------------------------------------------------------------------ requests
-
     async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
         """Make one request and return its response; see `Store.call`."""
         limit = time_limit(timeout, None if messages.waits(request) else self.timeout)
@@ -282,8 +278,6 @@ class Client(interface.Store):
             case _:
                 return await Writing(self._reads, self._receipts, request, guard, deadline, doubt).done()
 
-    # ------------------------------------------------------------------------------------------ waits
-
     async def _wait(
         self, keys: Sequence[str], guard: tuple[messages.Condition, ...], deadline: float
     ) -> messages.Listing:
@@ -322,8 +316,6 @@ class Client(interface.Store):
             await self.members.stream_failed(stream, failure)
         finally:
             stream.close()
-
-    # ------------------------------------------------------------------------------------------ watches
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`. Each watch has a stream of its own."""

@@ -32,8 +32,6 @@ DEFAULT_PORT: Final = 2379
 OPERATIONS_MAX: Final = 126
 """etcd takes 128 (`--max-txn-ops`), nested ones included; one is the receipt's condition, one its write."""
 
-# ---------------------------------------------------------------------------------------------------- where it is
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
@@ -73,9 +71,6 @@ class Cluster:
                 raise StoreUsageError(f"{url!r} names no host; write etcd://HOST:{DEFAULT_PORT}")
             hosts.append((parts.hostname, port))
         return cls(hosts=tuple(hosts), secure=scheme == "etcds")
-
-
-# ---------------------------------------------------------------------------------------------------- keys
 
 
 def _end(prefix: bytes) -> bytes:
@@ -125,9 +120,6 @@ def entry_in(response: pb.RangeResponse) -> Entry | None:
     return entry_of(response.kvs[0]) if response.kvs else None
 
 
-# ---------------------------------------------------------------------------------------------------- watches
-
-
 def watch_requests(keys: Iterable[str | Span], *, start_revision: int) -> list[Fields]:
     """Return the requests for watches that are opened together; the sender numbers them."""
     return [range_of(key, start_revision=start_revision, progress_notify=True) for key in keys]
@@ -158,9 +150,6 @@ def _event(change: pb.Event) -> Event:
     return entry_of(kv).event
 
 
-# ---------------------------------------------------------------------------------------------------- conditions
-
-
 def look_at(condition: Condition) -> Fields:
     """Return the read that decides a condition; with the value only if needed."""
     return range_of(condition.key, keys_only=condition.target not in (Target.VALUE, Target.VALUE_IF_ANY))
@@ -185,9 +174,6 @@ def compare(condition: Condition) -> Fields:
 def broken(conditions: Sequence[Condition]) -> ConditionFailed:
     """Return the error for conditions one of which does not hold."""
     return ConditionFailed(" or ".join(condition.broken for condition in conditions[:4]))
-
-
-# ---------------------------------------------------------------------------------------------------- refusals
 
 
 TOO_MANY: Final = (

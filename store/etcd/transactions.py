@@ -183,9 +183,6 @@ def _revision_is(key: str, revision: int) -> Condition:
     return Condition(key=key, target=Target.MOD_REVISION, expected=revision)
 
 
-# ---------------------------------------------------------------------------------- what is to be done
-
-
 def decided(write: Write, known: Known | None) -> Plan:
     """Return the plan of a write, by the result of `write.looks()`; without one, for the expected case.
 
@@ -250,9 +247,6 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
         sums=sums,
         assumed=frozenset(assumed),
     )
-
-
-# ---------------------------------------------------------------------------------- in etcd's words
 
 
 def transaction(plan: Plan, receipt: Receipt | None, looks: Iterable[Fields], *, hidden: str) -> Fields:

@@ -229,8 +229,6 @@ class ClientConnection:
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
         self.limits: dict[str, float] = {}  # the server's, by name, from the last welcome
 
-    # ------------------------------------------------------------------------------------------ connecting
-
     def connected(self, *, nonce: bytes) -> None:
         """Start a connection; `nonce` is 16 fresh random bytes. The server speaks first."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
@@ -387,8 +385,6 @@ class ClientConnection:
         self._reader.bytes_max = wire.RESPONSE_BYTES_MAX
         self.welcomed = welcome
         return welcome
-
-    # ------------------------------------------------------------------------------------------ requests
 
     def ask(self, request: Request[Any], waiter: Any) -> InFlight:
         """Number a request and keep it until it is answered."""

@@ -175,8 +175,6 @@ class Server:
         """Call back after each request: its kind, "ok" or the error, and its seconds."""
         self._conversations.on_request = callback
 
-    # ------------------------------------------------------------------------------------------ time
-
     def begin(self) -> None:
         """Start the journal and the lapse of leases, until `leave`."""
         self.way_out.open(asyncio.get_running_loop())
@@ -233,8 +231,6 @@ class Server:
         for line in self._limit_warnings.look(self.figures(), self._engine.groups):
             log.warning("store %s: %s", self.store_id, line)
 
-    # ------------------------------------------------------------------------------------------ leaving
-
     async def leave(self) -> None:
         """Send goodbyes and last frames, and close every connection within `LEAVE_WITHIN` seconds."""
         self._handshakes.leaving = True
@@ -270,9 +266,6 @@ class Server:
     def on_failure(self, callback: Callable[[], None]) -> None:
         """Call back when the server fails; leaving its context then raises the error."""
         self._on_failure.append(callback)
-
-
-# ---------------------------------------------------------------------------------------------------- starting one
 
 
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:

@@ -86,8 +86,6 @@ class Connection:
         self._watches: WatchStream | None = None
         self._reading: set[asyncio.Task[None]] = set()  # of streams; awaited in `close`
 
-    # ------------------------------------------------------------------------------------------ requests
-
     async def ask(self, method: str, fields: Fields, *, token: str | None, limit: float) -> Any:
         """Make one request, below `etcdserverpb.`, and return its answer.
 
@@ -137,8 +135,6 @@ class Connection:
         verdict = classify(code.value[0], words, name=self._name)
         return Failure(words, verdict) if isinstance(verdict, FailureKind) else verdict
 
-    # ------------------------------------------------------------------------------------------ watches
-
     @property
     def watching(self) -> bool:
         """True if some watch is open."""
@@ -184,8 +180,6 @@ class Connection:
         finally:
             call.cancel()
             watches.end(problem)
-
-    # ------------------------------------------------------------------------------------------ the end
 
     async def close(self, reason: Failure) -> None:
         """End the watches, for this reason; and close after the requests under way."""

@@ -106,8 +106,6 @@ class ConnectionTable:
         """All connections."""
         return tuple(self._rows)
 
-    # ------------------------------------------------------------------------------------------ coming and going
-
     def came(self, who: Stranger, address: str, *, cost: int = 0, beside: bool = False) -> None:
         """Register a connection; `beside`: to a page or to metrics, not to the store."""
         row = self._rows[who] = self._strangers[who] = _Row(address, self.clock(), cost, beside)
@@ -164,8 +162,6 @@ class ConnectionTable:
             f"(address_connections_max)"
         )
 
-    # ------------------------------------------------------------------------------------------ making room
-
     def make_room(self, *, coming: int = 0, beside: bool = False) -> bool:
         """Return whether one more fits, after closing a silent stranger if need be; `coming` are not registered yet."""
         while (silent := self._to_make_way(beside=beside)) is not None:
@@ -202,8 +198,6 @@ class ConnectionTable:
 
     def _patience(self) -> float:
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
-
-    # ------------------------------------------------------------------------------------------ time
 
     def expect(self, who: Stranger, seconds: float, give_up: Callable[[], None], *, patiently: bool = False) -> None:
         """Call `give_up` unless it goes on within `seconds`; `patiently`: later, if honest clients are slow."""
