@@ -318,10 +318,7 @@ def _away_ttls(terms: LeaseTerms) -> tuple[float | None, float | None]:
 async def renewed_if_old(
     lease: Lease, sent_at: float, time: Callable[[], float], *, timeout: float | None = None
 ) -> float:
-    """Renew a lease whose grant took long, as after an outage. Return when the last request was sent.
-
-    By this clock it may have expired; then raise `LeaseNotFound`.
-    """
+    """Renew a lease whose grant took long, as after an outage; return when the last request was sent."""
     now = time()
     if now < sent_at + lease.ttl / RENEWALS_PER_TTL:
         return sent_at

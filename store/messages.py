@@ -486,10 +486,7 @@ class Guarded(Request[R_co], code=13):
 
 
 class KeepAlive(Request[Granted], code=15, kw_only=True):
-    """Renew a lease for its full TTL; this connection becomes its keeper.
-
-    A `note` replaces the lease's earlier one, in memory; see `ListNotes`.
-    """
+    """Renew a lease; this connection becomes its keeper. A `note` replaces the earlier one: see `ListNotes`."""
 
     lease: int
     note: bytes = b""

@@ -387,11 +387,7 @@ class Record(_Base, metaclass=RecordType):
 
         @classmethod
         def read(cls: type[R], values: object) -> R:
-            """Make a record of a received tuple, whose first element is the code, if there is one.
-
-            Raises:
-                Unfit: It does not fit; the message says why.
-            """
+            """Make a record of a received tuple, which begins with the code, if there is one; `Unfit` says why not."""
 
         @classmethod
         def read_in_steps(cls: type[R], values: object) -> Steps[R]:
@@ -413,11 +409,7 @@ class Record(_Base, metaclass=RecordType):
             raise AttributeError("index")
 
     def check(self: R) -> R:
-        """Return this record as it is sent: values of subclasses become values of the field's type.
-
-        Raises:
-            Unfit: A field has a value that could not be read back.
-        """
+        """Return this record as it is sent, with values of the fields' own types; `Unfit`: one does not fit."""
         return type(self).read(self)
 
     def replace(self: R, **changes: object) -> R:

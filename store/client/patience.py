@@ -74,10 +74,7 @@ class Patience:
 
     @property
     def large_packets_seem_lost(self) -> bool:
-        """True if the next attempt should use small packets only: some networks drop large ones.
-
-        Then fresh connections are greeted and fall silent, or the TLS handshake stalls ("MTU black hole").
-        """
+        """True if the next attempt should use small packets only: fresh connections stall where large ones are lost."""
         return self._unanswered_changes > 0
 
     def silence(self, now: float, *, acknowledged: bool = False) -> float:

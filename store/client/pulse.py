@@ -47,10 +47,7 @@ class Line(NamedTuple):
 
 
 class Pulse:
-    """The silence of one connection. All times are on one clock of the caller's choice.
-
-    `asked_at`: since when an answer is due and nothing was heard, or None.
-    """
+    """The silence of one connection, on its caller's clock; `asked_at`: since when an answer is due, or None."""
 
     def __init__(self, patience: Patience, now: float) -> None:
         self._patience = patience

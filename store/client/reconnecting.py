@@ -355,10 +355,7 @@ class Reconnecting(interface.Store):
         self._attempt += 1
 
     async def _fresh_link(self) -> Link:
-        """Connect, again and again, until a server speaks; return that connection.
-
-        Raise defects of `dial`, and `AuthenticationError` for an untrusted server never met.
-        """
+        """Connect until a server speaks; return that connection. Raise defects of `dial`, or `AuthenticationError`."""
         while True:
             if self._addresses is not None:
                 self._addresses.use_small_packets(self.patience.large_packets_seem_lost)

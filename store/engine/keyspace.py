@@ -103,10 +103,7 @@ class Groups:
 
 
 class Keyspace:
-    """The keys of a store at `revision`, the number of changes so far.
-
-    `bytes` is their memory, bookkeeping included; `answer_bytes_max` the most that any entry ever took in an answer.
-    """
+    """The keys of a store at `revision`, their memory, and the most that any entry ever took in an answer."""
 
     __slots__ = ("answer_bytes_max", "bytes", "entries", "get", "groups", "index", "revision")
 

@@ -69,10 +69,7 @@ class Processes:
         process.died_at = None
 
     def closed(self, peer: int, how: Closing, *, now: float) -> Process | None:
-        """Handle the end of a connection at `now` in served time; return the process that it shows to be dead, if any.
-
-        If too many processes seem to die at once, none of them has.
-        """
+        """Handle the end of a connection, at `now` in served time; return the process that is dead by it, if any."""
         process = self._detach(peer)
         if process is None:
             return None
@@ -91,10 +88,7 @@ class Processes:
         return process
 
     def _are_many(self) -> bool:
-        """Return True if so many have fallen at once that a network fault is likelier.
-
-        More than half of all count as many, too: a small run behind a proxy stays whole. In a large run `MANY` suffice.
-        """
+        """Return True if a network fault is likelier: `MANY` have fallen at once, or more than half of several."""
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)

@@ -160,10 +160,7 @@ class Sessions:
         return forgotten
 
     def make_way(self, id: bytes, now: float) -> list[bytes]:
-        """If there is no room for a newcomer, forget the session that was abandoned for longest; return its id.
-
-        Its client, if it comes back, cannot learn the outcome of its pending writes.
-        """
+        """If there is no room for a newcomer, forget the session that was abandoned for longest; return its id."""
         if id in self._sessions or len(self._sessions) < self._max or self.place_in(now) > 0:
             return []
         return [self._forget(next(iter(self._abandoned)))]
@@ -173,25 +170,20 @@ class Sessions:
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
     def make_room(self, bytes_max: int) -> list[bytes]:
-        """Forget abandoned sessions, the longest first, until there is room for replies; return their ids.
-
-        Their clients cannot learn the outcome of their pending writes, as after expiry.
-        """
+        """Forget abandoned sessions, the longest first, until there is room for replies; return their ids."""
         forgotten = []
         while self._abandoned and self.budget.bytes >= bytes_max:
             forgotten.append(self._forget(next(iter(self._abandoned))))
         return forgotten
 
     def _forget(self, id: bytes) -> bytes:
+        # A client that comes back later cannot learn the outcome of its pending writes.
         self._abandoned.pop(id, None)
         self._sessions.pop(id).acknowledge(math.inf)
         return id
 
     def restore(self, saved: Iterable[SavedSession], *, last: int, now: float) -> None:
-        """Restore saved sessions; their clients have the full time to come back.
-
-        Sessions with the latest writes, by their replies, make way last.
-        """
+        """Restore saved sessions, with the full time to come back; those with the latest writes make way last."""
         self.made = last
         for one in sorted(
             saved, key=lambda one: (max((_revision_in(reply) for _, reply in one.replies), default=0), one.number)

@@ -27,11 +27,7 @@ NAME_OVERHEAD = 80  # bytes of bookkeeping per requested name: the text, and a p
 
 
 class Snapshot:
-    """Entries at one revision, in order, and the progress of reading them.
-
-    `counted_from` is the total count when `reader` began to keep this snapshot; `bytes` the size of the requested
-    names.
-    """
+    """Entries at one revision, in order, and the progress of reading them; `bytes` is the size of requested names."""
 
     __slots__ = ("_chunks", "_given", "_left", "_past", "_place", "bytes", "counted_from", "reader", "revision")
 
@@ -43,7 +39,7 @@ class Snapshot:
         self._left = count
         self.revision: int = revision
         self.reader: int = 0
-        self.counted_from: int = 0
+        self.counted_from: int = 0  # the total count as `reader` began to keep it
         self.bytes: int = 0
 
     @classmethod

@@ -71,10 +71,7 @@ Write = Put | CompareAndSet | Create | Add | Append
 
 
 class State:
-    """The parts of a store, and its limits; `writes_max` is less while the disk is nearly full.
-
-    `held_elsewhere` returns the bytes that the server holds for its connections and its disk.
-    """
+    """The parts of a store, and its limits; `writes_max` is less while the disk is nearly full."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
@@ -88,7 +85,7 @@ class State:
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)
-        self.held_elsewhere: Callable[[], int] = int  # set by the server
+        self.held_elsewhere: Callable[[], int] = int  # by the server, for its connections and disk
 
     @property
     def memory_bytes(self) -> int:
@@ -120,10 +117,7 @@ class State:
     # -------------------------------------------------------------------------------------- writes
 
     def admit(self, write: Write, leases: int = 0) -> bytes:
-        """Check the key, value and lease of a write; return the new value.
-
-        `check_room` checks the room. In a transaction, `leases` new leases come before it.
-        """
+        """Check a write, which comes after `leases` new ones, but not its room; return the new value."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)

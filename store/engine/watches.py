@@ -120,10 +120,7 @@ class Watches:
         return not self._of_many_lengths
 
     def affordable(self, keys: Collection[str]) -> int:
-        """Return how many of these keys may change at once before the lookup of watches takes too long; at least 1.
-
-        All of them, unless prefixes of very many lengths are watched and the keys are long.
-        """
+        """Return how many of these keys may change at once before the lookup of watches takes too long; at least 1."""
         if self.quick_to_ask:
             return len(keys)
         cost = 0.0

@@ -70,13 +70,9 @@ async def notes(members: Members, reads: Reads, request: ListNotes, deadline: fl
 
 
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
-    """Grant a lease; return it with the granted TTL: in whole seconds, and at least etcd's minimum.
-
-    Without `id`, the id is new and chosen here, so that a repeated request grants no second lease. A given `id` may
-    exist.
-    """
+    """Grant a lease, or one of this `id` that may exist; return its TTL: whole seconds, at least etcd's minimum."""
     check_ttls(ttl=ttl)
-    lease = id or new_id()
+    lease = id or new_id()  # chosen here, so that a repeated request grants no second one
     asked = {"ID": lease, "TTL": math.ceil(ttl)}
     while True:
         try:

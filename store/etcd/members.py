@@ -274,10 +274,7 @@ class Members:
             await anyio.sleep(seconds)
 
     def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
-        """Return the error for a caller whose time is over, by the results of its own attempts.
-
-        If one of them failed for a reason, it is `ConnectionLost`, no matter if a member has been found since then.
-        """
+        """Return the error for a caller whose time is over: `ConnectionLost` if one of its attempts has failed."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
         asked = f"{what} at {self.name} was not answered" if self.identity.cluster_id else f"no store at {self.name}"

@@ -129,12 +129,7 @@ class Plan:
 
 
 def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
-    """Return a write in its normal form.
-
-    Raises:
-        StoreUsageError: It makes no sense.
-        LimitExceeded: It has more conditions or operations than etcd takes.
-    """
+    """Return a write in its normal form; `StoreUsageError`: it makes no sense; `LimitExceeded`: it is too large."""
     match request:
         case Transact(when=when, then=then, otherwise=otherwise):
             if max(map(len, (when, then, otherwise))) > OPERATIONS_MAX:
@@ -184,12 +179,7 @@ def _revision_is(key: str, revision: int) -> Condition:
 
 
 def decided(write: Write, known: Known | None) -> Plan:
-    """Return the plan of a write, by the result of `write.looks()`; without one, for the expected case.
-
-    Raises:
-        ConditionFailed: The guard does not hold.
-        StoreUsageError: An addend is no number.
-    """
+    """Return the plan of a write by its looks' result; without, for the expected case; or raise `ConditionFailed`."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise broken(write.guard)
     rests_on = [_settled(condition, known) for condition in write.guard]

@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 
 
 class Writing:
-    """One write: `request`, if all of `guard` holds; `done()` carries it out, dependent on one of `receipts`.
-
-    `doubt` is set if it may have been done without an answer. The deadline is on the loop's clock.
-    """
+    """One write, if `guard` holds, dependent on one of `receipts`; `doubt`: it may have been done without an answer."""
 
     def __init__(
         self,

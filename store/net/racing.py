@@ -88,10 +88,7 @@ class Addresses:
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
-        """Look up the addresses, and return them in the order to try them; raise `OSError` if there are none.
-
-        Return None after a second, or `within`: ask again.
-        """
+        """Return the addresses in the order to try them, or `OSError`; None after a second, or `within`: ask again."""
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
             if looking is None or not looking.is_alive():  # never two: it may take minutes
@@ -143,10 +140,7 @@ class Addresses:
 
 
 class Race:
-    """One attempt to connect: non-blocking sockets that connect to the addresses of one host; close it.
-
-    Start the next address when it is time, and pass each of `connecting` that is writable to `won`.
-    """
+    """One attempt to connect to a host: begin its next address in time, and pass each writable socket to `won`."""
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
         self._addresses = addresses

@@ -134,10 +134,7 @@ def forget(owner: object) -> None:
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen on every address of `host` ("": all interfaces), all on one port (0: a free one).
-
-    Raise `OSError` if the host is unknown, or has no address of this machine, or the port is taken.
-    """
+    """Return sockets that listen on every address of `host` ("": all), on one port (0: a free one), or `OSError`."""
     # None gives the loopback of both families; some hosts files name one.
     asked, flags = (None, 0) if host == "localhost" else (host or None, socket.AI_PASSIVE)
     found = socket.getaddrinfo(asked, port, type=socket.SOCK_STREAM, flags=flags)

@@ -18,10 +18,7 @@ LOOK_AGAIN = 0.01  # seconds between two looks at a task in a shielded scope
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None) -> None:
-    """Cancel tasks and wait `within` seconds until they have ended, even if the caller is cancelled.
-
-    Their errors stay in them.
-    """
+    """Cancel tasks and wait `within` seconds for their end, even if cancelled; their errors stay in them."""
     for task in tasks:
         task.cancel()
     if tasks:

@@ -32,10 +32,7 @@ class Way:
 
 
 async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> Way | None:
-    """Return the way to the member that was met (the first), or to another if that one is on this machine.
-
-    A way to a member on this machine tells nothing.
-    """
+    """Return the way to the member that was met (the first); if that is on this machine, to another."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):

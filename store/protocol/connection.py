@@ -90,11 +90,7 @@ class ServerConnection:
         return wire.encode_opening(self._greeting)
 
     def only_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
-        """Return the single request that these bytes are, a fast path; None if they are anything else, for `receive`.
-
-        Raises:
-            ProtocolError: These bytes are not the protocol; the connection cannot be used any more.
-        """
+        """Return the request if these bytes are one alone, a fast path; None if they are for `receive`."""
         if self._hello is None or len(data) > wire.STEP_BYTES:
             return None
         body = self._reader.only_frame(data)
@@ -302,11 +298,7 @@ class ClientConnection:
         return wire.decode_opening(body, Greeting)
 
     def only_answer(self, data: bytes, item: InFlight) -> Response | None:
-        """Return the answer to `item` if these bytes are that alone, a fast path; None if they are for `receive`.
-
-        Raises:
-            ProtocolError: These bytes are not the protocol; the connection cannot be used any more.
-        """
+        """Return the answer to `item` if these bytes are that alone, a fast path; None if they are for `receive`."""
         body = None if self.welcomed is None else self._reader.only_frame(data)
         if body is None:
             return None
@@ -394,12 +386,7 @@ class ClientConnection:
         return item
 
     def encode(self, item: InFlight) -> bytes:
-        """Return the bytes of a request to send now; it is forgotten if that fails.
-
-        Raises:
-            LimitExceeded: It is larger than the server accepts.
-            StoreUsageError: Its content cannot be sent.
-        """
+        """Return the bytes of a request to send now; `LimitExceeded` or `StoreUsageError` forgets it."""
         if item.mutates:
             self._unanswered[item.request_id] = None
         oldest = next(iter(self._unanswered), item.request_id)

@@ -265,13 +265,7 @@ def _sorry(fields: tuple[Any, ...]) -> Sorry:
 
 
 def encode_request(request_id: int, acknowledged: int, request: Request[Any], *, bytes_max: int | None = None) -> bytes:
-    """Return a request as a frame of at most `bytes_max`.
-
-    Raises:
-        LimitExceeded: It is longer than the server accepts.
-        StoreUsageError: A field has the wrong type, for which the server would close the connection; or its content
-            cannot be sent.
-    """
+    """Return a request as a frame; `LimitExceeded`: above `bytes_max`; `StoreUsageError`: its content does not fit."""
     checked_request = checked(request)
     try:
         return frame(_pack((request_id, acknowledged, checked_request)), bytes_max)

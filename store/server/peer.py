@@ -54,10 +54,7 @@ class Host(Protocol):
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection in asyncio: it moves and counts bytes, also in the sums of all outboxes and inboxes.
-
-    One of the server's own process, `is_of_ours`, does not keep the server running.
-    """
+    """One connection in asyncio, and its bytes; if `is_of_ours`, it does not keep the server running."""
 
     def __init__(
         self, host: Host, id: int, *, outboxes: ByteCount, inboxes: ByteCount, is_of_ours: bool = False

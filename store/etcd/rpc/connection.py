@@ -87,12 +87,7 @@ class Connection:
         self._reading: set[asyncio.Task[None]] = set()  # of streams; awaited in `close`
 
     async def ask(self, method: str, fields: Fields, *, token: str | None, limit: float) -> Any:
-        """Make one request, below `etcdserverpb.`, and return its answer.
-
-        Raises:
-            Failure: There was no answer, or one after which another attempt may succeed.
-            StoreError: The request was refused.
-        """
+        """Make one request, below `etcdserverpb.`, and return its answer; `Failure`: another attempt may succeed."""
         name = method.partition("/")[2]
         kind, answered = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
         try:
