@@ -20,9 +20,8 @@ that everything sent can be read:
 - A `Mapping` is a dict, and `tuple[X, Y]` has an element of each.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y; `Annotated[str,
   TextAs(f)]` takes a text, which becomes f(text).
-- A field missing at the end has its default; extra fields are of a later release, and are ignored.
-
-So new fields go at the end, with a default.
+- A field missing at the end has its default; extra fields are of a later release, and are ignored. So new fields go at
+  the end, with a default.
 """
 
 from __future__ import annotations

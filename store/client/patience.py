@@ -2,8 +2,7 @@
 
 TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so after a cut an old connection may stay silent for long, and for ever
 behind a firewall that has forgotten it. So the client tries a fresh connection after a second of silence (promise R8).
-A slow server is silent, too: the old connection is kept meanwhile, and after each change of connection that brought no
-answer the client waits twice as long.
+After each change of connection that brought no answer it waits twice as long.
 
 If the other system acknowledges all data, the server is busy, or a proxy has lost the connection behind it. So the
 client waits longer there, and longer than the server took lately. Leases shorten each wait.

@@ -1,6 +1,6 @@
 """Pure: the change in progress: keys written and deleted, leases granted and ended, all at the next revision.
 
-`admission` has checked each request, so no change fails half way. `close` ends the revision and returns the changes:
+`State` has checked each request, so no change fails half way. `close` ends the revision and returns the changes:
 for a written key its entry, which `events_of` turns into an event only if a watch is notified.
 """
 

@@ -7,9 +7,7 @@ requests; for those that were applied already the session has the reply. Only re
 Each session has a number of its own. A client that finds another number knows that the server has forgotten its
 session. A flag in the welcome would not do: if the welcome that says "unknown" is lost, the next one says "known", of
 an empty session, and applied requests would be applied again.
-
-The memory of kept replies is counted (promise S6): replies with values keep these in memory after their keys have
-changed.
+The memory of kept replies is counted (promise S6).
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Pure: counts the elements that a msgpack body claims to hold, before any of them is made.
 
-A byte on the wire can cost seventy in memory: an empty array is one byte there, and a list of 56 bytes and a pointer
-here. Claimed lengths cost, too, since msgpack allocates them: a thousand nested arrays are five kilobytes on the wire.
-So `wire` counts each body larger than a few kilobytes, and refuses it above the limit of any message.
+A byte on the wire can cost seventy in memory: an empty array, a list here. msgpack also allocates claimed lengths. So
+`wire` counts each body larger than a few kilobytes, and refuses it above the limit of any message.
 
 Empty arrays and maps, which cost most per byte, have a count of their own: no message has more than a few, for missing
 conditions, operations or keys.
 
-Counting reads the first byte of each element (https://github.com/msgpack/msgpack/blob/master/spec.md#formats) and skips
-its content, so a large value costs no more than a small one. It pauses every few thousand elements, so that a server
-can serve others in between (promise S11).
+Counting reads the first byte of each element (https://github.com/msgpack/msgpack/blob/master/spec.md#formats), so a
+large value costs no more than a small one. It pauses every few thousand elements, for others (promise S11).
 """
 
 from __future__ import annotations

@@ -20,14 +20,9 @@ After that, where the client has the replies to all its requests up to `acknowle
     server     [request_id, [LAGGED, revision]]        that watch has ended after `revision`: too slow a reader
     either     ["bye", reason]                         hanging up on purpose; a client's session ends with it
 
-Before the welcome a client may send requests that change nothing, in frames no larger than a hello; their answers
-follow the welcome. At any time the server may send ``["sorry", kind, message]``, and then closes.
-
-Requests, responses and events are the records of `store.messages`. Two releases with the same major number understand
-each other (promise S12): the client takes the highest version of both sides, and names it in its hello. New fields go
-at the end: a peer ignores unknown ones, and missing ones have their default. A request with an unknown code, operation
-or condition is answered with `Failed`; events of an unknown kind, and server frames with an unknown code above that of
-responses, are ignored. msgpack extension types are rejected, and no received data is evaluated.
+At any time the server may send ``["sorry", kind, message]``, and then closes. Requests, responses and events are the
+records of `store.messages`. docs/protocol.md says what may be sent before the welcome, and what a peer does with all
+that it does not know (promise S12).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Shell: sends answers, events and farewells, queued with each peer and written once per batch.
 
-From a change to the queueing of its notifications there is no `await`. A change with many of them is announced in
-slices (S11); a peer with notifications pending gets these before anything else, so that its order stays. A slow reader
-fills only its own outbox. Past `outbox_bytes_max` its watches end, each with the last revision sent, and its client
-resumes from the next.
+A change with many notifications is announced in slices (S11); a peer with notifications pending gets these before
+anything else, so that its order stays. A slow reader fills only its own outbox. Past `outbox_bytes_max` its watches
+end, each with the last revision sent, and its client resumes from the next.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6).
 
-A slow reader fills only its own outbox. Past `memory_bytes_max` the server closes three kinds of peers, which reconnect
-and resume: the one with the largest outbox; the reader of the oldest listing, which holds earlier revisions; and the
-one with the largest and oldest unfinished requests.
+Past `memory_bytes_max` the server closes three kinds of peers, which reconnect and resume: the one with the largest
+outbox; the reader of the oldest listing, which holds earlier revisions; and the one with the largest and oldest
+unfinished requests.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Shell: a served store: its parts, its periodic work, and its shutdown.
 
 `handshakes` accepts peers, `conversations` carries out their requests, `dispatcher` sends the results, `durability`
-waits for the disk, and `peers` limits memory. Leases lapse only after the sockets were read once more and those
-requests had their turn: a keep-alive that has arrived always counts (S5).
+waits for the disk, and `peers` limits memory.
 """
 
 from __future__ import annotations

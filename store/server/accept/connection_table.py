@@ -6,8 +6,7 @@ those of the address with the most; newcomers wait in the system's queue. If hon
 machines, all get more time, since closed clients come back and add load.
 
 Each address has a limit on connections, except loopback: local users have other means. Wrong tokens do not block an
-address: a whole office may share it. The memory of every connection is counted. One timer serves all connections: one
-each was among the largest costs of accepting a thousand.
+address: a whole office may share it. One timer serves all connections: one each was among the largest costs.
 """
 
 from __future__ import annotations
