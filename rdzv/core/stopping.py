@@ -177,6 +177,7 @@ class StepGate:
     def __init__(self) -> None:
         self.begun: int | None = None  # the largest begun step; None before the first
         self.at_end: bool = False  # the body has finished, and with it the largest begun step
+        self.refused: int | None = None  # the step that it would have begun, had the round not been over
         self.decided: bool = False  # True once the members have agreed
         self.stop: int | None = None  # the step before which all leave; None: at once
         self.why: str = ""
@@ -208,6 +209,13 @@ class StepGate:
     def is_awaited(self) -> bool:
         """Return True if the others wait for it in a step before the agreed one."""
         return self.stop is not None and not self.has_stopped
+
+    @property
+    def finished(self) -> int | None:
+        """The last step that this member has finished, -1 for none; None if it knows of no step."""
+        if self.refused is not None:
+            return max(self.refused - 1, -1)
+        return None if self.begun is None else max(self.begun - (not self.at_end), -1)
 
     def finish(self) -> None:
         """Record the end of the body: the member begins no further step."""

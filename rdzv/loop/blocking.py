@@ -56,6 +56,8 @@ class Round(MemberOfRound):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if error is None:
+            self.gate.finish()
         return finished(self._conclude(error))
 
     def _ended(self, ending: Ending) -> None:

@@ -126,8 +126,8 @@ class RoundLoop(Generic[SomeRound]):
         before = max(self._finished, -1 if round.newest is None else round.newest[1])
         if progress is not None:
             self._finished = step_of(progress())
-        elif gate.begun is not None:
-            self._finished = max(gate.begun - (not gate.at_end), -1)
+        elif gate.finished is not None:
+            self._finished = gate.finished
         achieved = round.has_got_on or (progress is not None and self._finished > before)
 
         def count(tally: bytes) -> bytes:
@@ -328,6 +328,8 @@ class BodyCalls(MemberOfRound):
                 if not (self.gate.leaves(step) or self.life.others_have_gone):
                     return
                 self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
+        else:
+            self.gate.refused = step_of(step)
         await self._get_out()
 
     async def keep(self, key: str, data: bytes) -> None:

@@ -124,6 +124,8 @@ class Round(BodyCalls):
         # The scope swallows only the cancellation that it has sent itself, and ends in the task that entered it.
         is_here = asyncio.current_task() is self._body
         cancelled_by_us = is_here and bool(self._scope.__exit__(kind, error, trace))
+        if error is None:
+            self.gate.finish()
         self._left.set()
         return await self._conclude(None if cancelled_by_us else error)
 

@@ -253,6 +253,34 @@ async def test_r21_a_body_that_ends_before_the_agreed_step_by_an_earlier_rounds_
         await until(lambda: are("late", "a", "b", "c"), within=10)
 
 
+@pytest.mark.parametrize("last", [3, 10], ids=["in its last step", "then checks"])
+async def test_r21_a_step_that_ends_after_the_news_of_a_loss_is_finished(last: int) -> None:
+    """The next round named the step before as the newest, so that programs trained this one twice."""
+    async with a_run() as run:
+        newest: list[tuple[int, int] | None] = []
+
+        async def train(name: str) -> None:
+            async for round in rounds_of(run.handler(name)):
+                newest.append(round.newest)
+                async with round:
+                    if round.world_size < 2:
+                        await asyncio.sleep(3600)
+                    for step in range(last + 1):
+                        await round.check(step)
+                        await asyncio.sleep(STEP)
+                        if step == 3:
+                            with anyio.CancelScope(shield=True):  # it computes, and is not interrupted
+                                await asyncio.sleep(10)
+
+        run.start(train("a"))
+        info = await run.handler("b").next_rendezvous()
+        assert info.world_size == 2
+        await asyncio.sleep(3.5 * STEP)
+        run.crash("b")
+        await until(lambda: len(newest) == 2)
+        assert newest == [None, (0, 3)]
+
+
 async def test_r21_a_check_with_nothing_pending_costs_no_message() -> None:
     async with a_run() as run:
         handler = run.handler("a")

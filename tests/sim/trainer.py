@@ -122,7 +122,7 @@ class Trainer(Node):
             await self._collective(round)
             self.step += 1
         story.begun_by.get(round.number, {}).pop(self.name, None)  # it has finished, and is asked for no step
-        if round.ending is None and begun:
+        if begun:
             self.known = self.step - 1
 
     async def _collective(self, round: Round) -> None:
