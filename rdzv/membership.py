@@ -28,11 +28,41 @@ __all__ = ["BlockingRendezvousInfo", "Membership", "Previous", "RendezvousInfo",
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RendezvousInfo(tuple["SharedStore", int, int]):  # noqa: SLOT001  it cannot have any
+class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  it cannot have any
+    run_id: str
+    round: int
+    node_id: str
+    rank: int
+    world_size: int
+    store: S
+    bootstrap_address: tuple[str, int]
+
+    def __new__(cls, *, store: S, rank: int, world_size: int, **_: object) -> Self:
+        """Make the tuple; the rest is for `__init__`."""
+        return super().__new__(cls, (store, rank, world_size))
+
+    @classmethod
+    def of(cls, membership: Membership, run_id: str, **rest: Any) -> Self:
+        """Return the view of a membership; `rest` is what it does not know."""
+        round = membership.round
+        return cls(
+            run_id=run_id,
+            round=round.number,
+            node_id=membership.node_id,
+            rank=membership.rank,
+            world_size=round.size,
+            bootstrap_address=(round.host, round.port),
+            **rest,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousInfo(_Info["SharedStore"]):
     """A member's view of a round; it also unpacks as `store, rank, world_size`.
 
     It is a tuple of these three: only so type checkers know their types.
@@ -47,13 +77,7 @@ class RendezvousInfo(tuple["SharedStore", int, int]):  # noqa: SLOT001  it canno
         bootstrap_address: Host and port on rank 0, the same for every member; the port was free when rank 0 came.
     """
 
-    run_id: str
-    round: int
-    node_id: str
-    rank: int
-    world_size: int
     store: SharedStore
-    bootstrap_address: tuple[str, int]
     _membership: Membership = field(repr=False)
     _read_roster: Callable[[], Awaitable[list[Participant]]] = field(repr=False)
 
@@ -72,31 +96,17 @@ class RendezvousInfo(tuple["SharedStore", int, int]):  # noqa: SLOT001  it canno
         """Read all members, by rank, with address, payload and attributes. The cost grows with their number."""
         return await self._read_roster()
 
-    def __new__(cls, *, store: SharedStore, rank: int, world_size: int, **_: object) -> Self:
-        """Make the tuple; the rest is for `__init__`."""
-        return super().__new__(cls, (store, rank, world_size))
-
 
 @dataclass(frozen=True, kw_only=True)
-class BlockingRendezvousInfo(tuple["BlockingSharedStore", int, int]):  # noqa: SLOT001  it cannot have any
+class BlockingRendezvousInfo(_Info["BlockingSharedStore"]):
     """The blocking twin of `rdzv.RendezvousInfo`; it also unpacks as `store, rank, world_size`."""
 
-    run_id: str
-    round: int
-    node_id: str
-    rank: int
-    world_size: int
     store: BlockingSharedStore
-    bootstrap_address: tuple[str, int]
     _read_roster: Callable[[], list[Participant]] = field(repr=False)
 
     def participants(self) -> list[Participant]:
         """Read all members, by rank, with address, payload and attributes. The cost grows with their number."""
         return self._read_roster()
-
-    def __new__(cls, *, store: BlockingSharedStore, rank: int, world_size: int, **_: object) -> Self:
-        """Make the tuple; the rest is for `__init__`."""
-        return super().__new__(cls, (store, rank, world_size))
 
 
 class Previous(NamedTuple):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -57,37 +58,24 @@ LISTENS_AGAIN: Final = 1.0  # seconds after an outage of the store
 LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds: stopped time of this process is known to this precision
 
 
+@dataclass(eq=False)
 class Life:
-    """One member's life in one round.
+    """One member's life in one round."""
 
-    Args:
-        node: The node.
-        membership: The round.
-        on_end: Called with the ending, in the node's thread, or in the thread that noticed it first. Called again if
-            the ending was an agreement, and a member goes before this one has left.
-        lets_newcomers_wait: True if waiting nodes do not interrupt work that begins no step.
-        finished: The reason with which the run is closed once all members have finished.
-    """
-
-    def __init__(
-        self,
-        node: Node,
-        membership: Membership,
-        on_end: Callable[[Ending], object],
-        *,
-        lets_newcomers_wait: bool = False,
-        finished: str = FINISHED,
-    ) -> None:
-        self.phase: Phase = Phase.AT_WORK
-        self.blames_others: bool = False  # an error of its work was found to be others' fault
-        self.all_have_finished: bool = False  # it was the last to finish
-        self._endings: dict[bool, Ending] = {}  # by whether others have gone; each is set once, from any thread
-        self._node = node
-        self._membership = membership
-        self._on_end = on_end
-        self._lets_newcomers_wait = lets_newcomers_wait
-        self._finished = finished
-        self._awaits: anyio.CancelScope | None = None  # in the node's loop: cancelled at the round's end
+    node: Node
+    membership: Membership
+    # Called with the ending, in the node's thread, or in the thread that noticed it first. Called again if the ending
+    # was an agreement, and a member goes before this one has left.
+    on_end: Callable[[Ending], object]
+    _: KW_ONLY
+    lets_newcomers_wait: bool = False  # waiting nodes do not interrupt work that begins no step
+    finished: str = FINISHED  # the reason with which the run is closed once all members have finished
+    phase: Phase = Phase.AT_WORK
+    blames_others: bool = False  # an error of its work was found to be others' fault
+    all_have_finished: bool = False  # it was the last to finish
+    # By whether others have gone; each is set once, from any thread.
+    _endings: dict[bool, Ending] = field(default_factory=dict)
+    _awaits: anyio.CancelScope | None = None  # in the node's loop: cancelled at the round's end
 
     # ------------------------------------------------------------------------------------------ what ends it
 
@@ -109,12 +97,12 @@ class Life:
 
     def start(self) -> None:
         """Listen from now on."""
-        self._membership.listeners.add(self)
+        self.membership.listeners.add(self)
         self.changed()
 
     def stop(self) -> None:
         """Stop listening."""
-        self._membership.listeners.remove(self)
+        self.membership.listeners.remove(self)
 
     def changed(self) -> None:
         """Look whether it has ended; from any thread."""
@@ -127,7 +115,7 @@ class Life:
     def end(self, ending: Ending) -> None:
         """Note an ending; `round_life` decides which ending counts. From any thread."""
         if self._note(ending):
-            self._on_end(ending)
+            self.on_end(ending)
             if self.phase is not Phase.AT_WORK:  # this is the node's thread then, where awaiting is possible
                 self._wake()
 
@@ -141,7 +129,7 @@ class Life:
             self._awaits.cancel()
 
     def _look(self) -> Ending | None:
-        membership, gate = self._membership, self._membership.gate
+        membership, gate = self.membership, self.membership.gate
         if membership.over is not None:
             why = f"this node was dropped: {membership.over}" if membership.dropped else membership.over
             return Ending(kind=EndKind.DROPPED, reason=why)
@@ -156,7 +144,7 @@ class Life:
                     return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
-        if gate.decided and gate.stop is None and not (gate.for_newcomers and self._lets_newcomers_wait):
+        if gate.decided and gate.stop is None and not (gate.for_newcomers and self.lets_newcomers_wait):
             # All leave at once: no member has begun a step; or the run is closed, and members in their first step may
             # wait for one that has gone.
             return Ending(kind=EndKind.AGREED if stops_nowhere else EndKind.CLOSED, reason=gate.why)
@@ -175,7 +163,7 @@ class Life:
 
     def _others_live(self) -> bool:
         """Return True if all other members have come for the next round: then none of them has died."""
-        progress = self._membership.progress
+        progress = self.membership.progress
         return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
 
     @property
@@ -184,7 +172,7 @@ class Life:
 
         It counts, too, if this body goes on without `check` and waits for a member that left at the agreed step.
         """
-        progress = self._membership.progress
+        progress = self.membership.progress
         return progress is not None and progress.left_early
 
     # ------------------------------------------------------------------------------------------ what follows
@@ -232,7 +220,7 @@ class Life:
 
     async def _give_up(self, verdict: GiveUp) -> bool:
         try:
-            await self._node.loop.start(verbs.give_up(self._node, verdict.reason, status=verdict.status))
+            await self.node.loop.start(verbs.give_up(self.node, verdict.reason, status=verdict.status))
         except RendezvousError as error:  # the verdict holds here all the same
             self._say(f"the others could not be told that the run is given up: {error}")
         return True
@@ -243,8 +231,8 @@ class Life:
         A member that cannot reach the store goes on with the others, which cannot know that all have finished.
         """
         self.phase = Phase.AT_END
-        self._membership.beats.finish()  # it begins no step any more, and delays no member that stops
-        self._membership.gate.finish()
+        self.membership.beats.finish()  # it begins no step any more, and delays no member that stops
+        self.membership.gate.finish()
         self.changed()
         try:
             with anyio.CancelScope() as self._awaits:
@@ -261,10 +249,10 @@ class Life:
         """Add `more` to the number of finished members; close the run if all have finished."""
         with contextlib.suppress(RoundSupersededError):
             count = await (await self._store()).add(DONE, more)
-            self.all_have_finished = count == self._membership.round.size
+            self.all_have_finished = count == self.membership.round.size
         if self.all_have_finished:
             # The closing completes even if this caller is cancelled.
-            await self._node.loop.start(verbs.set_closed(self._node, self._finished))
+            await self.node.loop.start(verbs.set_closed(self.node, self.finished))
 
     async def _fails_first(self, failure: BaseException | str) -> bool:
         """Report that this member has failed; return True if it was the first, and no loss was known yet."""
@@ -273,16 +261,16 @@ class Life:
             reason = f"others failed before this member did: {failure!r}"
             self._note(Ending(kind=EndKind.FAILED, reason=reason))
             return False
-        if self._membership.round.size == 1:
+        if self.membership.round.size == 1:
             return False
         with contextlib.suppress(RendezvousError):  # it may hasten the news; its failure costs nothing else
-            await suspect(self._node, how or repr(failure))
+            await suspect(self.node, how or repr(failure))
         return True
 
     async def _await_news(self) -> bool:
         """Wait until a loss would be known; return True if one is."""
-        settings = self._node.settings
-        left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self._node.back_for)
+        settings = self.node.settings
+        left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self.node.back_for)
         with anyio.CancelScope() as self._awaits:
             self.changed()
             while left > 0 and not self.others_have_gone:
@@ -294,11 +282,11 @@ class Life:
         return self.others_have_gone
 
     def _say(self, what: str) -> None:
-        log.warning("run %s, round %d: %s", self._node.run_id, self._membership.round.number, what)
+        log.warning("run %s, round %d: %s", self.node.run_id, self.membership.round.number, what)
 
     async def _store(self) -> SharedStore:
-        link = await self._node.connect()
-        return shared_store(self._node, self._membership, link.store)
+        link = await self.node.connect()
+        return shared_store(self.node, self.membership, link.store)
 
     # ------------------------------------------------------------------------------------------ who was first
 
@@ -307,7 +295,7 @@ class Life:
 
         If it cannot report, it is cut off, or no longer in the round: that is not its work's fault.
         """
-        said = f"{self._node.node_id}\n{how}".encode(errors="backslashreplace")
+        said = f"{self.node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):
             return await (await self._store()).compare_set(BLAME, b"", said) == said
         return False
@@ -318,7 +306,7 @@ class Life:
             listening = (await self._store()).listening()
         except RendezvousError:
             return  # that store is lost, and the round with it
-        self._membership.call_when_over(listening.end_calls)
+        self.membership.call_when_over(listening.end_calls)
         while True:
             try:
                 await listening.wait([BLAME], LISTENS_FOR)
@@ -328,7 +316,7 @@ class Life:
             except (RendezvousError, StoreError):
                 await anyio.sleep(LISTENS_AGAIN)
             else:
-                if how and name != self._node.node_id:
+                if how and name != self.node.node_id:
                     self.end(Ending(kind=EndKind.FAILED, reason=f"{name}: {how}", node_ids=(name,)))
                 return
 

@@ -126,17 +126,8 @@ class Handler(Known, RendezvousHandler):
         if self._shared_client is not None:
             self._shared_client.close()
         shared, self._shared_client = self._inner.share()
-        round = membership.round
-        return RendezvousInfo(
-            run_id=self.run_id,
-            round=round.number,
-            node_id=self.node_id,
-            rank=membership.rank,
-            world_size=round.size,
-            store=shared,
-            bootstrap_address=(round.host, round.port),
-            _read_roster=lambda: self._roster(membership),
-        )
+        read_roster = functools.partial(self._roster, membership)
+        return RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
 
     def node_here(self, name: str) -> Node:
         """Return the built-in node that has this attribute; raise in a forked child, or after closing."""

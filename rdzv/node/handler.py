@@ -220,16 +220,9 @@ class Handler(Known, RendezvousHandler):
             with contextlib.suppress(RuntimeError):  # the caller's loop has closed: no call is under way there
                 here.call_soon_threadsafe(call, *arguments)
 
-        info = RendezvousInfo(
-            run_id=self.run_id,
-            round=membership.round.number,
-            node_id=self.node_id,
-            rank=membership.rank,
-            world_size=membership.round.size,
-            store=shared,
-            bootstrap_address=(membership.round.host, membership.round.port),
-            _membership=membership,
-            _read_roster=lambda: self._roster(membership),
+        read_roster = functools.partial(self._roster, membership)
+        info = RendezvousInfo.of(
+            membership, self.run_id, store=shared, _membership=membership, _read_roster=read_roster
         )
         membership.call_when_over(functools.partial(here_soon, shared.end_calls))
         if self.settings.waits_end_on_loss:  # later waits see the loss themselves

@@ -17,6 +17,7 @@ import contextlib
 import os
 import sys
 import threading
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
@@ -49,22 +50,25 @@ NEEDED_BY_NCCL: Final = (
 """The variables after `TORCH_NCCL_`, formerly `NCCL_`; their values, and the effect without them."""
 
 
+@dataclass(eq=False)
 class RoundGroup:
     """The default process group of this process during a round, over a store for its members only."""
 
-    def __init__(self, store: Any, *, rank: int, world_size: int, backend: str, timeout: timedelta) -> None:
-        self._store = store
-        self._rank = rank
-        self._world_size = world_size
-        self._backend = backend
-        self._timeout = timeout
-        self._uses_gloo = "gloo" in backend
-        self._uses_nccl = "nccl" in backend
-        self._aborting: threading.Thread | None = None  # nccl's groups
-        self._sockets = GlooSockets()
-        self._making = threading.Lock()
-        self._aborted = threading.Event()
-        self._excepthooks: tuple[Any, Any] | None = None  # before and after PyTorch's last making of the group
+    store: Any
+    _: KW_ONLY
+    rank: int
+    world_size: int
+    backend: str
+    timeout: timedelta
+    _aborting: threading.Thread | None = None  # nccl's groups
+    _sockets: GlooSockets = field(default_factory=GlooSockets)
+    _making: threading.Lock = field(default_factory=threading.Lock)
+    _aborted: threading.Event = field(default_factory=threading.Event)
+    _excepthooks: tuple[Any, Any] | None = None  # before and after PyTorch's last making of the group
+
+    def __post_init__(self) -> None:
+        self._uses_gloo = "gloo" in self.backend
+        self._uses_nccl = "nccl" in self.backend
 
     def make(self) -> None:
         """Make the default process group.
@@ -78,22 +82,22 @@ class RoundGroup:
         for name, value, otherwise in NEEDED_BY_NCCL if self._uses_nccl else ():
             if value not in (os.environ.get(f"TORCH_NCCL_{name}"), os.environ.get(f"NCCL_{name}")):
                 raise RendezvousSettingsError(
-                    f"backend={self._backend}: set TORCH_NCCL_{name}={value} before this process makes its first "
+                    f"backend={self.backend}: set TORCH_NCCL_{name}={value} before this process makes its first "
                     f"group; otherwise {otherwise}"
                 )
         if not self._uses_gloo or set_group_timeout is None:
             # If PyTorch cannot change the timeout later, the collectives' timeout applies from the start.
-            self._make_once(self._store, self._timeout)
+            self._make_once(self.store, self.timeout)
             if self._aborted.is_set():
                 self.abort()  # the sockets that were made meanwhile
             return
         # A gloo group has one timeout for connecting and for collectives. Connecting needs a short one: it waits in
         # vain for a member that dies meanwhile, and has no sockets to abort. If it is too short for a busy machine, all
         # try again with more time.
-        within = CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self._world_size
+        within = CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self.world_size
         failure: RuntimeError | None = None
         for attempt in range(ATTEMPTS):
-            store = dist.PrefixStore(f"attempt{attempt}", self._store) if attempt else self._store
+            store = dist.PrefixStore(f"attempt{attempt}", self.store) if attempt else self.store
             failure = None
             try:
                 self._make_once(store, timedelta(seconds=within * 2**attempt / GLOO_WAITS))
@@ -102,7 +106,7 @@ class RoundGroup:
             if failure is not None and self._aborted.is_set():
                 raise failure
             if self._all_have_made_it(store, made=failure is None):
-                set_group_timeout(self._timeout)
+                set_group_timeout(self.timeout)
                 return
             self.close()
         raise failure or RuntimeError(f"another member has failed {ATTEMPTS} times to connect to all of its peers")
@@ -116,7 +120,7 @@ class RoundGroup:
         before = sys.excepthook
         with self._making:
             dist.init_process_group(
-                self._backend, store=store, rank=self._rank, world_size=self._world_size, timeout=timeout
+                self.backend, store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
             )
         self._excepthooks = before, sys.excepthook
         if self._aborted.is_set():
@@ -124,7 +128,7 @@ class RoundGroup:
 
     def _wait_for_all(self, store: Any) -> None:
         """Wait for every member in the store, whose waits end at a loss; gloo's do not."""
-        if store.add("rdzv.group/came", 1) == self._world_size:
+        if store.add("rdzv.group/came", 1) == self.world_size:
             store.set("rdzv.group/all", "1")
         store.wait(["rdzv.group/all"])
 
@@ -136,7 +140,7 @@ class RoundGroup:
         """
         if not made:
             store.compare_set(VERDICT, "", AGAIN)
-        elif store.add("rdzv.group/made", 1) == self._world_size:
+        elif store.add("rdzv.group/made", 1) == self.world_size:
             store.compare_set(VERDICT, "", GO_ON)
         return bool(store.get(VERDICT) == GO_ON)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -58,36 +58,29 @@ CUT_OFF_MOST = 8  # addresses of unreached rank 0s that a node remembers
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 
 
+@dataclass(eq=False)
 class Joining:
     """Makes a node a member of the next round, for one call, and over one link to a store."""
 
-    def __init__(
-        self,
-        part: Part,
-        leaving: Leaving,
-        link: Link,
-        clock: JoinClock,
-        *,
-        be_ready_to_coordinate: Callable[[Link, Part, Role | None], None],
-    ) -> None:
-        self._part = part
-        self._be_ready_to_coordinate = be_ready_to_coordinate
-        self._leaving = leaving
-        self._link = link
-        self._clock = clock
-        self._recording = Recording(part, link, clock)
-        self._tried = 0.0  # seconds of attempts to reach rank 0 in the last check, without those in which it was paused
+    part: Part
+    leaving: Leaving
+    link: Link
+    clock: JoinClock
+    be_ready_to_coordinate: Callable[[Link, Part, Role | None], None] = field(kw_only=True)
+    _tried: float = 0.0  # seconds of attempts to reach rank 0 in the last check, without those in which it was paused
+
+    def __post_init__(self) -> None:
         self._me = self._new_me(was_member=False)
 
     def _new_me(self, *, was_member: bool, left_out: str = "") -> Me:
-        part = self._part
+        part = self.part
         return Me(
             arrival=0, node_id=part.node_id, known_round=part.known_round, was_member=was_member, left_out=left_out
         )
 
     async def join(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
         """Return once this node is a member of the next round; raise StoreReplaced if that needs another link."""
-        part, link = self._part, self._link
+        part, link = self.part, self.link
         # Whether the node is still in it or has left it: the coordinator takes both in before newcomers.
         last, mine = link.follower.head.round, part.membership
         self._me = self._new_me(was_member=bool(last and mine and mine.round.revision == last.revision))
@@ -108,7 +101,7 @@ class Joining:
                     part.cut_off = (*part.cut_off, membership.round.host)[-CUT_OFF_MOST:]
                 part.given_up = f"round {membership.round.number} was given up: {verdict.why}"
                 log.warning("run %s: %s", part.keys.run_id, part.given_up)
-                self._clock.set(suspended=False, now=anyio.current_time())
+                self.clock.set(suspended=False, now=anyio.current_time())
                 self._me = self._new_me(was_member=not is_left_out, left_out=part.given_up if is_left_out else "")
         except BaseException as error:
             if isinstance(error, StoreReplaced):
@@ -118,7 +111,7 @@ class Joining:
                 if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
                     await link.step_down()  # a node that may not take part decides nothing, not even for a moment
                 is_late = isinstance(error, RendezvousTimeoutError)  # with a silent store, the record lapses
-                await self._leaving.leave(link, within=RELEASE_SOON if is_late else RELEASE_WITHIN)
+                await self.leaving.leave(link, within=RELEASE_SOON if is_late else RELEASE_WITHIN)
             raise
         finally:
             part.reason = NOT_WAITING
@@ -126,7 +119,7 @@ class Joining:
 
     async def _join_once(self) -> Membership:
         """Arrive, as often as needed, and wait for a round that holds the arrival; wait out an outage of the store."""
-        part, link, clock = self._part, self._link, self._clock
+        part, link, clock = self.part, self.link, self.clock
         part.lapses, told = 0, False
         leaving = part.drained(link.follower.head)
         if leaving is not None:
@@ -154,7 +147,7 @@ class Joining:
                     if not told:
                         log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
                     told = True
-                    await self._leaving.withdraw(link)
+                    await self.leaving.withdraw(link)
                     if clock.left(now) < TRY_AGAIN_AFTER:
                         raise part.timeout(link) from error
                     await anyio.sleep(TRY_AGAIN_AFTER)
@@ -162,26 +155,26 @@ class Joining:
                     await anyio.sleep(min(part.rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
 
     async def _arrive(self) -> None:
-        part, link, now = self._part, self._link, self._link.store.time()
-        self._clock.set(suspended=False, now=now)
+        part, link, now = self.part, self.link, self.link.store.time()
+        self.clock.set(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
-        with anyio.CancelScope(deadline=now + self._clock.left(now)):
+        with anyio.CancelScope(deadline=now + self.clock.left(now)):
             await tell(part, link)
-            async with self._part.loop.turn():
-                self._me, role = await self._recording.write(self._me)
+            async with self.part.loop.turn():
+                self._me, role = await Recording(part, link, self.clock).write(self._me)
             # Not before: the run has now accepted this node, and the settings by which it would decide.
             if link.resign is None:
-                self._be_ready_to_coordinate(link, part, role)
+                self.be_ready_to_coordinate(link, part, role)
             link.keep_run()
             return
         raise part.timeout(link)
 
     async def _check_health(self, examine: Callable[[], Awaitable[str | None]] | None) -> None:
-        part, link = self._part, self._link
+        part, link = self.part, self.link
         if examine is None:
             return
         part.reason = "waiting for its own health check"
-        with anyio.move_on_after(self._clock.left(anyio.current_time())) as limit:
+        with anyio.move_on_after(self.clock.left(anyio.current_time())) as limit:
             failure = await examine()
             lease = await link.run_lease()
             await report_health(link.store, part.keys, lease, node_id=part.node_id, failure=failure)
@@ -190,7 +183,7 @@ class Joining:
 
     async def _wait_for_round(self) -> Membership | None:
         """Wait for a round that holds this node; return None if its arrival was lost, and must be made anew."""
-        part, link, follower = self._part, self._link, self._link.follower
+        part, link, follower = self.part, self.link, self.link.follower
         wakeup, loop = Wakeup(), asyncio.get_running_loop()
         with part.listeners.listening(wakeup):
             while True:
@@ -223,34 +216,34 @@ class Joining:
                         if follower.head.moves:
                             raise ending_error(part, link, me)
                         part.wait_for(reason + link.slowness(), lambda: self._parked_reason(loop.time()))
-                        self._clock.set(suspended=suspended, now=now)
-                        deadline = self._clock.deadline(now)
+                        self.clock.set(suspended=suspended, now=now)
+                        deadline = self.clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
                         # freeze it: once the record is gone, the live reason is that of another wait
                         part.reason = part.reason
-                        round_now = await self._leaving.give_up(link, me)
+                        round_now = await self.leaving.give_up(link, me)
                         if round_now is None:
                             raise part.timeout(link)
                         follower.take_round(round_now)  # committed in the last moment, it may hold this node
 
     def _parked_reason(self, now: float) -> str | None:
         """Return the present reason for which a parked node waits, if it still does; from any thread."""
-        answer = follow(self._me, self._link.follower.head, now=now)
-        return answer.reason + self._link.slowness() if isinstance(answer, Parked) else None
+        answer = follow(self._me, self.link.follower.head, now=now)
+        return answer.reason + self.link.slowness() if isinstance(answer, Parked) else None
 
     async def _read_rank(self, round: Round) -> int | None:
         """Return this node's rank in a round; None if it is not in it."""
-        part, arrival = self._part, self._me.arrival
-        async with self._part.loop.turn():
-            member = await find_member(self._link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
+        part, arrival = self.part, self._me.arrival
+        async with self.part.loop.turn():
+            member = await find_member(self.link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
         return None if member is None else member.rank
 
     # ------------------------------------------------------------------------------------------ the way to rank 0
 
     async def _why_not_reached(self, membership: Membership) -> Verdict | None:
         """Return the verdict on this round, if its members check the way to rank 0 and not all reach it."""
-        part, round = self._part, membership.round
+        part, round = self.part, membership.round
         if not round.checked:
             return None
         part.reason = f"waiting for all {round.size} members to reach rank 0 at {round.host}:{round.port}"
@@ -272,7 +265,7 @@ class Joining:
 
     async def _check_the_way(self, membership: Membership) -> Verdict | None:
         """Check; if not all members have come, publish the verdict as rank 0, or else wait for rank 0's."""
-        part, link, round, rank = self._part, self._link, membership.round, membership.rank
+        part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
         async def names_of(ranks: Collection[int]) -> list[str]:
             """Return the nodes and addresses of these ranks, as far as the store gives them in a short time."""

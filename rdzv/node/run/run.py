@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -47,25 +48,16 @@ ENDS_WITHIN: Final = 5.0  # seconds for the write of a ban to complete, once its
 RUNS_NAMED_MOST: Final = 10  # where a run is not found; `rdzv runs` lists them all
 
 
+@dataclass(slots=True)
 class Run:
-    """One run.
+    """One run."""
 
-    Args:
-        store: The store of the run.
-        keys: Its keys there.
-        by: The name of the caller, for others to read.
-        keep: Seconds that its keys outlive its last node.
-        head: Returns the present head, for the status: a `Follower` follows it.
-    """
-
-    def __init__(
-        self, store: Store, keys: Keys, *, by: str = "", keep: float = 0.0, head: Callable[[], Head] = Head
-    ) -> None:
-        self.head = head
-        self.store = store
-        self.keys = keys
-        self._by = by
-        self._keep = keep
+    store: Store
+    keys: Keys
+    _: KW_ONLY
+    by: str = ""  # the name of the caller, for others to read
+    keep: float = 0.0  # seconds that its keys outlive its last node
+    head: Callable[[], Head] = Head  # returns the present head, for the status: a `Follower` follows it
 
     @property
     def run_id(self) -> str:
@@ -108,7 +100,7 @@ class Run:
         while there is not None:
             assert there.lease is not None, "the settings are on the run's lease"
             new = resize(unpack_settings(there.value), min_nodes=min_nodes, max_nodes=max_nodes)
-            resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=self._by)
+            resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=self.by)
             result = await self.store.transact(
                 # By value: each node that arrives writes the same settings again.
                 when=(when.value(self.keys.settings) == there.value, when.missing(self.keys.closed)),
@@ -132,8 +124,8 @@ class Run:
 
     async def close(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
         """Close it; return the closing that counts: the first. `lease`: the run's; `verdict`: `given_up`, `status`."""
-        closed = Closed(reason=reason, by=self._by, **verdict)
-        lease = lease or await take_run_lease(self.store, self.keys, self._keep)
+        closed = Closed(reason=reason, by=self.by, **verdict)
+        lease = lease or await take_run_lease(self.store, self.keys, self.keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
         await lease.keep_alive()  # the caller may be in no round, and then no other node renews it
         return Closed.of(result.entry.value) if result.entry else closed
@@ -164,7 +156,7 @@ class Run:
             there = await self.store.get(self.keys.node(node_id))
             return {} if there is None else {node_id: there.mod_revision}
 
-        await self._impose(node_id, Ban(reason=reason, by=self._by, now=now, lasts=lasts), find)
+        await self._impose(node_id, Ban(reason=reason, by=self.by, now=now, lasts=lasts), find)
 
     async def ban_where(
         self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
@@ -176,18 +168,18 @@ class Run:
             records = (await read_nodes(self.store, self.keys)).values()
             return {each.node_id: each.arrival for each in records if each.attributes.get(attribute) == value}
 
-        ban = Ban(reason=reason, by=self._by, now=now, lasts=lasts, where=where)
+        ban = Ban(reason=reason, by=self.by, now=now, lasts=lasts, where=where)
         return tuple(sorted(await self._impose(ban_name(where), ban, find)))
 
     async def unban(self, node_id: str, reason: str = "") -> bool:
         """Lift the ban of a node, with a reason for the history; return True if it was banned."""
         check_node_id(node_id)
-        return await self._lift_ban(node_id, Unban(who=node_id, reason=reason, by=self._by))
+        return await self._lift_ban(node_id, Unban(who=node_id, reason=reason, by=self.by))
 
     async def unban_where(self, attribute: str, value: str, reason: str = "") -> bool:
         """Lift the ban of an attribute. Nodes that are banned by their names stay banned."""
         where = attribute_ban(attribute, value)
-        return await self._lift_ban(ban_name(where), Unban(who=f"{WITH}{where}", reason=reason, by=self._by))
+        return await self._lift_ban(ban_name(where), Unban(who=f"{WITH}{where}", reason=reason, by=self.by))
 
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
         """Write a ban, then delete the records of the nodes that it puts out, also if cancelled; return these nodes.
@@ -238,7 +230,7 @@ class Run:
     async def _lease_of(self, ban: Ban) -> tuple[Ban, Lease]:
         """Return the lease for a ban, the run's or one of its own if it has an end, and the ban with that end."""
         if ban.lasts is None:
-            return ban, await take_run_lease(self.store, self.keys, self._keep)
+            return ban, await take_run_lease(self.store, self.keys, self.keep)
         if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
             refuse(f"a ban that lasts {shown(ban.lasts)} s: it must be more than 0 s, and at most {DURATION_MAX:.0f} s")
         try:
@@ -291,7 +283,7 @@ class Run:
 
     async def answer(self, question: str, text: str) -> None:
         """Answer an operator's question."""
-        await self.store.put(self.keys.answers(question) + self._by, pack_answer(text), ttl=ANSWER_TTL)
+        await self.store.put(self.keys.answers(question) + self.by, pack_answer(text), ttl=ANSWER_TTL)
 
     async def history(self) -> list[Chapter]:
         """Return the run's remembered rounds, the oldest first."""

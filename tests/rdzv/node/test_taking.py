@@ -102,7 +102,7 @@ async def test_a_loss_is_announced_while_a_request_of_the_node_is_unanswered(mon
     end = Life.end
 
     def noted(self: Life, ending: Ending) -> None:
-        ended.setdefault((self._membership.node_id, ending.kind.value), anyio.current_time())
+        ended.setdefault((self.membership.node_id, ending.kind.value), anyio.current_time())
         end(self, ending)
 
     monkeypatch.setattr(Life, "end", noted)
