@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["lazy_names"]
-
 _FOLDER = Path(__file__).resolve().parents[1] / "store"
 """The package's place: beside `rdzv`, however both were installed."""
 

@@ -1,5 +1,3 @@
 """The release, said once: `rdzv.__version__`, `rdzv --version`, and what the package is built with."""
 
-__all__ = ["__version__"]
-
 __version__ = "0.1.0"

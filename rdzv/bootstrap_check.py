@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
     from rdzv.core.round import Round
 
-__all__ = ["WITHIN", "Verdict", "all_reach", "check_the_way", "judge", "reach"]
-
 WITHIN = 5.0  # seconds for all to come
 UNREACHED_NAMED = 3  # members that have not reached rank 0: the most that one sentence names
 VERDICT_WITHIN = 2.0  # seconds more for the verdict

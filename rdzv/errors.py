@@ -21,31 +21,6 @@ from __future__ import annotations
 import operator
 from typing import SupportsIndex
 
-__all__ = [
-    "STATUS_MAX",
-    "GiveUp",
-    "MembersLostError",
-    "QueueEmptyError",
-    "RendezvousClosedError",
-    "RendezvousClosedException",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousException",
-    "RendezvousGracefulExitError",
-    "RendezvousNonRetryableError",
-    "RendezvousRefusedError",
-    "RendezvousSettingsError",
-    "RendezvousStateError",
-    "RendezvousTimeoutError",
-    "RendezvousTimeoutException",
-    "RoundChanged",
-    "RoundSupersededError",
-    "RunGivenUpError",
-    "SharedStoreTimeoutError",
-    "exit_status",
-]
-
-
 SIGNALLED = 128
 STATUS_MAX = 255  # of a process; in a shell, from 128 on it names a signal
 

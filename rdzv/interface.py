@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rdzv.membership import BlockingRendezvousInfo, RendezvousInfo
 
-__all__ = ["BlockingRendezvousHandler", "RendezvousHandler"]
-
 
 class RendezvousHandler(ABC):
     """One node's part in the rendezvous of one run; `async with` closes it. Errors are those of `rdzv.errors`."""

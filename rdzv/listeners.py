@@ -11,8 +11,6 @@ from store.printable import escaping
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Listener", "Listeners"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
     from store.messages import Condition
 
-__all__ = ["BlockingRendezvousInfo", "Membership", "Previous", "RendezvousInfo", "changes_since", "too_large"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 S = TypeVar("S")

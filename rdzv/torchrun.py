@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["create_handler", "get_handler_creator", "main"]
-
 
 def get_handler_creator() -> Callable[[Any], Any]:
     """Return the function that makes handlers, as torchrun expects of an entry point."""

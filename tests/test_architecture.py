@@ -336,8 +336,8 @@ def test_a_name_of_a_node_is_imported_from_where_it_is_defined() -> None:
     """Otherwise a room could import by way of another a name that its own row forbids: `be_ready_to_coordinate` of
     `node`.
     """
-    exported = {
-        room: {name for node in tree_of(path).body if assigns_all(node) for name in ast.literal_eval(node.value)}
+    defined = {
+        room: defined_in(tree_of(path))
         for room, path in FILES.items()
         if room.startswith("rdzv.node.") and path.name != "__init__.py"
     }
@@ -345,16 +345,11 @@ def test_a_name_of_a_node_is_imported_from_where_it_is_defined() -> None:
         (room, f"{node.module}.{alias.name}")
         for room, path in FILES.items()
         for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.ImportFrom) and node.module in exported
+        if isinstance(node, ast.ImportFrom) and node.module in defined
         for alias in node.names
-        if alias.name not in exported[node.module] & defined_in(tree_of(FILES[node.module]))
+        if alias.name not in defined[node.module]
     }
     assert wrong == set()
-    assert {room for room, names in exported.items() if not names <= defined_in(tree_of(FILES[room]))} == set()
-
-
-def assigns_all(node: ast.stmt) -> TypeGuard[ast.Assign]:
-    return isinstance(node, ast.Assign) and is_all(node)
 
 
 def test_only_the_rooms_of_a_node_use_its_part() -> None:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-__all__ = ["rate"]
-
 NODES_NAMED_MOST: Final = 8
 ANSWER_WITHIN: Final = 5.0  # seconds for a launcher to answer
 REFUSED: Final = "refused"

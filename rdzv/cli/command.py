@@ -47,36 +47,6 @@ from store.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-__all__ = [
-    "CLOSED",
-    "DONE",
-    "ENDING",
-    "FAILED",
-    "JSON",
-    "NO_CONNECTION",
-    "OF_RUN",
-    "RUN",
-    "STORE",
-    "TIMED_OUT",
-    "TIMEOUT",
-    "WRONG_USAGE",
-    "Argument",
-    "Command",
-    "Wish",
-    "argument",
-    "argument_type",
-    "carry_out",
-    "command",
-    "duration",
-    "flag",
-    "handle_signal",
-    "limited_by_timeout",
-    "option",
-    "put",
-    "say",
-    "whole_number",
-]
-
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
 OF_RUN: Final = 119  # added to an exit status of ours under `rdzv run`: few commands end with 120 to 124 themselves

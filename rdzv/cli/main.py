@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from rdzv.cli.command import Command
 
-__all__ = ["ROOMS", "command_named", "main", "parser_of"]
-
 ROOMS: Final = {
     "demo": "demo",
     "serve": "serve",

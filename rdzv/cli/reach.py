@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rdzv.listeners import Listener
     from store import Store
 
-__all__ = ["open_run", "open_store", "settings_of"]
-
 ANY_RUN: Final = "any"  # the run_id for a URL of a store only
 
 

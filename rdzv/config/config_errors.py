@@ -11,8 +11,6 @@ from rdzv.errors import RendezvousSettingsError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["refuse", "shown", "suggest"]
-
 _brief: Final = reprlib.Repr()
 _brief.maxstring = _brief.maxother = 80
 _brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = _brief.maxfrozenset = 4

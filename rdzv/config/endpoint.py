@@ -23,8 +23,6 @@ from rdzv.config.config_errors import refuse, shown, suggest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["SCHEMES", "Endpoint", "Scheme", "UrlParts", "split_url"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:

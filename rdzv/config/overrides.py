@@ -12,8 +12,6 @@ from typing import Any, TypeAlias, TypedDict
 
 from store.limits import Limits  # noqa: TC001  for the same reason
 
-__all__ = ["Overrides"]
-
 Count: TypeAlias = int | str | None
 Seconds: TypeAlias = float | str | None
 Flag: TypeAlias = bool | str | None

@@ -18,8 +18,6 @@ from rdzv.errors import RendezvousSettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["KEEP_ALIVE", "RUN_ID", "Parameter", "Source", "parameter"]
-
 
 class Source(Enum):
     """A place in which a parameter may be given; the value completes "ttl=0 ... must be"."""

@@ -15,8 +15,6 @@ from rdzv.config.settings import PARAMETERS, describe_difference
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["RESIZED_FROM", "describe_size", "resize", "sizes_of", "was_resized_from"]
-
 # In a run's settings: its earlier pairs of minimum and maximum, the first ones and then the last ones.
 RESIZED_FROM: Final = "resized_from"
 FORMER_MOST: Final = 16  # pairs that are kept: an autoscaler may resize a run every minute, and nodes know the first

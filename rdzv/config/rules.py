@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from rdzv.config.endpoint import Endpoint
     from rdzv.config.parameters import Parameter
 
-__all__ = ["capacity_of", "check_sizes", "check_that_it_applies", "check_together", "needed_of"]
-
 
 def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
     """Reject a parameter that this kind of store would ignore."""

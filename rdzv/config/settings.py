@@ -40,8 +40,6 @@ from store.messages import GONE_TTL
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["PARAMETERS", "Settings", "describe_difference", "parse"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 

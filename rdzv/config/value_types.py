@@ -19,39 +19,6 @@ import msgpack
 from rdzv.config.config_errors import shown, suggest
 from store.limits import Limits
 
-__all__ = [
-    "ADDRESS",
-    "ATTRIBUTES",
-    "ATTRIBUTES_BYTES_MAX",
-    "FLAG",
-    "FLAG_OR_AUTO",
-    "FUNCTION",
-    "HOST",
-    "HOSTS",
-    "HTTP_PORT",
-    "LIMITS",
-    "NAME",
-    "NAMES",
-    "NAMES_MOST",
-    "NAME_LENGTH_MAX",
-    "PATH",
-    "PAYLOAD",
-    "PAYLOAD_BYTES_MAX",
-    "PORTS",
-    "PREFIX",
-    "RANK_ORDER",
-    "RANK_ORDERS",
-    "SECRET",
-    "TEXT",
-    "TLS",
-    "TORCH_STORE",
-    "TORCH_STORES",
-    "Kind",
-    "Unfit",
-    "duration",
-    "whole_number",
-]
-
 # As msgpack. The coordinator holds every node's payload in memory: 10,000 of this size are 40 MB.
 PAYLOAD_BYTES_MAX: Final = 4096
 # Of nested lists and maps: readers of it, such as JSON, have limits of their own.

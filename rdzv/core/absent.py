@@ -16,8 +16,6 @@ from store.records import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["LEFT", "LOST", "NAMED_MOST", "NAMED_OF_MANY", "AbsenceBook", "Absent", "Missing", "named"]
-
 NAMED_MOST: Final = 64  # up to this many missing nodes, all are named; ...
 NAMED_OF_MANY: Final = 8  # ... else so many, as in a sentence: nobody looks for single ones then
 NAME_MOST: Final = 80  # characters

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from rdzv.core.state import NodeRecord
 
-__all__ = ["in_zone_of", "way_of", "with_reachable_addresses"]
-
 WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the others reach it"
 
 

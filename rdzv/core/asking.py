@@ -12,8 +12,6 @@ from typing import Final
 from rdzv.core.stored import Stored, check_prose
 from rdzv.errors import RendezvousStateError
 
-__all__ = ["ANSWER_TTL", "KILL", "STACKS", "Question", "pack_answer", "unpack_answer"]
-
 STACKS: Final = "stacks"  # asks a launcher for the Python stacks of its processes
 # Asks a launcher that permits this to end at once, with its processes, as if its machine died.
 KILL: Final = "chaos kill"

@@ -48,29 +48,6 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Stop
     from rdzv.core.view import Picture, View
 
-__all__ = [
-    "LAST_CALL_GRACE",
-    "TRY_AGAIN_AFTER",
-    "Act",
-    "Ask",
-    "Complete",
-    "Expel",
-    "JoinClock",
-    "Me",
-    "Parked",
-    "Refused",
-    "Report",
-    "Resize",
-    "Rules",
-    "Wait",
-    "decide",
-    "explain",
-    "follow",
-    "hindered",
-    "next_round",
-    "report_due",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:

@@ -31,22 +31,6 @@ if TYPE_CHECKING:
 
     from rdzv.core.state import Closed, Progress, Unban
 
-__all__ = [
-    "BYTES_MOST",
-    "CHAPTERS_MOST",
-    "Chapter",
-    "Chronicle",
-    "History",
-    "HourNote",
-    "Incident",
-    "Past",
-    "Spent",
-    "gone_before",
-    "pack_history",
-    "seconds_between",
-    "spent",
-]
-
 CHAPTERS_MOST: Final = 128
 BYTES_MOST: Final = 64 * 1024  # of all chapters, so that a commit stays small; 128 rounds of a dozen nodes fit
 INCIDENTS_MOST: Final = 64  # of one round, the first ones; losses at the same time are one incident

@@ -8,8 +8,6 @@ from typing import ClassVar
 
 from store.messages import CHOSEN_LEASE_LEAST
 
-__all__ = ["Keys"]
-
 
 class _Name:
     """A property for the name of one key or prefix, below the run's root."""

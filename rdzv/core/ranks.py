@@ -32,22 +32,6 @@ from rdzv.errors import RendezvousSettingsError
 if TYPE_CHECKING:
     from rdzv.core.state import NodeRecord
 
-__all__ = [
-    "RankOrder",
-    "by_arrival",
-    "by_name",
-    "by_request",
-    "by_topology",
-    "domains_of",
-    "in_place",
-    "in_units",
-    "natural",
-    "newest_of",
-    "order_named",
-    "survivors_first",
-    "survivors_then_name",
-]
-
 DOMAINS_NAMED_MOST = 8
 
 RankOrder = Callable[[Sequence["NodeRecord"], Mapping[str, int]], Sequence["NodeRecord"]]

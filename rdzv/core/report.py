@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from rdzv.core.state import Ban, Closed
     from rdzv.core.stopping import Resized
 
-__all__ = [
-    "VERSION",
-    "Account",
-    "RunStatus",
-    "StepOf",
-    "account",
-    "as_of",
-    "closing_of",
-    "counts_of",
-    "lengths_of",
-    "long_duration",
-    "node_states",
-    "pace_in",
-    "report",
-    "run_state",
-]
-
 VERSION: Final = 1
 WORST_NAMED: Final = 1  # nodes in the closing line, if lost more than once
 

@@ -16,8 +16,6 @@ from rdzv.core.stored import Stored
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ARRIVALS_MOST", "BUCKET_SIZE", "SINCE_MOST", "Member", "Participant", "Round", "bucket_of", "name_arrivals"]
-
 BUCKET_SIZE = 16  # nodes per bucket: a node reads less than a kilobyte for its rank
 ARRIVALS_MOST = 1024  # members; larger rounds do not list their arrivals (two bytes each) in the round's record
 SINCE_MOST = 16  # node ids in each part of `Round.since`

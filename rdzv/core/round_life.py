@@ -21,8 +21,6 @@ from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ASK_WITHIN", "EndKind", "Ending", "Outcome", "Phase", "gave_up", "news_within", "own_failure"]
-
 ASK_WITHIN: Final = 2.0  # seconds for one call to the round's store; then a member continues without its answer
 # Seconds from the end of a dead member's lease to the news: 0.1 s to expire it, the rest for a new coordinator.
 NEWS_OF_A_LOSS: Final = 1.0

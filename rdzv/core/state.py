@@ -22,27 +22,6 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Stop
     from store.messages import Cause
 
-__all__ = [
-    "NAMED_MOST",
-    "Ban",
-    "Change",
-    "Closed",
-    "Coordinator",
-    "Draining",
-    "Dropped",
-    "Head",
-    "Hosted",
-    "Leaving",
-    "LostStore",
-    "NodeRecord",
-    "NodesLeft",
-    "NodesLost",
-    "NodesWaiting",
-    "Phase",
-    "Progress",
-    "to_leave",
-]
-
 NAMED_MOST = 64  # node ids listed in a message; counts have no limit
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from typing import SupportsIndex
 
-__all__ = ["Agreement", "Begun", "Drain", "Resized", "StepGate", "Stop", "step_of", "stop_of"]
-
 
 STEP_MOST = 2**63  # steps are less: a message carries 64 bits
 

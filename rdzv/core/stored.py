@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import ClassVar
 
-__all__ = ["PROSE_BYTES_MOST", "Prose", "Stored", "check_prose", "pack", "pass_over", "prose", "unpack"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 T = TypeVar("T")

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Begun
     from store.messages import Event
 
-__all__ = ["Answered", "Obstacle", "Picture", "Standstill", "Stuck", "View"]
-
 # How a node's lease ended, in words.
 _WHY: dict[str, str] = {
     "": "",

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account
     from store.records import Record
 
-__all__ = ["Span", "as_json", "describe", "timeline"]
-
 VERSION: Final = 1
 """Of the result of `as_json`: it steps when a field goes or changes its meaning; new ones may come at any time."""
 

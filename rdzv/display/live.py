@@ -20,8 +20,6 @@ from store.printable import in_words, printable
 if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
 
-__all__ = ["Frame", "Line", "draw"]
-
 
 class Line(NamedTuple):
     """One line; its meaning, "bad", "good", "soft", or "" for none; whether it may be cut."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rdzv.core.report import Account
 
-__all__ = ["live_page", "timeline_page"]
-
 SCRIPTS = ("text", "states", "data", "map", "rounds", "page")  # each needs those before it
 
 

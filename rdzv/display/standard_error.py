@@ -10,8 +10,6 @@ import threading
 import time
 from typing import Final
 
-__all__ = ["StandardErrorHandler", "flush_errors", "say_error"]
-
 BYTES_MOST: Final = 2**20  # that wait to be read
 AT_EXIT: Final = 2.0  # seconds for the reader to read the rest
 

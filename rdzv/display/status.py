@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import RunStatus
 
-__all__ = ["describe_health", "exceptions", "member_lines", "summary"]
-
 ALL = slice(None)
 NAMED_MOST = 4  # nodes that are kept out for the same reason
 SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")

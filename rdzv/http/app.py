@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from store.server.server import Server
 
-__all__ = ["policy_of", "serve"]
-
 LOOK_EVERY = 1.0  # seconds between two looks for a page that is open
 LISTENERS_MOST = 64  # pages that are followed at one time
 

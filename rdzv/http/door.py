@@ -21,8 +21,6 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HEALTH", "Door", "Refusal", "door_at"]
-
 LOOPBACK = "127.0.0.1"
 HEALTH = frozenset({"/healthz", "/readyz"})
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-__all__ = ["health", "listening", "own_table"]
-
 VISITOR_BYTES: Final = 16 * 1024  # the memory of a connection without a request
 ASKS_WITHIN: Final = 10.0  # seconds for the first request to be whole
 ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two; as long as aiohttp itself keeps a connection for

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rdzv.core.history import History
     from store.server.server import Server
 
-__all__ = ["NoSuchRun", "Runs", "client_of"]
-
 T = TypeVar("T")
 
 FRESH = 0.5  # seconds for which an answer is reused, at least ...

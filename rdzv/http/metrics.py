@@ -17,8 +17,6 @@ from rdzv.core.state import Phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-__all__ = ["CONTENT_TYPE", "Metrics", "OfProcess", "family"]
-
 CONTENT_TYPE = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
 
 LAG_EVERY = 1.0  # seconds

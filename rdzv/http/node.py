@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.node import Node
 
-__all__ = ["serve_node"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 IN_ROUND: Final = "in a round"

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rdzv.node.front.known import Known
     from rdzv.node.node import Node
 
-__all__ = ["BEAT_DIR", "forget_beats", "look_at_beats", "start_to_follow"]
-
 BEAT_DIR: Final = "RDZV_BEAT_DIR"
 """The environment variable with the folder in which processes report their steps."""
 

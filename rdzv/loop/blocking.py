@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from rdzv.node.blocking_handler import Handler
     from rdzv.shared_store.store import BlockingSharedStore
 
-__all__ = ["Round", "rounds_made_by"]
-
 SomeRound = TypeVar("SomeRound", bound="Round")
 
 

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Final
 
-__all__ = ["raised_in"]
-
 CHARACTERS_MAX: Final = 200  # of a line that all nodes read
 
 

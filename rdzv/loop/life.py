@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from rdzv.shared_store.store import SharedStore
 
-__all__ = ["BLAME", "DONE", "FINISHED", "Life", "names_of"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has finished its body"  # the reason with which a finished run is closed
@@ -202,7 +200,7 @@ class Life:
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.others_have_gone:
-            if self.ending is None and self._membership.gate.is_awaited:
+            if self.ending is None and self.membership.gate.is_awaited:
                 # The error is of another round. The others wait in their step: a new arrival would count as stopped.
                 await in_node(self._leave())
             return Outcome.MEET_AGAIN
@@ -215,7 +213,7 @@ class Life:
 
     async def _leave(self) -> bool:
         with contextlib.suppress(RendezvousError):  # the store is away: the others lose this member by its lease
-            await self._node.loop.start(verbs.leave(self._node))
+            await self.node.loop.start(verbs.leave(self.node))
         return True
 
     async def _give_up(self, verdict: GiveUp) -> bool:

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import StepGate
     from rdzv.node.node import Node
 
-__all__ = ["BodyCalls", "MemberOfRound", "OnWaiting", "Options", "RoundLoop", "done"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 T = TypeVar("T")

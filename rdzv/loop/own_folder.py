@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["make_own_folder", "own_folder"]
-
 LOCK: Final = ".lock"
 LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may still be under construction
 

@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from rdzv.shared_store.store import SharedStore
 
-__all__ = ["Round", "handler_of", "rounds", "rounds_made_by"]
-
 SomeRound = TypeVar("SomeRound", bound="Round")
 
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from store import BlockingStore
     from store.net.threads import Call
 
-__all__ = ["BlockingChanges", "Handler"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

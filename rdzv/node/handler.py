@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from store import BlockingStore, Store
     from store.net.threads import Call
 
-__all__ = ["Handler"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

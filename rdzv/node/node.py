@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from rdzv.node.link.loops import NodeLoop
     from store import Store
 
-__all__ = ["Node", "Ticket"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"

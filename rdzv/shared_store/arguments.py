@@ -8,8 +8,6 @@ from typing import Any
 
 from rdzv.config.config_errors import shown
 
-__all__ = ["key_of", "keys_of", "many_of", "utf8_of", "value_of", "whole_of"]
-
 
 def key_of(key: object) -> str:
     """Return a valid key."""

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
-__all__ = ["NAMED_MAX", "Company", "Roster"]
-
 NAMED_MAX: Final = 8
 """The number of members, or keys, that an error lists."""
 

@@ -37,8 +37,6 @@ from store.printable import first_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-__all__ = ["QUEUES", "VALUES", "Fencing", "OutOfTime", "keys_awaited", "named"]
-
 R = TypeVar("R", bound=Response)
 
 VALUES: Final = "k/"

@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from rdzv.shared_store.fencing import Fencing
     from store.messages import Operation
 
-__all__ = ["Operations", "RoundKeys"]
-
 MARK: Final = b"\x00queue"
 """The value of a queue's key. No text and no number begins with a zero byte."""
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from store.interface import BlockingStore, Store
     from store.messages import Condition, Request
 
-__all__ = ["BlockingSharedStore", "ClientAtFirstUse", "SharedStore"]
-
 R = TypeVar("R", bound=Response)
 C = TypeVar("C", "Caller", "BlockingStore")
 

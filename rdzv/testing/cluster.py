@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from store.net.threads import Call
 
-__all__ = ["Cluster", "cluster"]
-
 T = TypeVar("T")
 
 EXIT_LOOKS_EVERY = 0.5  # seconds between two checks whether the process of an ended body is idle

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import Facts
 
-__all__ = ["Disk", "SimulatedJournal"]
-
 COMMIT_SECONDS = (0.0002, 0.004)  # the time that a healthy disk takes for a group
 
 

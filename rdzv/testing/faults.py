@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     _Later = tuple[float, Callable[[], object]]
     """The time of an act, and the act."""
 
-__all__ = ["FAULTS", "deal"]
-
 FAULTS: Final = ("kill", "pause", "hang", "cut", "reset", "drain", "join", "stop_store", "pause_store", "resize")
 """The kinds of faults. A node that was killed or drained is replaced after a while, and a run that was resized gets its
 maximum back, so that the run can go on.

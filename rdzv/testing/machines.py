@@ -35,18 +35,6 @@ if TYPE_CHECKING:
     from store import Store
     from store.engine.changeset import Facts
 
-__all__ = [
-    "NODE_THREAD",
-    "STORE",
-    "NoPort",
-    "Process",
-    "StoreMachine",
-    "World",
-    "client_of",
-    "handler_of",
-    "process_id_of",
-]
-
 STORE = "store"
 """The name under which the store is dialed."""
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from store.client.client import Client
 
-__all__ = ["ClusterNode", "ClusterRound", "Surroundings"]
-
 URL = "tcp://store/test"
 
 

@@ -25,8 +25,6 @@ import store.sync
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ProcessesError", "RealProcesses", "processes"]
-
 LOOKS_EVERY = 0.02  # seconds
 OUTPUT_IN_AN_ERROR = 4000  # characters of each process
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
 
-__all__ = ["ClusterError", "ClusterStuckError", "Story", "frames_of", "where"]
-
 LINES_MOST = 100_000
 LINES_IN_AN_ERROR = 200
 LOGGERS = ("rdzv", "store")

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from contextvars import Context
 
-__all__ = ["Host", "Timeline"]
-
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from store import Entry
 
-__all__ = ["TorchRendezvousBackend"]
-
 
 MARK: Final = b"rdzv-torch-state-1\n"  # PyTorch unpickles states, so foreign bytes are rejected
 

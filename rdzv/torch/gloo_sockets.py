@@ -25,8 +25,6 @@ import struct
 import sys
 from typing import Any, Final
 
-__all__ = ["GlooSockets"]
-
 Address = tuple[int, bytes]  # a port, and an address of 4 or 16 bytes
 
 STORAGE_BYTES: Final = 128  # of a `sockaddr_storage`

@@ -33,8 +33,6 @@ from rdzv.torch.pytorch import (
 )
 from rdzv.torch.store import TorchStore
 
-__all__ = ["RoundGroup", "refuse_existing_group"]
-
 CONNECT_WITHIN: Final = 1.0  # seconds to connect a small gloo group, at the first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
 GLOO_WAITS: Final = 5  # gloo waits for so many of its timeouts until a connection is made (its `waitUntilConnected`)

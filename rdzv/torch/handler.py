@@ -40,8 +40,6 @@ from store.printable import escaping
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["TorchRendezvousHandler"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 _CHECKED: Final = {"bootstrap_check": True}

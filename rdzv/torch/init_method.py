@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from datetime import timedelta
 
-__all__ = ["register"]
-
 EXIT_CLOSE_TIMEOUT: Final = 5.0  # in seconds, for clients of a script's store at its end; or `close_timeout`
 
 _SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdzv+etcds": "etcds"}

@@ -19,8 +19,6 @@ from typing import Any, Final, NamedTuple
 
 from rdzv.torch.pytorch import copy_all, torch
 
-__all__ = ["InterruptedStep"]
-
 log: Final = logging.getLogger(__name__)
 
 ALWAYS_COPIED: Final = 65_536

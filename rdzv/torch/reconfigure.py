@@ -17,8 +17,6 @@ from rdzv.torch.rounds import AsyncTorchRound
 if TYPE_CHECKING:
     from rdzv.loop.blocking import Round
 
-__all__ = ["rendezvous_reconfigure"]
-
 
 def rendezvous_reconfigure(round: Round | AsyncTorchRound, group: Any = None) -> tuple[int, list[str]]:
     """Exchange the handles of a group's members in a round, for `torch.distributed._reconfigure`.

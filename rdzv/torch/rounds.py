@@ -54,8 +54,6 @@ if TYPE_CHECKING:
     from rdzv.loop.member import OnWaiting, RoundLoop
     from rdzv.shared_store.store import BlockingSharedStore
 
-__all__ = ["AsyncTorchRound", "TorchRound", "TorchRounds", "rounds"]
-
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # PyTorch's default for collectives that are not nccl's

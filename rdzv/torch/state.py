@@ -22,8 +22,6 @@ from typing import Any, Final
 from rdzv.errors import RoundChanged
 from rdzv.torch.pytorch import dist, torch
 
-__all__ = ["synchronize"]
-
 REMEDY: Final = "build the same model on all members"
 SHARDED: Final = "is sharded (a DTensor): the part of a member that is lost is gone with it; read it from a checkpoint"
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from store import BlockingStore
     from store.messages import Condition
 
-__all__ = ["DEFAULT_TIMEOUT", "TorchStore", "open_store", "raise_as_torch"]
-
 GLOO_EXTENDED_API: Final = "GLOO_ENABLE_STORE_V2_API"
 """The environment variable by which gloo reads its peers' addresses with one `multi_get` per group.
 

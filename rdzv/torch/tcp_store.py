@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo as AwaitedInfo
     from rdzv.sync import RendezvousInfo
 
-__all__ = ["WorkersStore", "open_tcp_store", "serve_workers", "with_remedy"]
-
 log: Final = logging.getLogger(__name__)
 
 PORT: Final = "rdzv/torch/tcp_store/port"  # the key of rank 0's port in the round's store

@@ -30,8 +30,6 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["CANNOT_EXECUTE", "STARTED", "close_others", "fork_guarded", "main", "signals_here", "take_signals"]
-
 POLL = 20  # milliseconds between checks if the group has ended
 CANNOT_EXECUTE = 126  # as in shells
 IN_PASSING = 0x80  # above the numbers of signals, which end at 64

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
 
-__all__ = ["CHECKPOINT_FILE", "NPROC", "Job", "OnChange", "Place", "Then", "arguments", "environment_of", "place_of"]
-
 NPROC: Final = "nproc"  # the attribute
 
 # Environment variables with the files that a job writes at each checkpoint, and PyTorch's `@record` at an exception.

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from rdzv.torch.tcp_store import WorkersStore
 
-__all__ = ["SUCCEEDED", "JobRound", "Workplace", "describe"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 # The reason of a successful close, by which waiting nodes see that they are not needed.

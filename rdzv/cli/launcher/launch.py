@@ -59,8 +59,6 @@ if TYPE_CHECKING:
     from rdzv.cli.launcher.job import Job
     from rdzv.membership import RendezvousInfo
 
-__all__ = ["run"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is repeated

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from rdzv.cli.launcher.job import Job
 
-__all__ = ["PreloadServer", "PythonCommand", "WarmWorker", "preloading", "python_command"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 END_WITHIN: Final = 5.0  # seconds until a server that does not end is killed

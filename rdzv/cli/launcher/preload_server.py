@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     Prepare = Callable[[], Callable[[], object]]
 
-__all__ = ["READY", "serve"]
-
 READY = b"ready\n"
 FILES = 5  # per request
 REQUEST_BYTES_MAX = 16 * 1024 * 1024  # an environment and arguments; Linux allows both a quarter of its 8 MiB stack

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from rdzv.cli.launcher.job import Job
     from rdzv.cli.launcher.preload import PreloadServer, WarmWorker
 
-__all__ = ["LINE_BYTES_MAX", "Process", "label_lines"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 DRAIN_WITHIN: Final = 5.0  # seconds for passing on output before the next round

@@ -28,8 +28,6 @@ from rdzv.errors import RendezvousSettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["expand", "is_first_task", "is_meant_by", "processes_of", "url_of"]
-
 SCHEME: Final = "slurm"
 PORT_FIRST, PORTS = 20_000, 10_000  # below the ephemeral ports
 EXPECTED_MOST: Final = 1024  # names that fit into a URL; a larger step has none

@@ -27,8 +27,6 @@ from rdzv.cli.launcher import worker_startup
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["TEXT_MOST", "WorkerStacks"]
-
 TEXT_MOST: Final = 256 * 1024  # characters for a node ...
 TEXT_OF_ONE_MOST: Final = 64 * 1024  # ... and for a process
 ANSWER_WITHIN: Final = 2.0  # seconds: signal handlers run at once, unless the process is stopped

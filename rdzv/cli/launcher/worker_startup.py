@@ -19,8 +19,6 @@ import os
 import signal
 import sys
 
-__all__ = ["FOLDER", "SIGNAL", "register"]
-
 FOLDER = "RDZV_STACKS_DIR"  # the environment variable with the folder
 
 SIGNAL = getattr(signal, "SIGRTMAX", 0) - 6 if hasattr(signal, "SIGRTMAX") else int(getattr(signal, "SIGINFO", 0))

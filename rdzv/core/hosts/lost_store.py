@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from rdzv.core.round import Round
     from rdzv.core.state import Ban, Head, Hosted, NodeRecord, Progress
 
-__all__ = ["Known", "known_of", "survivors_of"]
-
 
 class Known(NamedTuple):
     """What a node knows of a store that it has lost."""

@@ -13,8 +13,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Self
 
-__all__ = ["Answer", "Candidacy"]
-
 
 class Answer(Enum):
     """The answer of a host to a candidate."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rdzv.core.history import Chapter
     from rdzv.core.report import Account
 
-__all__ = ["AGES", "changes", "in_numbers", "message", "settled", "without_ages"]
-
 AGES: Final = frozenset(
     (
         *("waited", "phase_for", "last_call_left"),

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from store.messages import Event
 
-__all__ = ["ACCUSERS", "SOMEBODY", "WHY_MOST", "Accusation", "Accusations"]
-
 ACCUSERS: Final = 2  # so many accusers of one member are believed
 SOMEBODY: Final = ""  # the accused if its name is unknown
 WHY_MOST: Final = 120  # characters of `why`

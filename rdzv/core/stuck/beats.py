@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import SupportsIndex
 
-__all__ = ["BeatNote", "Beats"]
-
 FINISHED: Final = -1  # the round of a member that has finished
 WAITS_AFTER: Final = 0.5  # seconds; shorter waits for peers are not reported
 LABEL_BYTES_MOST: Final = 64  # of `what`, as a note has at most 128 bytes

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from rdzv.core.stuck.beats import BeatNote
 
-__all__ = ["Heard", "StallRules", "Stalls", "Verdict"]
-
 FRESH_PART = 0.5  # of `stall_timeout`: a member that began a step within this part makes progress
 
 AWAY_AFTER = 1.0  # seconds by which a keep-alive may be late before its member counts as disconnected

@@ -18,8 +18,6 @@ from rdzv.core.stuck.judging import FRESH_PART
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["NODE_STATES", "WELL_FROM", "Pace", "StepOf", "pace_of"]
-
 NODE_STATES: Final = (
     *("lost", "never seen", "left", "unfit", "banned", "stuck", "accused", "slow", "draining"),
     *("waiting", "spare", "busy", "in the round"),

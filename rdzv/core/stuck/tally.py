@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from rdzv.core.stored import Stored
 
-__all__ = ["Tally"]
-
 
 class Tally(Stored, kw_only=True):
     """The counters."""

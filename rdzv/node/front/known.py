@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from store import StoreError
     from store.net.threads import Call
 
-__all__ = ["Known"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

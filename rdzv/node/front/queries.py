@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.node import Node
 
-__all__ = ["Changes"]
-
 
 class Changes:
     """The changes of a node's round as they happen, beginning with those that already hold; for async callers.

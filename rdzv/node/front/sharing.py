@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rdzv.shared_store.store import ClientAtFirstUse
     from store import Store
 
-__all__ = ["absence_of", "shared_store"]
-
 
 def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:
     """Return the round's shared store for one member: fenced by the round, and by the member's record."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from store import Store
 
-__all__ = ["FollowedRun", "FollowedRuns"]
-
 FOLLOWED_FOR: Final = 30.0  # seconds after the last reading
 IDLE_SHARE: Final = 0.002  # of the time, to read the steps of members that report none
 

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Event, Store, StoreError
 
-__all__ = ["Follower", "following"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ASK_AGAIN_AFTER = 0.5  # seconds

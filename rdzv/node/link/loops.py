@@ -20,8 +20,6 @@ from store.net.threads import Call, LoopThread, in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-__all__ = ["NodeLoop", "NodeThread", "check_process", "result_of"]
-
 T = TypeVar("T")
 
 TURNS = 64  # nodes of one process at the same moment: a step of all of them takes the loop some 20 ms

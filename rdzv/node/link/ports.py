@@ -8,8 +8,6 @@ import socket
 
 from store.net.sockets import forget, let_go_in_children
 
-__all__ = ["HeldPort"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 

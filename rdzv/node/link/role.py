@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.node.link.link import Link
 
-__all__ = ["ELECTION_MOST", "Role", "election_pause"]
-
 ROLE_TTL = 3.0  # seconds that a coordinator that is paused or cut off may delay the others
 ROUND_TRIPS_PER_TERM = 10  # at least; taking over takes three, and a renewal must be back before the lease is over
 SECONDS_PER_NODE = 0.001  # at least; a store and a coordinator that serve many nodes at once are busy that long

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-__all__ = ["STOOD_STILL", "Stopwatch"]
-
 STOOD_STILL = 1.0  # seconds; a look this late was delayed by this process; busy machines cost less
 LOOKS_EVERY = 0.1  # seconds: stopped time is known to this precision
 

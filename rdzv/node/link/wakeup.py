@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-__all__ = ["Wakeup", "WakeupHere"]
-
 
 class Wakeup:
     """One task's place to sleep, from which others wake it."""

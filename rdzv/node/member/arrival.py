@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from rdzv.core.state import NodeRecord
 
-__all__ = ["TRANSITIONS", "Arrival", "Happening", "State"]
-
 L = TypeVar("L")
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rdzv.node.member.part import Part
     from store.messages import Operation
 
-__all__ = ["learn", "tell"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-__all__ = ["examine", "examine_in", "report_health"]
-
 
 UNFIT_MOST = 64  # nodes of a run whose failed health checks are kept, the last ones
 

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from rdzv.node.member.leaving import Leaving
     from rdzv.node.member.part import Part
 
-__all__ = ["Joining"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NAMES_WITHIN = 2.0  # seconds to read the names of ranks; else the ranks are named

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rdzv.node.member.part import Part
     from store import Condition, TransactionResult
 
-__all__ = ["Leaving"]
-
 HAND_OVER_WITHIN = 0.5  # seconds for a coordinator to see its own departure reported ...
 HAND_OVER_TRIPS = 2  # ... and round trips: a report is written, and comes back by its watch
 WITHDRAW_TRIPS = 4  # round trips more to take a record back: two writes, and the above

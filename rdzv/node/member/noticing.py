@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from rdzv.node.link.link import Link
     from rdzv.node.member.part import Part
 
-__all__ = ["Noticing"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered

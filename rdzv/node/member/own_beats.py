@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rdzv.node.link.link import Link
     from rdzv.node.link.loops import NodeLoop
 
-__all__ = ["OwnBeats", "earlier"]
-
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 

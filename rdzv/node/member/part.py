@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from rdzv.node.link.ports import HeldPort
     from store.keeping import HeldLease
 
-__all__ = ["NOT_WAITING", "Part"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NOT_WAITING = "not waiting for anything"

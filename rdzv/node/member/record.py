@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from store import TransactionResult
     from store.messages import Operation
 
-__all__ = ["Recording", "ending_error", "new_record", "node_ttl"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from store import Store
 
-__all__ = ["put_accusation"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store, TransactionResult
 
-__all__ = ["Agreed", "OverruledError", "agree_on_settings", "check_prefix", "take_settings"]
-
 T = TypeVar("T")
 
 log: logging.Logger = escaping(logging.getLogger(__name__))

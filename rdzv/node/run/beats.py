@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-__all__ = ["read_beats", "read_hour"]
-
 
 async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
     """Return the last report of each node that has sent one."""

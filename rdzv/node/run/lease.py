@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-__all__ = ["grant_of_run", "has_no_room", "is_too_long", "note_of_run", "refusal_of", "take_run_lease"]
-
 
 RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
 

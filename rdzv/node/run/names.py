@@ -7,8 +7,6 @@ import msgpack
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, NAME, TEXT
 
-__all__ = ["attribute_ban", "check_node_id"]
-
 
 def check_node_id(node_id: str) -> None:
     """Raise RendezvousSettingsError for an invalid node id: a ban of it would seem to work."""

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from store import Lease, Store
 
-__all__ = ["Run"]
-
 WITHIN: Final = Parameter("within", duration())  # seconds after which a drained node leaves in any case
 ENDS_WITHIN: Final = 5.0  # seconds for the write of a ban to complete, once its caller is cancelled
 RUNS_NAMED_MOST: Final = 10  # where a run is not found; `rdzv runs` lists them all

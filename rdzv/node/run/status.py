@@ -27,23 +27,6 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from store import Entry, KeyGroup, Store
 
-__all__ = [
-    "count_by_run",
-    "count_keys",
-    "drain_ttl",
-    "find_member",
-    "participant_of",
-    "read_account",
-    "read_history",
-    "read_nodes",
-    "read_nodes_of_all_runs",
-    "read_roster",
-    "read_run",
-    "read_steps",
-    "reason_of",
-    "run_ids",
-]
-
 DRAIN_KEPT = 60.0  # seconds beyond its end: a node that has lapsed may come again, and must still leave
 
 

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from rdzv.core.round_life import Ending
     from rdzv.core.state import Closed
 
-__all__ = ["Screen", "configure_logging", "end_with", "told_to_end"]
-
 log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 
 WAITS_SILENTLY: Final = 3.0  # in seconds: a longer wait is explained

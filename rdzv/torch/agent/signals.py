@@ -22,8 +22,6 @@ from rdzv.torch.pytorch import SignalException
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EndSignals"]
-
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 UNHANDLED: Final = (signal.SIG_DFL, signal.default_int_handler)
 AGAIN_AFTER: Final = 1.0  # seconds after which a signal counts again

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-__all__ = ["NO_NAME", "begin_anew"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NO_NAME: Final = "none"  # PyTorch's default for `--rdzv-id`

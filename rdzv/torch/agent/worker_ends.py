@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from store.net.threads import Call
 
-__all__ = ["WorkerEnds"]
-
 LOOKS_EVERY: Final = 0.02  # in seconds, until the agent has started all workers of its round
 
 

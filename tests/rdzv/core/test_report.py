@@ -12,9 +12,10 @@ import jsonschema
 import pytest
 
 from rdzv.core.absent import Missing
-from rdzv.core.report import VERSION, RunStatus, StepOf, report
+from rdzv.core.report import VERSION, RunStatus, report
 from rdzv.core.round import Participant
 from rdzv.core.state import Ban, Phase
+from rdzv.core.stuck.pace import StepOf
 from rdzv.display.status import member_lines
 from tests.support.runs import VirtualRun
 
