@@ -226,7 +226,9 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
         return Wait(until=None, progress=hindered(progress, rules.why_not_placed(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
-            complete = _complete(view, rules, progress, survivors, after=-1 if lost is None else lost.round)
+            # Once others have begun the run anew, its members stay, and not those of a round before.
+            ranked = survivors if view.round is None else {}
+            complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
             stuck = hindered(progress, f"rank_order fails with {type(error).__name__}: {error}")
             return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)

@@ -243,8 +243,9 @@ class LostStore(Stored, kw_only=True):
     host: str = ""  # of that store
 
     def outranks(self, other: LostStore | None) -> bool:
-        """Return True if this knowledge replaces the other."""
-        return other is None or (self.generation, self.revision) > (other.generation, other.revision)
+        """Return True if this knowledge replaces the other. Revisions of two stores do not compare, rounds do."""
+        mine = (self.generation, self.round, self.revision)
+        return other is None or mine > (other.generation, other.round, other.revision)
 
 
 class Hosted(NamedTuple):
