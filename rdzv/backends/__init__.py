@@ -1,1 +1,1 @@
-"""The handler for a URL: built-in schemes, the registry for others, and the store that a node hosts."""
+"""The handler for a URL: built-in and registered schemes; and the store that a node hosts."""

@@ -1,4 +1,4 @@
-"""Shell: asks the hosts of a URL which of them serves the store, and connects a client to that one."""
+"""Shell: asks the several hosts of a URL which of them serves the store, and connects to that one."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ __all__ = [
     "tell_lost",
 ]
 
-ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer; then it is silent
+ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
-ATTEMPT: Final = 0.4  # seconds of the half second that a client has for an attempt to connect
+ATTEMPT: Final = 0.4  # seconds; a client has half a second for an attempt to connect
 FRAME_HEAD_BYTES: Final = 4
 
 
 class Asked(NamedTuple):
-    """An answer, and the random name of the candidate that gave it, if one did."""
+    """An answer, and the random name of the candidate that gave it."""
 
     answer: Answer
     candidate: str = ""
-    error: BaseException | None = None  # of a connection that brought no answer
+    error: BaseException | None = None  # if there was no answer
 
 
 class Host:
-    """One of the hosts in a URL, to be asked."""
+    """One of the hosts in a URL."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -68,7 +68,7 @@ class Host:
         return host_and_port(self.address.host, self.address.port)
 
     async def ask(self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> Asked:
-        """Ask at each address of the host's name. It refuses only if all of them do."""
+        """Ask at each address of the host's name. The host refuses only if all addresses do."""
         with anyio.move_on_after(within):
             try:
                 found = None
@@ -85,7 +85,7 @@ class Host:
         return Asked(Answer.SILENT)
 
     async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, word: Word | None = None) -> Asked:
-        """Connect to one address, and read the first message there; tell a candidate this `word`."""
+        """Connect to one address, and read the first message; send `word` if it is from a candidate."""
         family, kind, protocol, _, address = resolved
         sock, writer = None, None
         try:
@@ -97,12 +97,12 @@ class Host:
             asked = _meaning(decode_opening(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
                 writer.write(frame(word.to(asked.candidate)))
-                await read_frame(reader)  # it has taken it
+                await read_frame(reader)  # the candidate has accepted it
             return asked
         except ConnectionRefusedError:
             return Asked(Answer.REFUSED)
         except (OSError, EOFError, ProtocolError) as error:
-            # Without IPv6, say, there is no ::1 here at which a process could listen.
+            # Without IPv6, for example, no process can listen at ::1.
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
             return Asked(Answer.REFUSED) if is_nowhere else Asked(Answer.SILENT, error=error)
         finally:
@@ -112,7 +112,7 @@ class Host:
                 sock.close()
 
     async def tell(self, word: Word, tls: ssl.SSLContext | None) -> bool:
-        """Tell a candidate at this host a word; return True if it has taken it."""
+        """Send a word to a candidate at this host; return True if it has accepted the word."""
         with anyio.move_on_after(ANSWERS_WITHIN):
             for one in await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True) or ():
                 if (await self._ask_at(one, tls, word)).answer is Answer.CANDIDATE:
@@ -121,19 +121,19 @@ class Host:
 
 
 class Word(NamedTuple):
-    """An operator's word that a host is lost; whoever knows the run's token may give it."""
+    """An operator's word that a host is lost, authenticated by the run's token."""
 
     host: str
     token: bytes | None
 
     def to(self, candidate: str) -> bytes:
-        """Return it for the candidate of this name; no other one takes it, and no later candidacy."""
+        """Return the message for the candidate with this name, which no other candidate accepts."""
         proof = hmac.digest(self.token or b"", f"lost {candidate} {self.host}".encode(), "sha256")
         return b"lost %s %s" % (self.host.encode(), proof)
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Return the body of the next frame; raise EOFError or ProtocolError if none comes."""
+    """Return the body of the next frame; raise EOFError or ProtocolError if there is none."""
     size = int.from_bytes(await reader.readexactly(FRAME_HEAD_BYTES))
     if size > HANDSHAKE_BYTES_MAX:
         raise ProtocolError(f"a first message of {size} bytes is not one of this protocol")
@@ -149,7 +149,7 @@ def _meaning(said: Greeting | Sorry) -> Asked:
 
 
 async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Asked]:
-    """Ask all hosts at once. Once one serves, the others are not waited for: they count as silent."""
+    """Ask all hosts concurrently. Once one serves, the remaining ones count as silent."""
     found = [Asked(Answer.SILENT)] * len(hosts)
 
     async def ask(place: int) -> None:
@@ -164,7 +164,7 @@ async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: 
 
 
 def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
-    """Return why no host serves, in words; the caller knows that not all have refused."""
+    """Return why no host serves, in words, if not all have refused."""
     of = list(zip(hosts, found, strict=True))
     silent = [(host, asked.error) for host, asked in of if asked.answer is Answer.SILENT]
     waiting = ", ".join(str(host) for host, asked in of if asked.answer is Answer.CANDIDATE)
@@ -176,7 +176,7 @@ def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
 
 
 class DialOfMany(TcpDial):
-    """Connects to the one of several hosts that serves the store."""
+    """Connects to the one of several hosts that serves the store; a client uses it."""
 
     def __init__(
         self,
@@ -189,11 +189,16 @@ class DialOfMany(TcpDial):
         self.hosts: list[Host] = [Host(Address(host=host, port=port, secure=secure)) for host, port in hosts]
         super().__init__(self.hosts[0].address, tls, renew=renew)
         self.tls: ssl.SSLContext | None = self._context
-        self.found: Host | None = None  # that served at the last attempt
+        self.found: Host | None = None  # the host that served last
         self._within = ANSWERS_WITHIN
 
     async def choose(self, context: ssl.SSLContext | None = None) -> None:
-        """Choose the host that serves; raise ConnectionRefusedError if all refuse, or say why none does."""
+        """Find the host that serves.
+
+        Raises:
+            ConnectionRefusedError: All hosts refuse or have ended.
+            OSError: No host serves, for the reason in the message.
+        """
         began = time.monotonic()
         found = await ask_all(self.hosts, context or self._context, within=self._within)
         for host, asked in zip(self.hosts, found, strict=True):
@@ -205,12 +210,12 @@ class DialOfMany(TcpDial):
             raise ConnectionRefusedError
         for asked in found:
             if isinstance(asked.error, ssl.SSLError) or (asked.error is not None and lack_of(asked.error)):
-                raise asked.error  # the client knows what it means
+                raise asked.error  # the client describes it
         raise RefusedByStore(in_words(self.hosts, found))
 
 
 def find_blocking(dial: DialOfMany, *, within: float) -> None:
-    """Find the host that serves, for a caller without a node; raise RendezvousConnectionError if none does in time."""
+    """Find the host that serves, in a thread; raise RendezvousConnectionError if none does within these seconds."""
 
     async def find() -> str:
         problem = "it has never answered"
@@ -234,7 +239,7 @@ def find_blocking(dial: DialOfMany, *, within: float) -> None:
 
 
 async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict[str, Answer]:
-    """Return the answer of each of several hosts to the question whether it serves; empty for a single host."""
+    """Return the answer of each of several hosts; empty if the URL has one host."""
     if not settings.endpoint.has_successors:
         return {}
     dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
@@ -243,11 +248,11 @@ async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict
 
 
 async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
-    """Tell all candidates that a host is dead; return who was told, in words.
+    """Tell all candidates that a host is lost; return which were told, in words.
 
     Raises:
         RendezvousSettingsError: The URL does not list the host.
-        RendezvousStateError: The host answers, or no candidate waits for it.
+        RendezvousStateError: A host serves, the lost one answers, or no candidate waits for it.
     """
     dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
     hosts, tls = dial.hosts, dial.tls

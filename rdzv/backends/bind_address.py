@@ -1,11 +1,10 @@
-"""Shell: the address on which a node listens if it starts the embedded store, or why it must not start one.
+"""Shell: the address on which a node may serve the embedded store, or why it must not serve.
 
-A machine starts the store only if the addresses of the URL's host are its own, as each machine decides alone: if a name
-stands for several machines (a headless Service of Kubernetes, round-robin DNS), each of them would start a store, and
-one job would become several. An address belongs to this machine if a socket can be bound to it, or if a connection to
-it arrives here (NAT, a floating address). A loopback address belongs to every machine. An address that refuses the
-connection, or is silent for three seconds, belongs to another machine. A store that accepts a connection at any address
-of the host is used in any case.
+Each machine decides alone. If the URL's host is a name of several machines (a headless Service of Kubernetes,
+round-robin DNS), each of them would start a store, and one job would become several. So a machine serves only if all
+addresses of the host are its own. An address is its own if a socket can be bound to it, or if a connection to it
+arrives here (NAT, a floating address); a loopback address always is. An address that refuses the connection, or does
+not answer within three seconds, is another machine's. If one accepts a connection, its store is used.
 """
 
 from __future__ import annotations
@@ -43,19 +42,19 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ANSWERS_WITHIN: Final = 3.0  # seconds for an address to accept or refuse a connection
 NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
-NAMED_MOST: Final = 4  # addresses in one sentence
+NAMED_MOST: Final = 4  # addresses in a message
 TOKEN_BYTES: Final = 16
 
 Target = tuple[int, tuple[Any, ...]]
-"""A family, and an address with port as `socket.connect` takes it."""
+"""A socket family, and the argument of `socket.connect`."""
 
 
 class NotResolvedError(RendezvousConnectionError):
-    """The URL's host is a name without an address, perhaps for now."""
+    """The URL's host is a name without an address, perhaps not yet."""
 
 
 class PortTakenError(RendezvousConnectionError):
-    """Another process of this machine listens at the URL's port."""
+    """Another process on this machine listens at the URL's port."""
 
 
 class HostedElsewhereError(PortTakenError):
@@ -66,21 +65,21 @@ class BindAddress(NamedTuple):
     """The address on which to listen for a URL's host."""
 
     address: str  # or a name; "" for all addresses of this machine
-    foreign: tuple[Target, ...] = ()  # the host's addresses that belong to other machines
-    indirect: bool = False  # no address of the host belongs to this machine: a Service or NAT has to forward to it
+    foreign: tuple[Target, ...] = ()  # the host's addresses that are other machines'
+    indirect: bool = False  # no address of the host is this machine's: a Service or NAT must forward to it
 
 
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
     """Return the address on which to listen for a URL's host.
 
-    For a name, it is all addresses of this machine, if the store `may_be_open`: on Debian a machine calls itself
-    127.0.1.1, and two nodes of one machine must not start two stores.
+    For a name, these are all addresses of this machine, if the store `may_be_open`: on Debian a machine's own name is
+    127.0.1.1. `insist`: the user has set `is_host`.
 
     Raises:
         NotResolvedError: The name has no address.
         HostedElsewhereError: Another machine listens at one of its addresses.
-        OSError: EADDRNOTAVAIL if no address belongs to this machine, and the user does not `insist`; EADDRINUSE if this
-            machine listens there already; others if this machine lacks a resource for the check.
+        OSError: EADDRNOTAVAIL if no address is this machine's, without `insist`; EADDRINUSE if this machine listens
+            there already; others if it lacks a resource for the check.
     """
     ours, others = split_addresses(host, port)
     if not ours and not insist:
@@ -116,7 +115,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
 
 
 def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
-    """Return a host's addresses that can be bound on this machine, and all others but loopback addresses."""
+    """Return a host's addresses that can be bound on this machine, and the others without loopback addresses."""
     found = _resolve(host, port)
     ours = [target for target in found if _can_be_bound(target)]
     return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
@@ -136,7 +135,7 @@ def _resolve(host: str, port: int) -> list[Target]:
 
 
 def _can_be_bound(target: Target) -> bool:
-    """Return True if an address belongs to this machine: only then can a socket be bound to it."""
+    """Return True if a socket can be bound to an address."""
     family, address = target
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -151,10 +150,10 @@ def _can_be_bound(target: Target) -> bool:
 
 
 def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
-    """Connect to all targets at once, and return those that accept.
+    """Connect to all targets concurrently, and return those that accept.
 
-    With `listen_on`, return those whose connection arrives at this machine: it listens at that port meanwhile, and each
-    connection carries a random word. A client of a store that connects then is disconnected, and tries again.
+    With `listen_on`, listen at that port meanwhile, and return the targets whose connections arrive here: each sends a
+    random word. A client of the store that connects meanwhile is disconnected, and retries.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
     with contextlib.ExitStack() as stack:
@@ -200,7 +199,7 @@ def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Ta
 
 
 def _number_of(word: bytes, sock: socket.socket) -> set[int]:
-    """Return the number of our connection that has arrived at our listener; empty if it is not ours."""
+    """Return the number of the target whose connection has arrived; empty if it is a foreign connection."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)
         if got.startswith(word) and len(got) == TOKEN_BYTES + 2:
@@ -209,5 +208,5 @@ def _number_of(word: bytes, sock: socket.socket) -> set[int]:
 
 
 def in_words(targets: Sequence[Target]) -> str:
-    """Return addresses in words, without ports."""
+    """Return addresses without ports, in words."""
     return first_of([str(address[0]) for _, address in targets], NAMED_MOST)

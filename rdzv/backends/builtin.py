@@ -1,6 +1,6 @@
-"""Shell: `connect`, and the built-in backends: a TCP store, which a node may host itself, and an etcd cluster.
+"""Shell: `connect`, and the built-in backends: a TCP store, which a node may host, and an etcd cluster.
 
-Files and the environment are read here, and sockets are made here; all other modules get them as arguments.
+Files, the environment and sockets are read and made in this folder; other rooms get them as arguments.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ETCD_TTL_LEAST = 6.0  # seconds; with less, fewer than two renewals fit beside an election
+ETCD_TTL_LEAST = 6.0  # seconds, so that an election of etcd leaves time for two renewals
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
@@ -67,8 +67,7 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
 
     Args:
         url: `scheme://host[:port]/run_id?parameters`.
-        overrides: The same parameters as keywords; they override the URL, which overrides `RDZV_<NAME>` in the
-            environment.
+        overrides: Parameters as keywords. They override the URL, which overrides `RDZV_<NAME>` in the environment.
 
     Raises:
         RendezvousSettingsError: A parameter is wrong; the message names it, its value and the remedy.
@@ -78,7 +77,7 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
 
 
 class Connection:
-    """The result of `connect`: a handler, once it is entered or awaited."""
+    """The result of `connect`, which gives a handler when it is entered or awaited, once."""
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
         self._url = url
@@ -98,7 +97,7 @@ class Connection:
                 "a thread"
             ) from None
         handler = await create_handler(self._url, self._overrides).__aenter__()
-        self._handler = cast("Handler", handler)  # a foreign backend's handler has its own methods
+        self._handler = cast("Handler", handler)  # a foreign backend's may be another class
         return self._handler
 
     async def __aexit__(
@@ -124,10 +123,7 @@ class Connection:
 
 
 maker_of_handlers: ContextVar[Callable[..., RendezvousHandler] | None] = ContextVar("maker_of_handlers", default=None)
-"""The handler factory of this context, instead of the backends: set by `rdzv.testing` in its nodes.
-
-It has the arguments of `create_handler`.
-"""
+"""A factory with the arguments of `create_handler`, to be used instead; `rdzv.testing` sets it in its nodes."""
 
 
 def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = False) -> RendezvousHandler:
@@ -139,18 +135,18 @@ def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = F
 
 
 def create_tcp(parameters: RendezvousParameters) -> Handler:
-    """Return a handler over a TCP store, which this process may host."""
+    """Return a handler over a TCP store."""
     return tcp_handler(parse(parameters.url, parameters.overrides, os.environ))
 
 
 def tcp_handler(settings: Settings) -> Handler:
-    """Return the same from parsed settings."""
+    """Return a handler over a TCP store, which this process may host."""
     way = _WayToTcp(with_expected_nodes(settings))
     return Handler(way.node, open_store=way.client, open_blocking_store=way.blocking_client)
 
 
 def client_of(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
-    """Return a client of the settings' store, not connected yet; the options depend on its kind."""
+    """Return a client of the store in the settings, not connected yet; options depend on the kind of store."""
     if settings.endpoint.info.family == "tcp":
         return _tcp_client(_dial(settings, credentials), settings, credentials, **options)
     from store.etcd import client as etcd
@@ -176,7 +172,7 @@ def _address(settings: Settings) -> Address:
 
 
 def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
-    """Return the address and user of an etcd cluster, as options for its clients."""
+    """Return the arguments of clients of an etcd cluster."""
     from store.etcd.codec import Cluster
 
     return {
@@ -185,20 +181,20 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # No run has an empty name, so this collides with none; and a user that may write runs may write there.
+        # No run has an empty id; and a user that may write a run's keys may write there.
         "receipts": f"{settings.prefix}//receipts/",
     }
 
 
 class _WayToTcp:
-    """A node's connection to the TCP store of its run, which this process may host; callers make further clients."""
+    """A node, and its connections to the TCP store of its run, which this process may host."""
 
     __slots__ = ("_begin_metrics", "_credentials", "_dial", "_hosting", "_of_node", "_rng", "_settings", "node")
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._credentials = Credentials(settings)
-        self._rng = random.Random(secrets.randbits(64))  # unseeded, it would read 2.5 kB of entropy
+        self._rng = random.Random(secrets.randbits(64))  # without a seed it reads 2.5 kB of entropy
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
         self.node.store_settings = self._at_its_host
         self._begin_metrics = metrics_server(self.node, settings, self._credentials)
@@ -207,7 +203,7 @@ class _WayToTcp:
         self._of_node: ClientToEnter | None = None
 
     def _at_its_host(self) -> Settings:
-        """Return the settings with the host at which the node's store was found: another one has another store."""
+        """Return the settings with the one of several hosts where the node's store was found."""
         found = self._dial.found if isinstance(self._dial, DialOfMany) else None
         if found is None:
             return self._settings
@@ -215,7 +211,7 @@ class _WayToTcp:
         return replace(self._settings, endpoint=endpoint)
 
     def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:
-        """Return a client of the node's store that is not connected yet."""
+        """Return a client of the node's store, not connected yet."""
         how = {"timeout": CALL_TIMEOUT, "connect_timeout": connect_timeout, "timeout_name": "join_timeout"}
         return client_of(self._at_its_host(), self._credentials, **how, **options)
 
@@ -273,8 +269,7 @@ class _WayToTcp:
 
     async def _host_if_called_for(self) -> None:
         if self._hosting is None:
-            # At the first connect, or after a store that was shutting down: a second store must not stand beside a live
-            # run.
+            # Not at a reconnect: a second store must not exist beside a live run.
             kind = Succession if self._settings.endpoint.has_successors else Hosting
             self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)
@@ -301,7 +296,7 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
             ETCD_TTL_LEAST,
         )
     credentials = Credentials(settings)
-    cluster = _cluster(settings, credentials)  # reports errors of its files at once
+    cluster = _cluster(settings, credentials)  # raises errors of files
     who = (settings.user, settings.password_file, settings.tls, settings.ca, settings.cert, settings.key)
     shared_as = (cluster["cluster"], settings.prefix, *who)
 

@@ -1,6 +1,6 @@
-"""Shell: the credentials of a run, read from the files that the settings name: a secret, and certificates.
+"""Shell: a run's secrets and certificates, read from the files in its settings.
 
-Secrets are never part of a message; an unusable file is named, with the parameter that names it.
+Messages name files and parameters, and never a secret.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 PATHS: Final = ("data_dir", "token_file", "password_file", "ca", "cert", "key")
-SETTLED_AFTER: Final = 3.0  # seconds without a change, after which a token's file is taken as complete
+SETTLED_AFTER: Final = 3.0  # seconds after its last change, a token's file counts as complete
 
 
 class Credentials:
-    """The credentials of a run: a token or a password, and certificates; raises an error for unreadable files.
+    """The credentials of a run; the constructor raises `RendezvousSettingsError` for unreadable files.
 
     Attributes:
         token: The shared secret.
-        renew: Reads a client's files again, before a new connection; None if the settings name none.
+        renew: Reads a client's files again, before a new connection; None if there are none.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._seen: list[bytes | None] = []
-        self._seen = self._contents()  # of a client's files, when last read
+        self._seen = self._contents()
         self.token: bytes | None = self._read_token()
         self.password: str | None = self.read_password()
         self._client_tls: ssl.SSLContext | None = None
@@ -51,7 +51,7 @@ class Credentials:
         self.renew: Callable[[], ssl.SSLContext | None] | None = self._renew if any(named) else None
 
     def read_password(self) -> str | None:
-        """Return the password that its file has now: it may have changed since the start."""
+        """Return the password that is in its file now."""
         path = self._settings.password_file
         if path is None:
             return None
@@ -61,7 +61,7 @@ class Credentials:
             raise RendezvousSettingsError(f"password_file={path!r} is not in UTF-8, as passwords of etcd are") from None
 
     def client_tls(self) -> ssl.SSLContext | None:
-        """Return the context for TLS to the store; None: the system's, or no TLS."""
+        """Return the context for TLS to the store; None: the system's default, or no TLS."""
         settings = self._settings
         if settings.tls is None and settings.uses_tls and (settings.ca or settings.cert) and self._client_tls is None:
             self._client_tls = self._load()
@@ -74,7 +74,7 @@ class Credentials:
             raise _unusable(_named(self._settings), error) from error
 
     def _renew(self) -> ssl.SSLContext | None:
-        """Read token and certificates again, and return the context for TLS; unusable files change nothing."""
+        """Read token and certificates again, unless they are unusable; return `client_tls`."""
         found = self._contents()
         if found != self._seen:
             try:
@@ -85,12 +85,12 @@ class Credentials:
             except RendezvousSettingsError as error:
                 log.warning("%s; new connections use the files as last read", error)
                 token, tls, server_tls = self.token, self._client_tls, self._server_tls
-            if self._contents() == found:  # else it changed during the read
+            if self._contents() == found:  # else they changed during the read
                 self.token, self._client_tls, self._server_tls, self._seen = token, tls, server_tls, found
         return self.client_tls()
 
     def _contents(self) -> list[bytes | None]:
-        """Return the contents of a client's files, the token's first; None for an unreadable one."""
+        """Return the contents of a client's files, the token's first; None for unreadable ones."""
         found: list[bytes | None] = []
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
@@ -110,10 +110,10 @@ class Credentials:
         return token.encode() if isinstance(token, str) else token
 
     def server_tls(self, *, renews: bool = False) -> ssl.SSLContext | None:
-        """Return the context to serve TLS; None without TLS or a certificate. etcd's `ca` does not count.
+        """Return a context to serve TLS; None without TLS or a certificate, and for etcd.
 
-        New connections are shown what the last call has read, also at contexts that were returned before. With `renews`
-        the files are read again at each handshake, in the server's event loop.
+        Each call reads the files, also for the contexts of earlier calls. With `renews` each handshake reads them
+        again, in the server's event loop.
         """
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
@@ -125,7 +125,7 @@ class Credentials:
                 self._renew()
             connection.context = self._server_tls
 
-        context.sni_callback = choose  # called for each hello, with a name or without
+        context.sni_callback = choose  # also called without a server name
         return context
 
     def _load_served(self, cert: str) -> ssl.SSLContext:
@@ -141,14 +141,14 @@ class Credentials:
 
 
 class _FullPath(str):
-    """The full path of a file, which messages (`!r`) show as it was given."""
+    """The full path of a file; its repr, for messages, is the path as given."""
 
     __slots__ = ("given",)
     given: str
 
     @classmethod
     def of(cls, path: str) -> _FullPath:
-        full = cls(os.path.abspath(path))  # links are not resolved: a mounted secret's link will change
+        full = cls(os.path.abspath(path))  # symbolic links stay: that of a mounted secret will change
         full.given = path
         return full
 
@@ -157,7 +157,7 @@ class _FullPath(str):
 
 
 def with_expected_nodes(settings: Settings) -> Settings:
-    """Return the settings with the names of `expected_file`, and full paths, as the program may `chdir` later."""
+    """Return the settings with the names in `expected_file`, and with full paths, as the program may `chdir`."""
     given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
     full: dict[str, Any] = {name: _FullPath.of(path) for name, path in given.items()}
     settings = replace(settings, **full)
@@ -173,7 +173,7 @@ def with_expected_nodes(settings: Settings) -> Settings:
 
 
 def _read_secret(named: str, path: str, what: str = "the shared secret") -> bytes:
-    """Return a file's content without surrounding white space, or raise an error that names it as `named`."""
+    """Return a file's content without surrounding white space; raise an error that calls it `named`."""
     secret = _read(named, path).strip()
     if not secret:
         raise RendezvousSettingsError(f"{named} is empty; write {what} into it")

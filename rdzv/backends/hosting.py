@@ -1,16 +1,16 @@
-"""Shell: the node that starts the embedded store, and for how long it stays.
+"""Shell: when a node starts the embedded store, and when it ends it.
 
-A node on the machine of the URL's host starts the store while it first looks for one, if no process listens yet; of
-several nodes there, the one whose bind succeeds. `bind_address` decides if this is the machine, and where to listen. A
-node never starts a store on a reconnect: a second, empty store must not stand beside a run that lives on elsewhere.
+A node on the machine of the URL's host starts the store when it first looks for one, if no process listens yet. Of
+several nodes there, the one whose bind succeeds does. `bind_address` decides if this is the machine, and where to
+listen. A node never starts a store on a reconnect, so that there is no second, empty store beside a live run.
 
-The store runs in a thread of that process, and dies with it. So that rank zero may leave first, it stays after its own
-node is done until no other client is connected, for at most `close_timeout`.
+The store runs in a thread of the process, and dies with it. After its own node is done, it stays until no other client
+is connected, for at most `close_timeout`: so rank zero may leave first.
 
-New nodes must not join in a store that is shutting down, and be dropped with it. So its host first writes a key that
-says so; every arrival is conditional on it. Nodes of the next job then look for another store as if they had found none
-(`Node`), and one of them starts it once the port is free. Nodes that joined before are waited for as long as they stay.
-The key expires soon after its host's last check: a durable store continues under another host.
+New nodes must not join in a store that is shutting down. So its host first writes a key; every arrival is conditional
+on its absence. New nodes then look for another store (`Node`), and one of them starts it once the port is free. Nodes
+of another run that have joined before are waited for as long as they stay. The key expires soon after the host's last
+check, as a durable store may continue under another host.
 """
 
 from __future__ import annotations
@@ -59,20 +59,19 @@ __all__ = ["HostedStore", "Hosting", "address_to_listen_on", "host_if_called_for
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAY_TAKEN_AFTER: Final = 1.0  # seconds; a store of this machine that is just starting listens sooner
-TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time: all other nodes wait for the host
-LOOK_AGAIN_AFTER: Final = 2.0  # seconds, while other clients use a store whose own node is done ...
-ENDING_TTL: Final = 10.0  # ... and after each check newcomers are rejected for this long: a check may be late
-SAID_AGAIN_AFTER: Final = 60.0  # seconds, to the operator of a process that stays for others
-CLOSING_WITHIN: Final = 0.3  # seconds for a server to see that a connection on its own machine has closed
-CALL_TIMEOUT: Final = 30.0  # seconds for one request; a wait for nodes is not a request
+SAY_TAKEN_AFTER: Final = 1.0  # seconds; a store that is just starting listens sooner
+TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time; short, as all other nodes wait for the host
+LOOK_AGAIN_AFTER: Final = 2.0  # seconds between two checks if other clients still use the store
+ENDING_TTL: Final = 10.0  # seconds of the key's lease; more, as a check may be late
+SAID_AGAIN_AFTER: Final = 60.0  # seconds between two warnings that the process stays for others
+CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice that a local connection has closed
+CALL_TIMEOUT: Final = 30.0  # seconds for one request
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down
-# seconds for a Service or NAT to forward the URL's host to a store that was just started
-FORWARDED_WITHIN: Final = 10.0
+FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a new store
 
 
 class HostedStore:
-    """An embedded store that this process serves, for a node of one run; `serving` ends its page and it."""
+    """An embedded store that this process serves; `serving` ends it and its page."""
 
     def __init__(
         self, server: Server | StoreProcess, serving: contextlib.ExitStack, settings: Settings, bound: BindAddress
@@ -85,9 +84,9 @@ class HostedStore:
         self._has_successors = settings.endpoint.has_successors
 
     async def aclose(self, open_client: OpenClient) -> None:
-        """Wait until the others have disconnected, and end the store; cancellation ends the wait."""
+        """Wait until all clients have disconnected, then end the store; a cancellation ends the wait."""
         try:
-            # The server may not have seen yet that this node's own connection is closed.
+            # The server may not have noticed yet that this node's own connection is closed.
             if not await self._alone_within(CLOSING_WITHIN):
                 await (self._hand_over if self._has_successors else self._let_others_go)(open_client)
         finally:
@@ -95,7 +94,7 @@ class HostedStore:
 
     @property
     def ended(self) -> bool:
-        """True if its process has ended."""
+        """True if the store's process has died."""
         return isinstance(self.server, StoreProcess) and self.server.ended
 
     async def end(self) -> None:
@@ -105,7 +104,7 @@ class HostedStore:
             await anyio.to_thread.run_sync(self._serving.close)
 
     async def _hand_over(self, open_client: OpenClient) -> None:
-        """Send all nodes to the next host, which may serve from now on, and wait until they have gone."""
+        """Send all nodes to the next host, which may serve from now on, and wait until they have left."""
         try:
             async with open_client() as client:
                 for run in {self._keys, *await read_nodes_of_all_runs(client)}:
@@ -116,14 +115,14 @@ class HostedStore:
         await self._alone_within(self._linger)
 
     async def _let_others_go(self, open_client: OpenClient) -> None:
-        """Wait for nodes of the host's own run for a limited time, and for newcomers as long as they stay."""
+        """Wait for the nodes of the host's own run for a limited time, and for other nodes as long as they stay."""
         since, said_of, said_at, until = 0, "", 0.0, None
         while True:
             try:
                 async with open_client() as client:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
-                if not self.server.way_out.taken:  # else the last one has just left, and no client is accepted
+                if not self.server.way_out.taken:  # else the last client has just left
                     log.warning("the store at %s is ending, but cannot reject newcomers: %s", self.server.url, error)
                 await self._alone_within(self._linger)
                 return
@@ -158,10 +157,11 @@ class HostedStore:
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
     """Reject new nodes of all runs; if nodes of another run have joined and stay, accept them again.
 
-    The listings are read after the keys were written, so they contain every node that was accepted since the revision
-    `since` (0: now). Return the rejection's revision, and in words the runs, and own run's nodes, that have joined.
+    Nodes of the host's own run count if they joined after revision `since` (0: after this rejection). The listings are
+    read after the keys were written, so they contain every accepted node. Return the revision of the rejection, and, in
+    words, the nodes that stay.
     """
-    # With a lease: once a host is killed, or its store restarts from disk, no node is rejected.
+    # On a lease, so that a store that restarts after its host was killed accepts nodes.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
     endings = {keys.ending} | {run.ending for run in await read_nodes_of_all_runs(client)}
     for ending in endings - {keys.ending}:
@@ -179,11 +179,10 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
 
 
 class Hosting:
-    """Decides if this process starts the store: while it first looks for one, and never after.
+    """Decides if this process starts the store, when its node first looks for one.
 
-    The URL's name may have no address yet when a job starts (DNS is often late). Then it is looked up again until it
-    has one, or until a store was found; callers that wait for the store report the reason. The same holds if the port
-    is taken by a store that is about to be found, or is shutting down.
+    It tries again, until the node has found a store, if the URL's name has no address (DNS is often late when a job
+    starts), or if the port is taken, perhaps by a store that is starting or shutting down.
     """
 
     def __init__(
@@ -197,15 +196,14 @@ class Hosting:
         self._ending = Keys(settings.prefix, settings.run_id).ending
         self._open_client = open_client
         self._task: asyncio.Task[HostedStore | None] | None = None
-        self._asked = asyncio.Event()  # at least once
+        self._asked = asyncio.Event()  # one attempt was made
         self._settled = asyncio.Event()
-        self.problem: str = ""  # why no store starts here, if another process has had the port for a while
+        self.problem: str = ""  # why no store starts here
 
     async def begin(self) -> None:
-        """Start the store at the first call if this process should; raise an error if it cannot or must not.
+        """Start the store if this process should; only the first call has an effect. Raise an error if it cannot.
 
-        Cancellation does not end the start: a thread cannot be cancelled, and its store must not be lost. `aclose` ends
-        it.
+        A cancellation does not interrupt the start, which is in a thread. `aclose` ends it.
         """
         if self._task is None:
             self._task = asyncio.create_task(self._start(), name=f"host the store of run {self._settings.run_id}")
@@ -214,7 +212,7 @@ class Hosting:
                 self._task.result()
 
     async def begin_again(self) -> None:
-        """Decide again: the store that was found is shutting down, and this node was in no run there."""
+        """Decide again, as the store that was found is shutting down, and this node was not in it."""
         if self._task is None or self.hosts:
             return
         self.settle()
@@ -224,7 +222,7 @@ class Hosting:
         self._settled.clear()
 
     def settle(self) -> None:
-        """Record that a store was found: this process will not start one any more."""
+        """Record that a store was found: this process does not start one any more."""
         self._settled.set()
 
     @property
@@ -240,7 +238,7 @@ class Hosting:
         return self._host is not None
 
     async def aclose(self) -> None:
-        """End the store that this process hosts, if any; also if no caller waited for its start."""
+        """End the start, or the store that this process hosts."""
         self.settle()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -270,7 +268,7 @@ class Hosting:
                     self.problem = f"{error}; the process that has that port does not answer as a store"
                     log.warning("%s", self.problem)
             finally:
-                # No await between this and the end of the task: `begin` must find it done.
+                # No await from here to the end of the task, as `begin` must find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)
             with anyio.move_on_after(self._rng.uniform(*TRY_AGAIN_AFTER)):
                 await self._settled.wait()
@@ -278,7 +276,7 @@ class Hosting:
                 return None
 
     async def _why_not_the_only_one(self, host: HostedStore) -> RendezvousConnectionError | None:
-        """Return why a store that was just started must end: the URL leads to another one, or not to it. Else None."""
+        """Return why a new store must end, as the URL leads to another one or nowhere; else None."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
             began_too = await in_thread(lambda: listening(host.bound.foreign)) if host.bound.foreign else []
@@ -297,7 +295,7 @@ class Hosting:
         return None if leads_here else HostedElsewhereError(f"{url} leads to the store of another node")
 
     async def _begin_life_anew(self) -> None:
-        """Delete the last host's rejection of newcomers: the store continues from its disk."""
+        """Accept new nodes in a store that continues from disk: delete the rejection by its last host."""
         try:
             async with self._open_client(CALL_TIMEOUT) as client:
                 await client.delete(self._ending)
@@ -305,7 +303,7 @@ class Hosting:
             log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
     async def _may_go_by(self, error: RendezvousError) -> bool:
-        """Return True if the reason not to start the store may pass, or a store may be found meanwhile.
+        """Return True if the reason not to start the store may pass, or a store be found meanwhile.
 
         With `is_host=1`, a node waits for the port only if the store that holds it is shutting down.
         """
@@ -324,7 +322,7 @@ class Hosting:
             return False
 
     async def _is_taken(self) -> bool:
-        """Return True if the port is still taken: its holder may have just ended."""
+        """Return True if the port is still taken."""
         ((host, port),) = self._settings.endpoint.hosts
         try:
             await in_thread(lambda: choose_bind_address(host, port, may_be_open=True, insist=True))
@@ -334,13 +332,13 @@ class Hosting:
 
 
 def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedStore | None:
-    """Start the embedded store if the settings require it, or if it is this machine's and not started yet.
+    """Start the embedded store if the settings say so, or if it should be on this machine and no process listens.
 
     Raises:
-        NotResolvedError: The URL's host is a name without an address, perhaps for a moment when a job starts.
+        NotResolvedError: The URL's host is a name without an address, perhaps not yet.
         PortTakenError: Another process listens there already.
-        RendezvousConnectionError: `is_host` was set, and the store cannot be started.
-        RendezvousSettingsError: It would be open to all, or the URL's host names several machines.
+        RendezvousConnectionError: `is_host` is set, and the store cannot be started.
+        RendezvousSettingsError: Every machine could use the store, or the URL's host names several machines.
     """
     if settings.is_host is False:
         return None
@@ -366,7 +364,7 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
 
 
 def address_to_listen_on(settings: Settings, credentials: Credentials, host: tuple[str, int]) -> BindAddress:
-    """Return the address to serve on as this host of the URL; errors as `choose_bind_address`.
+    """Return the address on which to serve for this host of the URL; raise as `choose_bind_address` does.
 
     Raises:
         RendezvousSettingsError: The host names several machines.
@@ -386,11 +384,11 @@ def serve_on(
     port: int,
     listeners: Sequence[socket.socket] | None = None,
 ) -> HostedStore:
-    """Start the embedded store at an address, or on bound sockets.
+    """Start the embedded store at an address, or on the bound sockets `listeners`.
 
     Raises:
         OSError: The address cannot be bound.
-        RendezvousSettingsError: The store would be open to all, or needs an extra that is not installed.
+        RendezvousSettingsError: Every machine could use the store, or it needs an extra that is not installed.
     """
     server: Server | StoreProcess
     try:
@@ -408,7 +406,7 @@ def serve_on(
 
 
 def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> None:
-    """Refuse to start a store for a name that stands for several machines, if several nodes may join."""
+    """Raise an error for a name of several machines, if several nodes may join; else warn."""
     others = in_words(bound.foreign)
     problem = f"{host} also names {others}, of other machines, and each of them would start a store of its own"
     remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"

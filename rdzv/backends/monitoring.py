@@ -30,7 +30,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 def http_room(name: str, parameter: str) -> Any:
-    """Return a module of `rdzv.http`; if its extra is missing, raise an error that names the parameter."""
+    """Return a module of `rdzv.http`; if the extra is not installed, raise an error that names the parameter."""
     try:
         return importlib.import_module(f"rdzv.http.{name}")
     except ImportError as error:
@@ -46,7 +46,7 @@ def _serve_page(
     token: bytes | None,
     tls: ssl.SSLContext | None,
 ) -> contextlib.ExitStack:
-    """Serve HTTP beside a store; return a context that ends both. If the port is taken, only the page is missing."""
+    """Serve HTTP beside a store; return a context that ends it. If the port is taken, log that, and go on without."""
     page = contextlib.ExitStack()
     serve = http_room("app", "http_port").serve
     port, insecure = settings.http_port, settings.insecure
@@ -61,10 +61,12 @@ def _serve_page(
 
 
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
-    """Return a function that serves the metrics of a node's own process, if requested.
+    """Return a function that begins to serve the metrics of a node's process, if the settings say so.
 
-    It is called in the node's loop at the node's first arrival; later calls do nothing. A missing extra raises an error
-    now.
+    Call it in the node's loop at each arrival: only the first call has an effect.
+
+    Raises:
+        RendezvousSettingsError: The extra is not installed.
     """
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
@@ -90,15 +92,15 @@ def serve_embedded(
     port: int,
     listeners: Sequence[socket.socket] | None = None,
 ) -> tuple[contextlib.ExitStack, Server]:
-    """Serve the embedded store, and its page if requested; return a context that ends both, and the store.
+    """Serve the embedded store, and its page if the settings say so; return a context that ends both, and the store.
 
     Raises:
         OSError: The address cannot be bound.
-        RendezvousSettingsError: The page needs an extra that is not installed.
-        StoreUsageError: The store would be open to all.
+        RendezvousSettingsError: The extra for the page is not installed.
+        StoreUsageError: Every machine could use the store.
     """
     if settings.http_port is not None:
-        http_room("app", "http_port")  # which may not be installed: then no store is started
+        http_room("app", "http_port")  # raise before the store is started
     token, tls = credentials.token, credentials.server_tls(renews=True)
     store_serving = store.sync.serve(
         address,

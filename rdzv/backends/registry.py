@@ -1,7 +1,7 @@
-"""URL scheme to backend, and the registration of users' own.
+"""The backends by URL scheme, and the registration of a user's backend.
 
-A backend is a creator: a function from `RendezvousParameters` to a `RendezvousHandler`. It is registered in one of two
-ways:
+A backend is a creator: a function from `RendezvousParameters` to a `RendezvousHandler`. There are two ways to register
+it:
 
     rdzv.register("zk", create)                          in code, before connecting
 
@@ -9,10 +9,10 @@ ways:
     zk = "zk_rendezvous:create"
 
 Registration in code has precedence. Entry points are looked up only for an unregistered scheme, so that a broken
-package that is not used breaks nothing. Schemes are compared in lower case, as URLs are.
+package affects only its users. Schemes are case-insensitive, as in URLs.
 
-`RendezvousParameters` has the shape and checks of PyTorch's class of that name, so that a creator for PyTorch can read
-it. It has no repr, as it may hold secrets.
+`RendezvousParameters` is compatible with PyTorch's class of that name, so that creators for PyTorch can use it. It has
+no repr, as it may contain secrets.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ ENTRY_POINT_GROUP: Final = "rdzv.backends"
 ParameterValue: TypeAlias = (
     str | bytes | int | float | PurePath | Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None
 )
-"""A parameter as its user wrote it; flags are ints, and in a URL everything is text."""
+"""A parameter as its user wrote it: text from a URL."""
 
 
 class RendezvousParameters:
@@ -61,11 +61,11 @@ class RendezvousParameters:
         backend: The URL's scheme.
         endpoint: The URL's hosts and ports, as written.
         run_id: The run to join.
-        min_nodes: The fewest nodes of a round; None, like `max_nodes`, for an observer.
+        min_nodes: The fewest nodes of a round; None, as `max_nodes`, for an observer.
         max_nodes: The most nodes of a round.
-        local_addr: The address of this node for other nodes, if the user gave one.
-        config: Every other parameter, as written: text from a URL; from a keyword, the caller's value.
-        url: The whole URL, for a creator that reads it itself.
+        local_addr: The address of this node for other nodes, if given.
+        config: All other parameters, as written.
+        url: The whole URL, for creators that read it.
         overrides: The keywords, which override the URL.
     """
 
@@ -97,8 +97,7 @@ class RendezvousParameters:
         self.local_addr = local_addr
         self.config = config
         if url is None:
-            # In PyTorch's format: a creator that reads the URL must find the same there.
-            url = f"{backend}://{endpoint}/{quote(run_id, safe='')}"
+            url = f"{backend}://{endpoint}/{quote(run_id, safe='')}"  # for a creator that reads the URL
             overrides = {"min_nodes": min_nodes, "max_nodes": max_nodes, "address": local_addr, **config}
         self.url = url
         self.overrides: Mapping[str, Any] = MappingProxyType(
@@ -107,12 +106,12 @@ class RendezvousParameters:
 
     @classmethod
     def from_url(cls, url: str, overrides: Mapping[str, Any]) -> Self:
-        """Return the parameters of a URL and the keywords of `connect`; a keyword that is None is ignored.
+        """Return the parameters of a URL and of the keywords of `connect`; keywords that are None are ignored.
 
-        Only the node counts are checked. The creator of a foreign backend checks the rest.
+        Only the node counts are checked; the creator checks the rest.
 
         Raises:
-            RendezvousSettingsError: The URL has another shape, or the node counts make no sense.
+            RendezvousSettingsError: The URL has another form, or the node counts are invalid.
         """
         parts = split_url(url)
         given = {name: value for name, value in overrides.items() if value is not None}
@@ -131,27 +130,27 @@ class RendezvousParameters:
         )
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return `config`'s value for the key, or the default."""
+        """Return a value of `config`, or the default."""
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return `config`'s value for the key as true or false, or the default; raise an error for other values."""
+        """Return a value of `config` as a bool, or the default; raise `RendezvousSettingsError` for other values."""
         value = self.get(key, default)
         return None if value is None else bool(Parameter(key, FLAG).read(value))
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return `config`'s value for the key as a whole number, or the default; raise an error for other values."""
+        """Return a value of `config` as an int, or the default; raise `RendezvousSettingsError` for other values."""
         value = self.get(key, default)
         return None if value is None else int(Parameter(key, ANY_WHOLE_NUMBER).read(value))
 
 
 ANY_WHOLE_NUMBER: Final = whole_number(-(2**63), 2**63, limit="a whole number", example="1")
 _OWN_NAMES: Final = frozenset({"self", "backend", "endpoint", "run_id", "local_addr", "url", "overrides"})
-"""Arguments of `RendezvousParameters`; a URL's parameters of these names stay in its `url`."""
+"""Arguments of `RendezvousParameters`: a URL's parameters with these names are left out of `config`."""
 
 
 def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> int | None:
-    """Remove and return a node count, under any of its names; keywords override the URL."""
+    """Pop a node count from `config` under any of its names; those in `given` take precedence."""
     parameter = PARAMETERS[name]
     names = (name, *parameter.aliases)
     written = next((it for source in (given, config) for it in names if it in source), name)
@@ -170,7 +169,7 @@ class RendezvousHandlerRegistry:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Register a creator for a scheme; a second time with the same creator changes nothing.
+        """Register a creator for a scheme; again with the same creator, this has no effect.
 
         Raises:
             RendezvousSettingsError: The scheme is empty, or has another creator.
@@ -205,7 +204,7 @@ class RendezvousHandlerRegistry:
         return sorted({*self._creators, *(found.name.lower() for found in _offered())})
 
     def _load(self, scheme: str) -> RendezvousHandlerCreator:
-        # A directory twice on the path lists its entry points twice: only different values conflict.
+        # By value, as a directory that is on the path twice lists its entry points twice.
         found = {point.value: point for point in _offered() if point.name.lower() == scheme}
         if not found:
             refuse(

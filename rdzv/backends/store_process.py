@@ -1,9 +1,9 @@
-"""Shell: the embedded store in a process of its own (`host=process`), for a program that holds the GIL for long.
+"""Shell: the embedded store in a process of its own (`host=process`), for programs that hold the GIL for long.
 
-The node binds the port, and starts this interpreter again by `exec`: a fork would copy the locks of threads, and
-`multiprocessing` would run the user's script again. Both exchange lines of JSON over a socket pair, secrets included;
-none is in an argument or in the environment. The process ends when the node's end of that socket is closed. A forked
-child may hold that end open after the node was killed, so the process also polls its parent.
+The node binds the port, and executes this interpreter: a fork would copy the locks of threads, and `multiprocessing`
+would run the user's script again. The two exchange lines of JSON over a socket pair, also secrets, which are so in no
+argument and no environment. The process ends when the node's end of the socket is closed. As a forked child of a killed
+node may keep it open, the process also polls its parent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
 
 
 class StoreProcess:
-    """A store in another process, with the part of `Server` that `HostedStore` needs; errors as `serve_embedded`."""
+    """A store in another process, with the part of `Server` that `HostedStore` needs. Raises as `serve_embedded`."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class StoreProcess:
         port: int,
         listeners: Sequence[socket.socket] | None = None,
     ) -> None:
-        self.way_out: StoreProcess = self  # as in a server
-        self.taken: bool = False  # no client is accepted any more
+        self.way_out: StoreProcess = self  # as `Server.way_out`
+        self.taken: bool = False  # clients are rejected from now on
         self._stopped = self._closed = self._hands_over = False
-        self.ended: bool = False  # by itself, or killed
+        self.ended: bool = False  # the process has died
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair()
         listeners = listeners or bound_sockets(address, port)
@@ -103,7 +103,7 @@ class StoreProcess:
 
     @property
     def hands_over(self) -> bool:
-        """True once newcomers are told that another host may serve."""
+        """True once new clients are told that another host may serve."""
         return self._hands_over
 
     @hands_over.setter
@@ -117,7 +117,7 @@ class StoreProcess:
         return int((self._ask(None) or {}).get("connections", 0))
 
     def wait_until_alone(self, within: float) -> bool:
-        """Accept no clients once none is connected; return True if that happens in time."""
+        """Wait until no client is connected, and reject clients from then on; return True if that happens in time."""
         until = time.monotonic() + within
         while not (self.taken or self._stopped):
             left = max(until - time.monotonic(), 0.0)
@@ -132,7 +132,7 @@ class StoreProcess:
         self._stopped = True
 
     def close(self) -> None:
-        """End the store, and wait for its process."""
+        """End the store's process, and wait for that."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
@@ -145,7 +145,7 @@ class StoreProcess:
         self._control.close()
 
     def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
-        """Send settings, or seconds to wait for the last client; return the answer, None after the process's end."""
+        """Send settings, or the seconds of `wait_until_alone`; return the answer, None if the process has ended."""
         with self._asking, contextlib.suppress(OSError, ValueError):
             self._lines.write(json.dumps(request) + "\n")
             self._lines.flush()
@@ -160,7 +160,7 @@ class StoreProcess:
 
 
 def main(number: int) -> None:
-    """Serve the store that the parent requests over a socket, until the parent has ended."""
+    """Serve the store that the parent requests over socket `number`, until the parent ends."""
     from rdzv.backends.monitoring import serve_embedded  # needs sqlite3
 
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -169,13 +169,13 @@ def main(number: int) -> None:
     lines = control.makefile("rw")
 
     def say(**words: Any) -> None:
-        with contextlib.suppress(OSError):  # the parent has ended; the next line finds that
+        with contextlib.suppress(OSError):  # the parent has ended; so do the lines
             lines.write(json.dumps(words) + "\n")
             lines.flush()
 
     asked = json.loads(lines.readline())
     threading.Thread(target=_end_with, args=(asked["parent"], control), daemon=True).start()
-    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # a full stderr must not delay the store
+    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # so that a blocked stderr does not block the store
     logging.handlers.QueueListener(queue, logging.StreamHandler()).start()
     logging.basicConfig(level=asked["level"], handlers=[logging.handlers.QueueHandler(queue)])
     try:

@@ -1,8 +1,8 @@
-"""Shell: becomes the next host of a store whose URL lists several, by the rule of `core.hosts.succession`.
+"""Shell: becomes the next host of a store with several hosts, by the rule of `core.hosts.succession`.
 
-A node whose machine is in the list takes part whenever it has no store: when it first looks for one, and when the
-process that served it has died. A candidate listens with plain sockets, on which each caller is told that it is one. A
-server then takes over the same sockets, so that the port is never free in between.
+A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
+serving process has died. A candidate listens, and tells each connection that it is a candidate. Later a server gets the
+same sockets, so that the port is never free in between.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ __all__ = ["Succession"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ASK_EVERY: Final = (0.02, 0.06)  # seconds, drawn each time: all others wait for the host
-PAUSE_SHARE: Final = 0.05  # of the time without a store: thousands of nodes may ask
+ASK_EVERY: Final = (0.02, 0.06)  # seconds, drawn each time; short, as all nodes wait for the host
+PAUSE_SHARE: Final = 0.05  # of the time without a store, as thousands of nodes may ask
 PAUSE_MOST: Final = 1.0  # seconds
-ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer a candidate; after that it is asked again
-SAY_AFTER: Final = 3.0  # seconds without a store, or for an operator's word
+ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then it is asked again
+SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the time limit for an operator's word
 
 
 class Succession:
-    """Decides when this process serves the store of its run; used like `hosting.Hosting`."""
+    """Decides when this process serves the store of its run; has the methods of `hosting.Hosting`."""
 
     def __init__(
         self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
@@ -64,20 +64,20 @@ class Succession:
         dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
         self._hosts, self._first_tls = dial.hosts, dial.tls
         self._task: asyncio.Task[HostedStore | None] | None = None
-        self._asked = asyncio.Event()  # all hosts, at least once
+        self._asked = asyncio.Event()  # all hosts were asked once
         self._settled = asyncio.Event()
-        self._lost: set[str] = set()  # hosts, by an operator's word to this candidacy
-        self.problem: str = ""  # why no host serves, for a while now
+        self._lost: set[str] = set()  # the hosts that an operator says are lost
+        self.problem: str = ""  # why no host serves
 
     async def begin(self) -> None:
-        """Take part from now on, until `settle`; return once all hosts were asked, and raise if this node cannot."""
+        """Take part until `settle`; return once all hosts were asked. Raise an error if this process cannot serve."""
         self.resume()
         await self._asked.wait()
         if self._task is not None and self._task.done():
             self._task.result()
 
     def resume(self) -> None:
-        """Take part again: the store is away."""
+        """Take part again, as the store was lost."""
         self._settled.clear()
         if not self.hosts and (self._task is None or self._task.done()):
             self._asked.clear()
@@ -100,7 +100,7 @@ class Succession:
         return self._host is not None and not self._host.ended
 
     async def aclose(self) -> None:
-        """End the candidacy, or the store that this process serves."""
+        """End the candidacy, or the store that this process hosts."""
         self.settle()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -139,13 +139,13 @@ class Succession:
             asyncio.get_running_loop().call_soon(self._asked.set)  # no await: `begin` must find the task done
 
     def _say(self, hosts: Sequence[Host], found: Sequence[Asked], away: float) -> None:
-        """Log, once, why there is no store yet."""
+        """Log a new reason why there is no store."""
         if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self.problem:
             self.problem = problem
             log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
 
     async def _pause(self, away: float) -> None:
-        """Pause before the hosts are asked again: a twentieth of the time without a store, at most a second."""
+        """Pause before the hosts are asked again: for a twentieth of the time without a store, at most a second."""
         longer = max(1.0, min(away, PAUSE_MOST / PAUSE_SHARE) * PAUSE_SHARE / ASK_EVERY[1])
         with anyio.move_on_after(self._rng.uniform(*ASK_EVERY) * longer):
             await self._settled.wait()
@@ -154,7 +154,7 @@ class Succession:
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
     async def _own_place(self, answers: Sequence[Answer]) -> int | None:
-        """Return the first place of this machine where no process listens, unless a candidate comes before it."""
+        """Return the first of this machine's places at which no process listens; None if a candidate is before it."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None
@@ -163,9 +163,9 @@ class Succession:
         return None
 
     def _bound(self, place: int) -> BindAddress | None:
-        """Return the address to listen on at this place of the list; None if it is not this machine's, or taken."""
+        """Return the address to listen on for this place; None if it is another machine's, or taken."""
         if self._settings.uses_tls and self._credentials.server_tls() is None:
-            return None  # without a certificate it cannot serve
+            return None  # it cannot serve without a certificate
         try:
             return address_to_listen_on(self._settings, self._credentials, self._settings.endpoint.hosts[place])
         except (NotResolvedError, PortTakenError):
@@ -176,7 +176,7 @@ class Succession:
             raise
 
     async def _stand(self, place: int) -> HostedStore | None:
-        """Be a candidate; return the store once this process may serve it, None if another one does or comes before."""
+        """Be a candidate; return the store once this process may serve, None if it must give way."""
         bound, port = await in_thread(partial(self._bound, place)), self._hosts[place].address.port
         if bound is None:
             return None
@@ -203,7 +203,7 @@ class Succession:
                     sock.close()
 
     async def _may_serve(self, place: int, name: str) -> bool:
-        """Ask all others until each has proven that it does not serve; return False if one does, or comes before."""
+        """Ask all other hosts until each has proven not to serve; return False if this candidate must give way."""
         candidacy, since = Candidacy(place), anyio.current_time()
         self._lost.clear()
         while missing := candidacy.missing(len(self._hosts)):
@@ -211,7 +211,7 @@ class Succession:
             found = await ask_all(asked, self._tls(), within=ANSWERS_WITHIN)
             for host, one in zip(missing, found, strict=True):
                 is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
-                is_this = one.candidate == name  # under another name
+                is_this = one.candidate == name  # this host under another name
                 answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
                 heard = candidacy.heard(host, answer)
                 if heard is None or self._settled.is_set():
@@ -226,7 +226,7 @@ class Succession:
 
     @contextlib.asynccontextmanager
     async def _answering(self, sockets: Sequence[socket.socket], name: str) -> AsyncIterator[None]:
-        """Tell each caller that this process is a candidate of this name, and take an operator's word."""
+        """During the context, tell each connection that this process is a candidate, and accept an operator's word."""
         said = encode_sorry(Sorry(CANDIDATE, name))
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,1 +1,1 @@
-"""A store's runs over HTTP: health, metrics, JSON, and a page that follows them. Needs the extra `http`."""
+"""A store's runs over HTTP: health, metrics, JSON, and a live page. Needs the extra `http`."""

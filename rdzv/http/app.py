@@ -1,17 +1,17 @@
 """Shell: the HTTP server beside a store. Needs the extra `http`.
 
-    /healthz            the process is there
-    /readyz             the store answers
+    /healthz            200 while the process lives
+    /readyz             200 while the store answers, else 503
     /metrics            for Prometheus
     /api/runs           all runs, in numbers
-    /api/runs/RUN       one run, as rdzv status --json says it, and its last history
-    /api/runs/RUN/history    its history, as rdzv history --json says it
+    /api/runs/RUN       one run, as rdzv status --json, with its last history
+    /api/runs/RUN/history    its history, as rdzv history --json
     /api/runs/RUN/timeline   its rounds and nodes as rows of a timeline
-    /api/events?run=RUN both, again at each change, as server-sent events
-    /                   a page that shows them
+    /api/events?run=RUN the data of the page, and then each change, as server-sent events
+    /                   the page
 
-HTTP changes nothing: the command does. The access rules are in `door`. The page is one file, and its security policy
-lets it load nothing else.
+HTTP is read-only. The access rules are in `door`. The page is one file, and its security policy lets it load nothing
+else.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from store.server.server import Server
 
-LOOK_EVERY = 1.0  # seconds between two looks for a page that is open
-LISTENERS_MOST = 64  # pages that are followed at one time
+LOOK_EVERY = 1.0  # seconds between two messages to an open page, at most
+LISTENERS_MOST = 64  # open pages
 
 
 @contextlib.asynccontextmanager
@@ -59,10 +59,10 @@ async def serve(
     insecure: bool = False,
     prefix: str,
 ) -> AsyncIterator[str]:
-    """Serve HTTP beside a store during the context; gives the URL.
+    """Serve HTTP beside a store during the context, which gives the URL.
 
-    `host`, `token` and `tls` are those of the store. `insecure` lets the token cross the network in the clear; the keys
-    of all runs start with `prefix`.
+    `host`, `token` and `tls` are the store's. `insecure` lets the token cross the network in the clear. The keys of all
+    runs begin with `prefix`.
     """
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_of(server, token=token) as client:
@@ -79,13 +79,13 @@ async def serve(
 
 
 class _Site:
-    """The answers to requests."""
+    """The handlers of requests."""
 
     def __init__(self, server: Server, runs: Runs) -> None:
         self._server = server
         self.runs = runs
         self.metrics = Metrics()
-        self.leaving: bool = False  # True: the pages' streams end; their listeners are notified
+        self.leaving: bool = False  # True: the streams of the pages end
         server.on_request(self.metrics.request)
         self._listeners = 0
         self._page = live_page()
@@ -141,7 +141,8 @@ class _Site:
             with self.runs.followed.listeners.listening(wakeup := Wakeup()):
                 while not self.leaving:
                     now = await self._shown(request.query.get("run", ""))
-                    # The page takes silence for a store that has gone, and a write finds a page that has.
+                    # Send unchanged data, too: a silent store counts as gone for the page, and a failed write finds
+                    # closed pages.
                     await response.write(message(before, now))
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))
@@ -163,7 +164,7 @@ class _Site:
 
 
 def policy_of(page: str) -> str:
-    """Let the page run its own script and style, and load or be framed by nothing else."""
+    """Return the security policy of the page: only its own script and style run, and no other page frames it."""
 
     def hashed(tag: str) -> str:
         source = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]

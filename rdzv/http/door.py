@@ -1,10 +1,10 @@
 """Pure: the access rules of HTTP.
 
-- Health is answered without authentication.
-- Where the store has a token, every other request has to give it: `Authorization: Bearer TOKEN`, or, for browsers, the
+- Health needs no authentication.
+- If the store has a token, every other request must give it: as `Authorization: Bearer TOKEN`, or, for browsers, as the
   password of HTTP's basic authentication, with any user name.
-- HTTP changes nothing: a request that would is answered with the command for it.
-- A foreign name that points at this machine (DNS rebinding) would let a foreign page read ours. So where only this
+- Only GET and HEAD are accepted.
+- A foreign name that resolves to this machine (DNS rebinding) would let a foreign page read ours. So if only this
   machine can connect, the request must name this machine.
 """
 
@@ -34,13 +34,13 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """The rules for requests."""
+    """The access rules for one address."""
 
     token: bytes | None  # the store's secret, if it has one
     loopback: bool  # True if only this machine can connect
 
     def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
-        """Return the reason to reject a request; None if it is accepted."""
+        """Return why to reject a request; None to accept it."""
         host = headers.get("Host", "")
         if self.loopback and not _names_this_machine(host):
             return Refusal(421, f"{host!r:.80} is not this machine; ask for localhost or 127.0.0.1")
@@ -51,7 +51,7 @@ class Door:
         if self.token is None:
             return None
         kind, _, secret = headers.get("Authorization", "").partition(" ")
-        # The bytes as sent: aiohttp decodes those that are not UTF-8 as surrogates.
+        # Restore the bytes: aiohttp decodes those that are not UTF-8 as surrogates.
         plain = secret.encode("utf-8", "surrogateescape")
         given = plain if kind.lower() == "bearer" else _password(plain) if kind.lower() == "basic" else b""
         if hmac.compare_digest(given, self.token):
@@ -60,9 +60,9 @@ class Door:
 
 
 def door_at(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, Door]:
-    """Return the host at which HTTP listens beside a store at `host`, and its access rules.
+    """Return the host at which to serve HTTP beside a store at `host`, and the access rules there.
 
-    That is the store's host, unless a token would cross the network in the clear, without TLS: then loopback.
+    It is the store's host; loopback instead, if a token would cross the network without TLS.
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK

@@ -1,10 +1,10 @@
-"""Shell: accepts HTTP connections, counts them in a table of connections, and applies the access rules (`door`).
+"""Shell: accepts HTTP connections within the limits of a connection table, and applies the access rules (`door`).
 
 Needs the extra `http`.
 
-aiohttp's own listener keeps silent connections without a limit: a thousand of them would use up the files of the
-store's process. Here they share one table with the store's connections. A connection without a request counts as
-unauthenticated, and is closed first if the table is full. TLS is the store's, with small buffers before authentication.
+aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
+store's process. Here HTTP connections are in one table with the store's. One without a request counts as
+unauthenticated: such connections are closed first if the table is full. TLS is the store's, with small buffers.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 VISITOR_BYTES: Final = 16 * 1024  # the memory of a connection without a request
-ASKS_WITHIN: Final = 10.0  # seconds for the first request to be whole
-ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two; as long as aiohttp itself keeps a connection for
-WRONG_GUESS_COSTS: Final = 0.5  # seconds
-BODY_BYTES_MOST: Final = 1024  # no request has a body
-VISITORS_MOST: Final = 256  # of a process that serves no store
+ASKS_WITHIN: Final = 10.0  # seconds for the whole first request
+ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two requests, as in aiohttp
+WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token
+BODY_BYTES_MOST: Final = 1024  # no request needs a body
+VISITORS_MOST: Final = 256  # connections of a process that serves no store
 
 
 def own_table() -> ConnectionTable:
-    """Return a table for a process that serves no store; to be made in the loop that listens."""
+    """Return a table for a process that serves no store; call this in the loop that listens."""
     most = 2 * BESIDE_SHARE * VISITORS_MOST  # half of it may be unauthenticated, a share of those HTTP's
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
     table = ConnectionTable(limits, asyncio.get_running_loop().time)
@@ -55,11 +55,7 @@ async def health(_: web.Request) -> web.Response:
 
 
 class _Visitors:
-    """The connections to one HTTP server.
-
-    Args:
-        table: Counts them.
-    """
+    """The connections to one HTTP server; they are counted in `table`."""
 
     def __init__(self, table: ConnectionTable) -> None:
         self._table = table
@@ -67,9 +63,9 @@ class _Visitors:
 
     @web.middleware
     async def serve_one(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Count a connection as authenticated while its request is being answered."""
+        """Answer a request; its connection counts as authenticated meanwhile."""
         visitor = self._by_handler.get(request.protocol)
-        if visitor is None:  # it has gone
+        if visitor is None:  # the connection has closed
             return await handler(request)
         self._table.is_served(visitor)
         try:
@@ -79,7 +75,7 @@ class _Visitors:
             self._table.expect(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection, around aiohttp's."""
+        """Return the protocol of a new connection: aiohttp's `handler`, with a table and TLS around it."""
         visitor = _Visitor(self._table, handler, self._by_handler, secure=tls is not None)
         if tls is None:
             return visitor
@@ -88,7 +84,7 @@ class _Visitors:
 
 
 class _Visitor(asyncio.Protocol):
-    """One connection: it passes everything on to aiohttp, and registers with the table."""
+    """One connection: it registers with the table, and forwards everything to aiohttp."""
 
     def __init__(
         self,
@@ -135,7 +131,7 @@ class _Visitor(asyncio.Protocol):
         self._inner.resume_writing()
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         transport = self._transport
         if isinstance(transport, asyncio.Transport):
             transport.abort()
@@ -145,21 +141,21 @@ class _Visitor(asyncio.Protocol):
 async def listening(
     routes: Iterable[web.RouteDef], door: Door, table: ConnectionTable, host: str, port: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[int]:
-    """Serve routes for as long as the context lasts; gives the port.
+    """Serve routes during the context, which gives the port.
 
     Args:
         routes: The paths and their handlers.
         door: The access rules.
-        table: Counts the connections.
-        host: Where to listen; "" is every address.
-        port: Where; 0 takes a free one.
-        tls: The context to speak TLS with, if any.
+        table: The table that limits the connections.
+        host: The address to listen on; "" for every address.
+        port: The port to listen on; 0 for a free one.
+        tls: The context for TLS; None: no TLS.
 
     Raises:
         OSError: The address cannot be bound.
     """
     visitors = _Visitors(table)
-    # The access rules first: a client that guesses at the token remains unauthenticated.
+    # The access rules come first: a client with a wrong token remains unauthenticated.
     application = web.Application(middlewares=[_guarded(door), visitors.serve_one], client_max_size=BODY_BYTES_MOST)
     application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
@@ -185,7 +181,7 @@ async def listening(
 
 
 def _guarded(door: Door) -> Any:
-    """Return a middleware that applies the access rules, and answers errors with their reasons."""
+    """Return a middleware that applies the access rules, and turns errors into responses."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:

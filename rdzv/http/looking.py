@@ -1,8 +1,8 @@
-"""Shell: reads the runs of a store in the store's own process: the same answers as `rdzv status`.
+"""Shell: reads the runs of a store, in the store's own process, for HTTP.
 
-A run's record stays for a day after its last node has left, so most runs of a busy store are over. The store's usage by
-run shows in one request which of those have changed. The youngest are read, a few at a time, to be listed; all are
-counted.
+A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request to the
+store returns its usage by run, which shows the ended runs that have changed. All ended runs are counted. Only the
+youngest are read and listed, a few at a time.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FRESH = 0.5  # seconds for which an answer is reused, at least ...
-FRESH_FOR = 4  # ... and as many times as long as it took: reading takes a fifth of the store's time at most
+FRESH = 0.5  # seconds for which an answer is reused, or ...
+FRESH_FOR = 4  # ... times as long as its reading took, if longer: so reading takes at most a fifth of the time
 HISTORY_LINES = 40
-ENDED_LISTED = 100  # of the runs that are over, the youngest
-READ_AT_ONCE = 5  # of those, for one request of the list
+ENDED_LISTED = 100  # ended runs
+READ_AT_ONCE = 5  # ended runs that one request for the list reads
 COUNTED_AT_ONCE = 64  # runs whose nodes are counted concurrently
-SPACED = 0.1  # seconds between two reads of a run that changes all the time
+SPACED = 0.1  # seconds between two reads of a run that changes continuously
 
 
 class NoSuchRun(Exception):
-    """The store has no such run."""
+    """The store has no run of this id."""
 
 
 @contextlib.asynccontextmanager
 async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Client]:
-    """Connect to a server from within its own process, without its port and TLS."""
+    """Connect to a server in this process, without its port and TLS."""
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
@@ -66,16 +66,16 @@ async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Cli
 class _Ended:
     """A run without nodes."""
 
-    group: KeyGroup  # its usage at the last read: a change shows there
+    group: KeyGroup  # its usage at the last read; another usage shows a change
     since: float  # the time of its first key, on the client's clock
-    summary: dict[str, Any] | None = None  # its numbers of then, if they were read
+    summary: dict[str, Any] | None = None  # its numbers, if they were read
 
 
 class Runs:
     """The runs under a prefix of a store.
 
     Attributes:
-        followed: The runs that are being read.
+        followed: The runs with nodes, kept up to date by watches.
     """
 
     def __init__(self, client: Client, *, prefix: str) -> None:
@@ -83,25 +83,25 @@ class Runs:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self._over: dict[str, _Ended] = {}
-        # By run, or "" for all: when its answer ends to be fresh if the run has changed, and if not; and the answer.
+        # By run id, or "" for all: until when the answer is reused if the run has changed; and if not; the answer.
         self._told: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)
 
     @property
     def ended(self) -> int:
-        """The number of runs without nodes, as of the last read."""
+        """The number of runs without nodes at the last read."""
         return len(self._over)
 
     async def ping(self) -> float:
-        """Measure the round trip to the store."""
+        """Return the round trip to the store, in seconds."""
         return await self._client.ping(timeout=2.0)
 
     async def live(self) -> list[dict[str, Any]]:
-        """Return the numbers of each run that has nodes."""
+        """Return the numbers of each run with nodes."""
         return await self._fresh("", self._look)
 
     async def _fresh(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
-        """Read it, unless the last answer is fresh."""
+        """Return the last answer about `what` while it is fresh, else that of `look`."""
         async with self._looking:
             began = self._client.time()
             if_changed, until, told = self._told.get(what, (0.0, 0.0, None))
@@ -111,17 +111,17 @@ class Runs:
                 told, now = await look(), self._client.time()
                 self._told = {one: known for one, known in self._told.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
-                # A change is read at once, unless the last read was for one, too: those take long.
+                # The next change is read at once, unless the last read was for a change, too: such reads take long.
                 self._told[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 
     def due_in(self, run_id: str) -> float:
-        """Return the seconds until unread changes can be read; infinity if there are none."""
+        """Return the seconds until changes of a run may be read; infinity if there are none."""
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._told]
         return min((self._told[one][0] for one in unread), default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
-        """Return the same without steps by member, with the youngest ended runs, by name."""
+        """Return the numbers of all runs with nodes and of the youngest ended runs, by name, without members' steps."""
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self._over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
@@ -131,10 +131,10 @@ class Runs:
         return sorted(told, key=lambda one: one["run_id"])
 
     async def _look(self) -> list[dict[str, Any]]:
-        """Find the runs that have nodes, and return their numbers."""
+        """Return the numbers of each run with nodes, and update `_over`."""
         now = self._client.time()
         account = await read_account(self._client, self._prefix)
-        if account is None:  # its groups are no runs: list all keys, and read each run
+        if account is None:  # the store does not count by run: list all keys, and read each run
             counted = await count_keys(self._client, self._prefix)
             account = {id: KeyGroup(name=id, keys=keys, bytes=-1, age=0.0) for id, keys in counted.items()}
         before, self._over = self._over, {}
@@ -158,7 +158,7 @@ class Runs:
         return sorted(live, key=lambda one: str(one["run_id"]))
 
     async def report(self, run_id: str) -> dict[str, Any]:
-        """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` if there is none."""
+        """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` if it does not exist."""
         await self._check(run_id)
         return await self._fresh(run_id, partial(self._report, run_id))
 
@@ -168,7 +168,7 @@ class Runs:
         return {**report(status), "history": describe(history)[-HISTORY_LINES:], "cost": run.cost().plain()}
 
     async def streamed(self, run_id: str) -> dict[str, Any] | None:
-        """Return one run without values that change by themselves; None if there is no such run."""
+        """Return one run for the page, without values that change with time alone; None if it does not exist."""
         if not await self._client.count(self._keys(run_id).root):
             return None
         return await self._fresh(f"{run_id}/", partial(self._stream, run_id))
@@ -177,7 +177,7 @@ class Runs:
         return (await self.followed.refreshed(run_id)).streamed()
 
     async def history(self, run_id: str) -> tuple[History, float]:
-        """Return the history of a run, and its hour; raise `NoSuchRun` if there is none."""
+        """Return the history and the hour of a run; raise `NoSuchRun` if it does not exist."""
         await self._check(run_id)
         run = Run(self._client, self._keys(run_id))
         return await run.whole_history(), await run.hour()
@@ -191,5 +191,5 @@ class Runs:
 
 
 def _is_same(before: KeyGroup, now: KeyGroup) -> bool:
-    """Return True if a group of keys seems unchanged since."""
+    """Return True if the usage of a run shows no change."""
     return before.bytes >= 0 and (before.keys, before.bytes) == (now.keys, now.bytes) and before.age <= now.age

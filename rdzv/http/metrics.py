@@ -57,7 +57,7 @@ GAUGES = {
     "session_ttl_seconds": "For how long a session is kept whose client is away.",
     "handshake_timeout_seconds": "Within which a client must say hello.",
 }
-"""Of figures that are not here, the name says what they are."""
+"""Other figures of the server get their name as their text."""
 
 IN_SECONDS = ("uptime", "_ttl", "_timeout")
 OF_RUNS = {
@@ -78,23 +78,23 @@ OF_STEPS = {
     "step_age_seconds": ("How long ago that was.", "step_at", True),
     "step_rate": ("Steps a second, lately.", "step_rate", False),
 }
-"""Of runs whose members say it: what it means, the field of the report, and whether that is an hour."""
+"""Metrics of members: the text, the field of the report, and True if the field is an hour."""
 
 
 OF_TIME = "Seconds since the run began: with a round, regrouping, waiting."
-LINES_AT_ONCE = 500  # that are written before others have a turn: a millisecond or two
+LINES_AT_ONCE = 500  # written in one turn of the loop: a millisecond or two
 
 Sample = tuple[tuple[str, ...], float]
-"""The values of a metric's labels, in order, and its own."""
+"""The values of a metric's labels, in order, and its value."""
 
 
 class OfProcess:
-    """The metrics of any process of ours: its release, its resources, and the lag of its loop.
+    """The metrics of any process: its release, its resources, and the lag of its loop.
 
-    In a registry of its own: a program that embeds us may have one for the process.
+    They are in a registry of their own, as the program may use the default one.
 
     Args:
-        lag: The name of the loop's metric.
+        lag: The name of the metric of the lag.
     """
 
     def __init__(self, lag: str) -> None:
@@ -106,7 +106,7 @@ class OfProcess:
         self._lag = Histogram(lag, text, buckets=LAG_BUCKETS, registry=self.registry)
 
     async def measure_loop(self, then: Callable[[], None] = lambda: None) -> None:
-        """Measure the loop that this runs in, until cancelled; call `then` after each measurement."""
+        """Measure the running loop until cancelled; call `then` after each measurement."""
         loop = asyncio.get_running_loop()
         while True:
             asked = loop.time() + LAG_EVERY
@@ -115,7 +115,7 @@ class OfProcess:
             then()
 
     def text(self) -> str:
-        """Return the metrics of the registry as text."""
+        """Return the metrics as text."""
         return str(generate_latest(self.registry), "utf-8")
 
 
@@ -133,16 +133,16 @@ class Metrics:
         )
 
     def request(self, kind: str, outcome: str, seconds: float) -> None:
-        """Count a request that was carried out."""
+        """Record a request that the server has carried out."""
         self._requests.labels(kind, outcome).observe(seconds)
 
     async def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], *, ended: int) -> str:
-        """Return all metrics, written in pieces, between which the store has its turns.
+        """Return all metrics as text. The loop has turns between its pieces, in which the store goes on.
 
         Args:
-            figures: The present figures of the server.
-            runs: How each run stands that somebody is in.
-            ended: How many there are besides.
+            figures: The server's figures.
+            runs: The numbers of each run with nodes.
+            ended: The number of runs without nodes.
         """
         pieces = [self.process.text()]
         lines: list[str] = []
@@ -156,7 +156,7 @@ class Metrics:
 
 
 def family(name: str, kind: str, text: str, labels: tuple[str, ...], samples: Iterable[Sample]) -> Iterator[str]:
-    """Yield the lines of one metric, in the text format of Prometheus."""
+    """Yield one metric in the text format of Prometheus."""
     yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
     for values, value in samples:
         named = ",".join(f'{label}="{_escaped(one)}"' for label, one in zip(labels, values, strict=True))

@@ -1,10 +1,10 @@
 """Shell: `/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
 
-The node's own knowledge, without a request to the store: its round, the reason for its wait, its use of time, the lag
-of its loop. The whole run is served beside the store (`app`).
+They show what the node knows without a request to the store: its round, its use of time, the lag of its loop. `app`,
+beside the store, shows whole runs.
 
-It listens from the node's first arrival on, so not for commands that only read a run with a node's URL. A taken port is
-logged, and has no other effect: two nodes of one machine may have the same setting.
+The port is opened at the node's first arrival, so commands that only read a run do not open it. If it is taken, that is
+only logged: two nodes of one machine may have the same setting.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ async def serve_node(
     """Serve a node's metrics from its first arrival on, until cancelled.
 
     Args:
-        node: Which one; this runs in its loop.
-        host: Where to listen; "" is every address.
-        port: Where; 0 takes a free one.
+        node: The node; this runs in its loop.
+        host: The address to listen on; "" for every address.
+        port: The port to listen on; 0 for a free one.
         token: The token that a request must give, if any.
-        tls: The context to speak TLS with, if any.
-        insecure: Whether the token may cross the network in the clear.
+        tls: The context for TLS; None: no TLS.
+        insecure: True if the token may cross the network in the clear.
     """
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     metrics = _NodeMetrics(node)
@@ -76,7 +76,7 @@ async def serve_node(
 
 
 class _NodeMetrics:
-    """The metrics of one node; made in its loop."""
+    """The metrics of one node; construct it in the node's loop."""
 
     def __init__(self, node: Node) -> None:
         self.process = OfProcess("rdzv_node_loop_lag_seconds")
@@ -97,12 +97,12 @@ class _NodeMetrics:
         return web.Response(body="".join([self.process.text(), *self._lines()]).encode(), headers=CONTENT_TYPE)
 
     def changed(self) -> None:
-        """Observe a change of the node; from any thread."""
+        """Call `observe` in the node's loop; from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.observe)
 
     def observe(self) -> None:
-        """Count the time since the last observation for the node's activity of then; in its loop."""
+        """Add the time since the last call to the node's activity at that call; only in its loop."""
         node, membership, now = self._node, self._node.membership, self._loop.time()
         self._spent[self._doing] += now - self._since
         self._since = now

@@ -6,7 +6,7 @@
         cluster.kill(2)
         await cluster.finish()
 
-pytest's fixture `rdzv_cluster` makes clusters, too, and ends them with the test.
+pytest's fixture `rdzv_cluster` also makes clusters, and ends them with the test.
 """
 
 from rdzv.testing.cluster import Cluster, cluster

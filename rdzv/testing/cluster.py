@@ -1,4 +1,4 @@
-"""Shell: a cluster of simulated nodes, in which a user's own code runs over the real store and handler.
+"""Shell: a cluster of simulated nodes, in which a user's code runs over the real store and handler.
 
     async with rdzv.testing.cluster(4, seed=1) as cluster:
         cluster.run(train)          # async def train(node): async for round in rdzv.rounds(node.url): ...
@@ -6,13 +6,12 @@
         cluster.kill(2)
         await cluster.finish()
 
-Each node is a process of `timeline` with its own loop and clock. The nodes meet over a network in memory, at a store
-with a disk in memory. Time is virtual: `advance` plays the given number of seconds, in an order that the seed decides.
-Every method acts before it returns. Its result may be awaited or not, so blocking tests can use a cluster, too: `with
-rdzv.testing.cluster(4) as cluster`.
+Each node is a process of `timeline` with its own loop and clock. The network and the store's disk are in memory. Time
+is virtual: `advance` plays a number of seconds, in an order that the seed decides. Every method acts before it returns;
+awaiting its result is optional, so blocking tests can use a cluster, too: `with rdzv.testing.cluster(4) as cluster`.
 
-In the nodes' code, `rdzv.connect` and `rdzv.rounds` lead to the cluster's store, whatever host their URL names. Work in
-a thread takes no virtual time, so a body must not wait for a thread.
+In the nodes' code, `rdzv.connect` and `rdzv.rounds` connect to the cluster's store, whatever host the URL names. A body
+must not wait for a thread, whose work takes no virtual time.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_LOOKS_EVERY = 0.5  # seconds between two checks whether the process of an ended body is idle
-EXIT_WITHIN = 10.0  # seconds after the end of its body in which a process ends, even if it is not idle
+EXIT_LOOKS_EVERY = 0.5  # seconds between two checks if the process of an ended body is idle
+EXIT_WITHIN = 10.0  # seconds from the end of its body until a process ends, even if it is not idle
 FINISH_LOOKS_EVERY = 1.0
 FINISH_WITHIN = 1800.0
 
 
 class Done(Generic[T]):
-    """The result of an act that is done already. Awaiting it is optional.
+    """The result of a method; awaiting it is optional, and calls `then`.
 
     Attributes:
         value: The result.
@@ -59,13 +58,11 @@ class Done(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if self._then is not None:
             self._then()
-        yield from ()  # makes this a generator, as an awaitable must be
+        yield from ()  # an awaitable must be a generator
         return self.value
 
 
 class _World(World):
-    """A world that writes its events into a story."""
-
     story: Story
 
     def say(self, what: str) -> None:
@@ -78,10 +75,10 @@ class Cluster:
 
     Attributes:
         seed: The seed of all random choices.
-        nodes: All nodes so far, by number; a node that was restarted is listed once.
-        rounds: The rounds that nodes have learned of, in order.
+        nodes: All nodes so far, by number, in their latest lives.
+        rounds: All rounds so far, in order.
         story: The events so far, one line each.
-        settings: Parameters of the run, for URLs that do not say otherwise.
+        settings: Parameters of the run; a URL's own override them.
     """
 
     def __init__(
@@ -110,7 +107,7 @@ class Cluster:
         self._store = StoreMachine(self._world, rng=random.Random(self._rng.random()), durable=durable)
         self._director = self._world.timeline.host("the director")
         self._processes = 0
-        self._dark: set[Process] = set()  # processes whose machine has no power
+        self._dark: set[Process] = set()  # on machines without power
         self._over = False
         self.nodes: list[ClusterNode] = []
         self.rounds: list[ClusterRound] = []
@@ -157,7 +154,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------ time
 
     def run(self, body: Callable[[ClusterNode], Awaitable[object]]) -> Done[None]:
-        """Start a body on every live node that runs none; awaiting the result plays on until all bodies have ended."""
+        """Start a body on each live node that runs none; if the result is awaited, play until all have ended."""
         self._body = body
         for node in self.nodes:
             if node.alive and node.task is None:
@@ -168,7 +165,7 @@ class Cluster:
         """Play a number of virtual seconds.
 
         Raises:
-            ClusterError: A body has raised an error, or members disagree on their round.
+            ClusterError: A body has raised an error, or members disagree about their round.
         """
         self._check_open()
         timeline = self._world.timeline
@@ -182,10 +179,10 @@ class Cluster:
         return Done(None)
 
     def finish(self, within: float = FINISH_WITHIN) -> Done[None]:
-        """Play on until the bodies of all live nodes have ended.
+        """Play until the bodies of all live nodes have ended.
 
         Raises:
-            ClusterStuckError: That takes longer than `within`; the message says where each node waits.
+            ClusterStuckError: That takes more than `within` virtual seconds; the message says where each node waits.
             ClusterError: As in `advance`.
         """
         until = self.now + within
@@ -202,24 +199,24 @@ class Cluster:
     # ------------------------------------------------------------------------------------------ what befalls nodes
 
     def kill(self, node: int | ClusterNode, *, power: bool = False) -> Done[None]:
-        """Kill a node's process; with `power`, cut its machine's power, so that no system closes its connections."""
+        """Kill a node's process; with `power`, cut its machine's power, so that its connections are not closed."""
         found = self._node(node)
         if power and found.alive:
             found.process.die(silently=True)
             self._dark.add(found.process)
             for source in found.sources:
-                self._world.network.partition(source)  # a machine without power sends nothing, not even a reset
+                self._world.network.partition(source)  # not even a reset is sent
         else:
             found.process.die()
         return Done(None)
 
     def restart(self, node: int | ClusterNode) -> Done[ClusterNode]:
-        """Start a node that is dead or has ended, under the same name and with the same body."""
+        """Start a dead or ended node again, with the same name and body."""
         old = self._node(node)
         if old.alive and not old.ended:
             raise RendezvousStateError(f"{old.name} is alive: kill it first")
         old.process.exit()
-        if old.process in self._dark:  # the machine is back, and resets connections to the old process
+        if old.process in self._dark:  # from now on its machine resets the old connections
             self._dark.discard(old.process)
             for source in old.sources:
                 self._world.network.heal(source)
@@ -229,7 +226,7 @@ class Cluster:
         return Done(new)
 
     def join(self) -> Done[ClusterNode]:
-        """Start one more node with the same body."""
+        """Start one more node, with the same body."""
         node = self._new_node()
         self.say(f"{node.name} comes")
         if self._body is not None:
@@ -237,11 +234,11 @@ class Cluster:
         return Done(node)
 
     def pause(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
-        """Stop a node's process as SIGSTOP does, for a number of seconds or until `resume`."""
+        """Stop a node's process, as SIGSTOP does, for some seconds or until `resume`."""
         return self._stand_still(node, seconds, threads=True)
 
     def hang(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
-        """Stop a node's own code, as in a call that does not return; its node thread goes on."""
+        """Block a node's own code, for some seconds or until `resume`; its node thread goes on."""
         return self._stand_still(node, seconds, threads=False)
 
     def resume(self, node: int | ClusterNode) -> Done[None]:
@@ -253,7 +250,7 @@ class Cluster:
         return Done(None)
 
     def cut(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
-        """Cut a node off from the store without an error at either end, for a number of seconds or until `heal`."""
+        """Partition a node from the store, for some seconds or until `heal`; neither end gets an error."""
         found = self._node(node)
         self.say(f"{found.name} is cut off{_for(seconds)}")
         for source in found.sources:
@@ -267,7 +264,7 @@ class Cluster:
         return Done(None)
 
     def reset(self, node: int | ClusterNode) -> Done[None]:
-        """Reset a node's connections; it makes new ones."""
+        """Reset a node's connections."""
         found = self._node(node)
         self.say(f"{found.name}'s connections are reset")
         for source in found.sources:
@@ -286,7 +283,7 @@ class Cluster:
         return Done(None)
 
     def resize(self, min_nodes: int | None = None, max_nodes: int | None = None) -> Done[None]:
-        """Announce another minimum or maximum of the run, as `rdzv resize` does."""
+        """Change the run's minimum or maximum of nodes, as `rdzv resize` does."""
         connected = [node for node in self.nodes if node.at_work and node.handlers]
         if not connected:
             raise RendezvousStateError("no node has connected yet: call `advance` before `resize`")
@@ -297,14 +294,14 @@ class Cluster:
         return Done(None)
 
     def stop_store(self, seconds: float) -> Done[None]:
-        """Kill the store and start it again after a number of seconds, with the data of its disk if it has one."""
+        """Kill the store, and start it again after some seconds, with the data on its disk if it has one."""
         if self._store.up:
             self._store.die()
             self._director.call_later(seconds, lambda: None if self._store.up else self._store.start())
         return Done(None)
 
     def pause_store(self, seconds: float) -> Done[None]:
-        """Stop the store's process for a number of seconds."""
+        """Stop the store's process, as SIGSTOP does, for some seconds."""
         host = self._store.host
         if host is not None:
             self.say(f"the store stands still for {seconds:g} s")
@@ -325,24 +322,24 @@ class Cluster:
         within: float = FINISH_WITHIN,
         check: Callable[[Cluster], object] | None = None,
     ) -> Done[int]:
-        """Run a body once for each seed, each time on a new cluster like this one, with random faults.
+        """Run a body on a new cluster like this one, with random faults, for each seed.
 
-        After the faults all bodies must end. The seed and the story of the first failure are printed.
+        After the faults, all bodies must end. At the first failure, print the seed and the story.
 
         Args:
-            body: The body that the nodes run; without it, the body that was given to `run`.
+            body: The body; without it, that of the last `run`.
             seeds: One seed gives one story.
             faults: The kinds of faults.
-            most: The highest number of faults per cluster.
+            most: The most faults per cluster.
             during: Virtual seconds in which the faults begin.
-            within: Virtual seconds after the last fault in which the bodies must end.
+            within: Virtual seconds for the bodies to end, after the last fault.
             check: Called with each cluster at its end; an error that it raises is a failure.
 
         Returns:
             The number of seeds.
 
         Raises:
-            ClusterError: A seed has failed; the message names it, and ends with the story.
+            ClusterError: A seed has failed; the message has it and the story.
         """
         chosen = body or self._body
         if chosen is None:
@@ -392,7 +389,7 @@ class Cluster:
         return node
 
     def joined(self, info: RendezvousInfo) -> None:
-        """Note that a node is in a round, and check that all members agree on it (promise R3)."""
+        """Record that a node is in a round, and check that all members agree about it (promise R3)."""
         for known in reversed(self.rounds):
             if (known.run_id, known.number) == (info.run_id, info.round):
                 break
@@ -408,7 +405,7 @@ class Cluster:
         node.start(body).add_done_callback(partial(self._ended, node))
 
     def _exit(self, node: ClusterNode, *, until: float) -> None:
-        """End the process of a body that has ended, once the process is idle: as `asyncio.run` does."""
+        """End the process of an ended body once it is idle, as `asyncio.run` does."""
         if self.now < until and not node.has_let_go:
             self._director.call_later(EXIT_LOOKS_EVERY, partial(self._exit, node, until=until))
         else:
@@ -429,7 +426,7 @@ class Cluster:
                 node.error = error
             case _:
                 self.say(f"{node.name} has failed: {error!r}")
-                others = _described([other for other in self.nodes if other is not node])  # it may have waited for them
+                others = _described([other for other in self.nodes if other is not node])
                 problem = ClusterError(
                     f"seed {self.seed}: {node.name} has failed: {error!r}{others and '; meanwhile'}{others}", self.story
                 )
@@ -460,7 +457,7 @@ class Cluster:
         def say() -> None:
             try:
                 begun.result()
-            except Exception as error:  # noqa: BLE001  any error is told in the story
+            except Exception as error:  # noqa: BLE001  any error is in the story
                 self.say(f"in vain: {error}")
             except asyncio.CancelledError:
                 pass
@@ -482,11 +479,11 @@ def cluster(
     Args:
         nodes: The number of nodes at the start.
         seed: The seed of all random choices: one seed gives one story.
-        durable: True if the store keeps its data when it is stopped.
-        latency: The bounds, in seconds, of the time that a message takes to or from the store.
-        may_raise: Errors that the bodies may raise; any other error fails the test.
-        settings: Parameters of the run, for URLs that do not say otherwise. `min_nodes` is `nodes` by default. The
-            test's environment is not read.
+        durable: True if the store has a disk.
+        latency: The bounds, in seconds, of a message's time to or from the store.
+        may_raise: Errors that the bodies may raise; any other fails the test.
+        settings: Parameters of the run; a URL's own override them. The default of `min_nodes` is `nodes`. The
+            environment is not read.
     """
     return Cluster(nodes, seed=seed, durable=durable, latency=latency, may_raise=may_raise, **settings)
 

@@ -1,8 +1,8 @@
-"""A disk on virtual time: it has latency, and keeps only committed data.
+"""A disk on virtual time: it has latencies, and keeps only committed data.
 
-A `Disk` outlives the processes that use it. Each process opens a `SimulatedJournal` on it: the journal's own SQL,
-checksums and reading, on a database in memory. Timers of the process's loop replace the writer's thread. When the
-process dies, uncommitted data is lost. Only the group that is being written at that moment may have reached the disk.
+A `Disk` outlives the processes that use it. Each opens a `SimulatedJournal` on it: the real journal, with its SQL and
+checksums, on a database in memory. Timers of the process's loop replace the writer's thread. When the process dies,
+uncommitted data is lost, except that the group being written at that moment may have reached the disk.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import Facts
 
-COMMIT_SECONDS = (0.0002, 0.004)  # the time that a healthy disk takes for a group
+COMMIT_SECONDS = (0.0002, 0.004)  # of a healthy disk
 
 
 class NoMark:
-    """A stand-in for the mark beside the database."""
+    """A mark without a file."""
 
     def write(self, store_id: str, number: int) -> None:
         """Do nothing."""
 
 
 class NoReserve:
-    """A stand-in for the reserved space: there is always more."""
+    """A reserve of unlimited space."""
 
     def take(self, least: int) -> bool:  # noqa: ARG002
-        """Return True: the disk has space."""
+        """Return True."""
         return True
 
     def give_up(self) -> None:
@@ -48,12 +48,12 @@ class Disk:
     """The data that outlives a process.
 
     Args:
-        rng: Draws latencies, and whether the group that was being written at a crash reached the disk.
-        store_id: The identity of the store that is created on it.
-        on_commit: Called with each group at the moment of its commit.
+        rng: Draws latencies, and the fate of the group being written at a crash.
+        store_id: The id of the store on it.
+        on_commit: Called with each group when it is committed.
 
     Attributes:
-        commits: The number of groups that were written.
+        commits: The number of committed groups.
     """
 
     def __init__(self, rng: random.Random, *, store_id: str, on_commit: Callable[[list[Facts]], None]) -> None:
@@ -68,12 +68,12 @@ class Disk:
         self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
 
     def open(self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal]) -> SimulatedJournal:
-        """Open the journal of a new process; the process before has died or closed its own."""
+        """Open the journal of a new process; the process before has ended."""
         self._journal = kind(self, loop)
         return self._journal
 
     def lose_power(self) -> None:
-        """End the process or the machine: the group that was being written is on the disk or not."""
+        """End the process; draw if the group being written reached the disk."""
         opened, self._journal = self._journal, None
         if opened is not None:
             opened.gone(reaches_the_disk=self.rng.random() < 0.5)
@@ -87,8 +87,7 @@ class SimulatedJournal(Journal):
     """The journal of one process on a `Disk`."""
 
     def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop) -> None:
-        # The journal's own constructor is not called: it makes files, and locks them.
-        self._disk = disk
+        self._disk = disk  # `super().__init__` is not called, as it makes and locks files
         self._loop = loop
         self._path = self._directory = "a disk in memory"  # type: ignore[assignment]  # for messages only
         self._database = disk.database
@@ -110,7 +109,7 @@ class SimulatedJournal(Journal):
         self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # they have no files
 
     def room(self) -> int:
-        """The number of bytes that a write may have: without limit here."""
+        """Return the bytes that a write may have: unlimited."""
         return sys.maxsize
 
     def _growth(self) -> int:
@@ -126,12 +125,12 @@ class SimulatedJournal(Journal):
         return number
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
-        """Begin to write."""
+        """Begin to write groups."""
         self._on_durable, self._on_failure = on_durable, on_failure
         self._take_up()
 
     def stop(self, *, within: float | None = None) -> bool:  # noqa: ARG002 - it takes no time
-        """Write all pending facts at once; return True."""
+        """Write all pending facts at once."""
         while self._on_durable is not None and (self._in_hand is not None or self._pending):
             self._take_up()
             assert self._timer is not None
@@ -148,13 +147,13 @@ class SimulatedJournal(Journal):
         self._roll_back()
 
     def _take_up(self) -> None:
-        """Begin the next group, as the writer's thread does."""
+        """Begin to write the next group, as the writer's thread does."""
         if self._in_hand is None and self._pending and self._on_durable is not None:
             self._in_hand, self._pending = (self._pending, self.appended), []
             self._timer = self._loop.call_later(self._disk.rng.uniform(*COMMIT_SECONDS), self._written)
 
     def _written(self) -> None:
-        """Commit the group that is being written, or fail."""
+        """Commit the group being written, or fail."""
         assert self._in_hand is not None
         assert self._on_durable is not None
         assert self._on_failure is not None
@@ -175,7 +174,7 @@ class SimulatedJournal(Journal):
 
 
 class _Borrowed:
-    """A database that its reader cannot close."""
+    """A database connection that `close` leaves open."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -185,4 +184,4 @@ class _Borrowed:
         return self._database.execute(statement)
 
     def close(self) -> None:
-        """Do nothing: the disk closes it."""
+        """Do nothing."""

@@ -11,19 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     _Later = tuple[float, Callable[[], object]]
-    """The time of an act, and the act."""
 
 FAULTS: Final = ("kill", "pause", "hang", "cut", "reset", "drain", "join", "stop_store", "pause_store", "resize")
-"""The kinds of faults. A node that was killed or drained is replaced after a while, and a run that was resized gets its
-maximum back, so that the run can go on.
-"""
+"""The kinds of faults. A killed or drained node is replaced later, and a resize is taken back."""
 
 SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
-"""Typical durations of a fault, in seconds: below `disconnect_ttl`, below `ttl`, and above both."""
+"""Typical seconds of a fault: below `disconnect_ttl`, below `ttl`, and above both."""
 
 
 class _Cluster(Protocol):
-    """The part of `cluster.Cluster` that faults use."""
+    """The methods of `cluster.Cluster` that faults use."""
 
     nodes: list[Any]
     settings: dict[str, Any]
@@ -43,17 +40,17 @@ class _Cluster(Protocol):
 
 
 def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: int, during: float) -> None:
-    """Play random faults on a cluster until they are over.
+    """Play random faults on a cluster, until they are over.
 
     Args:
         cluster: A cluster whose nodes run a body.
         rng: Draws the faults and their times.
         faults: The kinds to draw from.
-        most: The highest number of faults; there is at least one.
+        most: The most faults; there is at least one.
         during: Seconds in which they begin.
 
     Raises:
-        ValueError: There is no fault of this kind.
+        ValueError: One of the kinds does not exist.
     """
     unknown = sorted(set(faults) - set(FAULTS))
     if unknown:
@@ -98,13 +95,13 @@ def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: 
 
 
 def _resize_back(cluster: _Cluster, most: int) -> None:
-    """Give a run its maximum back, if a node is left that can."""
+    """Set a run's former maximum, if there is a node that can."""
     if any(node.at_work and node.handlers for node in cluster.nodes):
         cluster.resize(max_nodes=most)
 
 
 def _advance(cluster: _Cluster, now: float, until: float, back_at: list[_Later]) -> float:
-    """Play until a moment, with the acts that are due by then; return that moment."""
+    """Play until a moment, with the acts in `back_at` that are due by then; return that moment."""
     back_at.sort(key=itemgetter(0))
     while back_at and back_at[0][0] <= until:
         at, action = back_at.pop(0)

@@ -1,8 +1,7 @@
-"""One connection of the network in memory: two transports, and a pipe for each direction.
+"""One connection of a network in memory: two transports, and a pipe for each direction.
 
-A pipe delivers bytes in order, each piece one latency after it was sent. As in TCP, the boundaries of writes are not
-kept, a peer notices a close only after it has read the bytes before it, and a write to a dead peer is answered by a
-reset. See `network` for the faults of a link.
+A pipe delivers bytes in order, each piece one latency after it was sent. As in TCP, the boundaries of writes are lost,
+a peer receives all bytes before a close, and a write to a dead peer is answered by a reset. `network` has the faults.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
 
 
 class Medium(Protocol):
-    """The network of a link: it draws latencies and sizes of pieces."""
+    """The part of `MemoryNetwork` that links use."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -31,7 +30,7 @@ class Medium(Protocol):
 
     @property
     def socket_buffer_bytes(self) -> int:
-        """The number of bytes in flight that do not count against the writer's buffer."""
+        """The bytes in flight that do not count against the writer's buffer."""
 
     def draw_latency(self) -> float:
         """Return the latency of the next piece, in seconds."""
@@ -40,11 +39,11 @@ class Medium(Protocol):
         """Return how many of the ready bytes arrive at once."""
 
     def draw_joins(self) -> bool:
-        """Whether all pieces that have arrived are read at once."""
+        """Return True if all pieces that have arrived are read at once."""
 
 
 class Link:
-    """One connection: the `client` transport that dialed, and the `server` transport that answered."""
+    """One connection, with the transport of the dialer, `client`, and that of the listener, `server`."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Link:
         return self.client.is_lost and self.server.is_lost
 
     def hold(self, *, upward: bool, downward: bool) -> None:
-        """Stop or resume delivery for each direction; upward is from the dialer."""
+        """Stop (True) or resume delivery for each direction; upward is from the dialer."""
         self._upward.hold(held=upward)
         self._downward.hold(held=downward)
 
@@ -93,7 +92,7 @@ class Link:
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end of a link; its protocol cannot tell it from a transport over a socket."""
+    """One end of a link; it behaves as a transport over a socket."""
 
     def __init__(
         self,
@@ -123,7 +122,7 @@ class MemoryTransport(asyncio.Transport):
     # Called by the protocol.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes; after the end they are dropped, as transports over sockets do."""
+        """Send bytes; drop them after the end, as transports over sockets do."""
         if self._end_sent and not self._closing:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self._closing or not data:
@@ -132,13 +131,13 @@ class MemoryTransport(asyncio.Transport):
         self._control_flow()
 
     def write_eof(self) -> None:
-        """End the outgoing stream; this side may still receive."""
+        """End the outgoing stream; receiving goes on."""
         if not self._end_sent:
             self._end_sent = True
             self._outgoing.send(Signal.END)
 
     def close(self) -> None:
-        """Stop receiving; close once all written bytes have left."""
+        """Stop receiving; close once all written bytes are delivered."""
         if self._closing:
             return
         self.write_eof()
@@ -147,7 +146,7 @@ class MemoryTransport(asyncio.Transport):
         self._let_go_once_flushed()
 
     def abort(self) -> None:
-        """Close at once: bytes in flight are lost, and the peer gets a reset, the worst that a socket may do."""
+        """Close at once: bytes in flight are lost, and the peer gets a reset, the worst of what sockets do."""
         if self.is_lost:
             return
         self._outgoing.clear()
@@ -159,7 +158,7 @@ class MemoryTransport(asyncio.Transport):
         return self._closing
 
     def pause_reading(self) -> None:
-        """Deliver nothing until `resume_reading`; the peer's bytes wait on its side."""
+        """Leave the peer's bytes on its side until `resume_reading`."""
         self._reading_paused = True
 
     def resume_reading(self) -> None:
@@ -168,11 +167,11 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of undelivered bytes beyond the kernels' buffers."""
+        """Return the undelivered bytes beyond the kernels' buffers."""
         return self._outgoing.bytes_beyond_socket_buffers
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the buffer sizes at which the protocol is told to pause and to resume writing."""
+        """Set the buffer sizes at which the protocol must pause and may resume writing."""
         if high is None:
             high = HIGH_WATER_BYTES if low is None else 4 * low
         if low is None:
@@ -185,7 +184,7 @@ class MemoryTransport(asyncio.Transport):
     # Called by the network.
 
     def connect(self) -> None:
-        """Give the protocol its transport, then deliver the bytes that have arrived already."""
+        """Connect the protocol, and deliver the bytes that have arrived already."""
         if self.is_lost:
             return
         self._connected = True
@@ -193,7 +192,7 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def lose(self, error: Exception | None) -> None:
-        """Tell the protocol that the connection is lost, once and not within a call of its own."""
+        """Call the protocol's `connection_lost`, once, and not from within its own call."""
         if self.is_lost:
             return
         self._closing = self._end_sent = self.is_lost = True
@@ -202,7 +201,7 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def die(self, *, silently: bool) -> None:
-        """End with the process: its protocol is not told, and its system closes the connection unless `silently`."""
+        """End with its process: the protocol is not called; the connection is closed unless `silently`."""
         if silently:
             self._outgoing.clear()
         elif not self._end_sent:
@@ -213,7 +212,7 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def takes_delivery(self) -> bool:
-        """True if the incoming pipe may deliver; a closing end accepts bytes and drops them."""
+        """True if the incoming pipe may deliver; a closing end drops what it receives."""
         return self._closing or (self._connected and not self._reading_paused)
 
     def receive(self, data: memoryview) -> int:
@@ -226,7 +225,7 @@ class MemoryTransport(asyncio.Transport):
             if isinstance(self._protocol, asyncio.BufferedProtocol):
                 return _fill_buffer(self._protocol, data)
             self._protocol.data_received(bytes(data))
-        # As in asyncio, the loop reports any error, and the connection dies.
+        # As in asyncio, the loop reports any error, and the connection is lost.
         except Exception as error:  # noqa: BLE001
             self._fail(error)
         return len(data)
@@ -247,11 +246,11 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def waits_for_room(self) -> bool:
-        """True if this side must hear of deliveries of its bytes."""
+        """True if `bytes_left` must be called."""
         return not self.is_lost and (self._writing_paused or self._closing)
 
     def bytes_left(self) -> None:
-        """Note that some written bytes were delivered."""
+        """Called when written bytes were delivered."""
         self._control_flow()
         if self._closing:
             self._let_go_once_flushed()
@@ -286,7 +285,7 @@ class MemoryTransport(asyncio.Transport):
 
 
 class Signal(enum.Enum):
-    """The marks in a pipe beside bytes."""
+    """The items in a pipe other than bytes."""
 
     END = "the sender sends no more"
     RESET = "the sender is gone"
@@ -331,13 +330,13 @@ class Pipe:
         self.wake()
 
     def wake(self) -> None:
-        """Set the timer of the next delivery, if there is one and the receiver accepts it."""
+        """Set the timer for the next delivery, if the receiver accepts one."""
         if self._delivery is None and self._may_deliver():
-            # Always through the loop, so that a protocol is never called within its own `write`.
+            # Through the loop, so that a protocol is never called within its own `write`.
             self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive)
 
     def receiver_died(self) -> None:
-        """Let the receiver's system answer further arrivals."""
+        """Deliver further bytes to the receiver's system."""
         if self._delivery is not None:
             self._delivery.cancel()
             self._delivery = None
@@ -358,8 +357,7 @@ class Pipe:
             return
         if len(self._under_way) > 1 and self._network.draw_joins():
             self._join_what_has_arrived()
-        # One piece at a time: the protocol may pause, close or cut the link.
-        entry = self._under_way[0]
+        entry = self._under_way[0]  # one at a time: the protocol may pause, close or cut the link
         due, item = entry
         if isinstance(item, Signal):
             self._under_way.popleft()
@@ -379,7 +377,7 @@ class Pipe:
         self.wake()
 
     def _join_what_has_arrived(self) -> None:
-        """Make one piece of all that have arrived, as a socket does whose process reads it late."""
+        """Join the pieces that have arrived, as for a process that reads its socket late."""
         under_way, now = self._under_way, self.network_loop.time()
         first_due, pieces = under_way[0][0], []
         while under_way and under_way[0][0] <= now and isinstance(piece := under_way[0][1], memoryview):
@@ -390,7 +388,7 @@ class Pipe:
 
 
 def _fill_buffer(protocol: asyncio.BufferedProtocol, data: memoryview) -> int:
-    """Fill the buffer of a buffered protocol; the hint of -1 is asyncio's, too."""
+    """Copy data into a protocol's buffer as asyncio does; return the number of bytes."""
     with memoryview(protocol.get_buffer(-1)) as buffer, buffer.cast("B") as room:
         if not room.nbytes:
             raise RuntimeError("get_buffer() returned an empty buffer")
@@ -406,5 +404,5 @@ def _link_name(dialer: tuple[str, int], target: str) -> str:
 
 
 def names_of(dialer: tuple[str, int], target: str) -> set[str]:
-    """Return all names by which a fault may address this link."""
+    """Return the names by which faults address this link."""
     return {_link_name(dialer, target), dialer[0], target, EVERYTHING}

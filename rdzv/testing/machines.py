@@ -1,9 +1,9 @@
-"""Shell: the machines of a simulation: the store's, its clients', and their network.
+"""Shell: the simulated machines of a store and its clients.
 
-The server, engine, journal, wire and client are the real ones, in processes on virtual time (`timeline`), over a
-network in memory (`network`) and a disk that keeps only committed data (`disk`).
+Server, engine, journal, wire and client are the real ones, in processes on virtual time (`timeline`), over a network in
+memory (`network`) and a disk that keeps only committed data (`disk`).
 
-Observers (an oracle, the story of a test) derive from these classes, and override how the store's process is made.
+Tests that observe more derive from these classes.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
 
 STORE = "store"
-"""The name under which the store is dialed."""
+"""The store's name in the network."""
 
 NODE_THREAD = " node thread"
-"""The suffix of the names of a node thread's connections."""
+"""The suffix of the name of a node thread's connections."""
 
 
 class World:
-    """A timeline, and the network of what lives in it.
+    """A timeline, and the network between its processes.
 
     Args:
-        seed: Of the order of turns, and of all latencies.
-        timeline: The one that the caller lives on; without it, one of its own.
-        of_network: Arguments of the network.
+        seed: The seed of the order of turns, and of latencies.
+        timeline: The timeline; None for a new one.
+        of_network: Further arguments of the network.
     """
 
     network_kind: ClassVar[type[MemoryNetwork]] = MemoryNetwork
@@ -61,11 +61,11 @@ class World:
 
     @property
     def now(self) -> float:
-        """True time."""
+        """The true time, in seconds."""
         return self.timeline.now
 
     def say(self, what: str) -> None:
-        """Add a line to the story, if there is one."""
+        """Add a line to the story; here there is none."""
 
 
 class Process:
@@ -74,7 +74,7 @@ class Process:
     Attributes:
         host: Its main loop.
         name: The name of its machine.
-        source: The name of its connections, which no other process has.
+        source: The unique name of its connections.
         threads: Its other loops, by the names of their connections.
     """
 
@@ -88,24 +88,24 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """True until it is killed."""
+        """True until it has ended."""
         return not self.host.dead
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names of all of its connections."""
+        """The names of the connections of all its loops."""
         return self.source, *self.threads
 
     @property
     def node_thread(self) -> Host:
-        """The loop of the node thread, which starts with the first node."""
+        """The loop of the node thread, which starts at the first use."""
         name = self.source + NODE_THREAD
         if name not in self.threads:
             self.threads[name] = self.world.timeline.host(name, rate=self.host.rate)
         return self.threads[name]
 
     def dial(self, *, thread: str = "") -> Callable[[Callable[[], Any]], Any]:
-        """Return a function that connects this process to the store."""
+        """Return a function that connects a thread of this process to the store."""
         source = self.source + thread
 
         async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
@@ -120,7 +120,7 @@ class Process:
             self.exit(silently=silently)
 
     def exit(self, *, silently: bool = False) -> None:
-        """End at once with all threads; its system closes the connections unless `silently`."""
+        """End all loops at once; the connections are closed unless `silently`."""
         if self.alive:
             self.host.die()
             for source in self.sources:
@@ -129,21 +129,21 @@ class Process:
                 thread.die()
 
     def pause(self, *, threads: bool) -> None:
-        """Stop; without `threads`, as a training step does that blocks the main loop."""
+        """Stop the main loop, as a long call in it does; with `threads` the whole process, as SIGSTOP does."""
         self.host.pause()
         if threads:
             for thread in self.threads.values():
                 thread.pause()
 
     def resume(self) -> None:
-        """Continue."""
+        """End a `pause`."""
         self.host.resume()
         for thread in self.threads.values():
             thread.resume()
 
 
 class NoPort(HeldPort):
-    """A port that is not bound on this machine."""
+    """A constant in place of a port that is bound on this machine."""
 
     def hold(self) -> int:
         """Return a constant."""
@@ -158,7 +158,7 @@ def handler_of(
     open_shared_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
     kind: type[Handler] = Handler,
 ) -> Handler:
-    """Return the real handler of a node in this process's node thread, not yet connected."""
+    """Return the real handler of a new node in this process, not connected yet."""
     rng = random.Random(process.rng.random())
     loop = NodeLoop(process.node_thread)
     node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=NoPort())
@@ -166,31 +166,31 @@ def handler_of(
 
 
 def client_of(process: Process, *, thread: str = "", **options: Any) -> Client:
-    """Return a client of the store, to be entered in this process; each thread has connections of its own."""
+    """Return a client of the store for a thread of this process, to be entered there."""
     rng = random.Random(process.rng.random())
     identity = process_id_of(process.source)
     return Client(process.dial(thread=thread), name=STORE, rng=rng, process=identity, **options)
 
 
 def process_id_of(name: str) -> bytes:
-    """Return the identity by which a server groups the connections of one process."""
+    """Return the id by which a server groups the connections of one process."""
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
 class StoreMachine:
-    """The store's machine; its disk outlives its processes.
+    """The store's machine, whose disk outlives its processes.
 
     Args:
         world: The world of the machine.
-        rng: Draws the latencies of its disk and requests.
+        rng: Draws the latencies of its disk.
         durable: True if it has a disk.
         limits: The store's limits.
-        rate: The speed of its clock.
+        rate: The speed of its clock, in seconds per true second.
 
     Attributes:
-        server: The running server; None while there is none.
+        server: The running server, or None.
         disk: Its disk; None for a store in memory.
-        starts: The number of processes so far.
+        starts: The number of its processes so far.
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class StoreMachine:
         return Disk(self._rng, store_id=store_id, on_commit=self.committed)
 
     def committed(self, group: list[Facts]) -> None:
-        """Note that these facts are on the disk."""
+        """Called with each group of facts that is on the disk."""
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
         """Return the journal of a new process."""
@@ -230,13 +230,13 @@ class StoreMachine:
         )
 
     def failed(self, server: Server) -> None:
-        """Note that the server has stopped serving by itself."""
+        """Called when a server has stopped by itself."""
 
     # ------------------------------------------------------------------------------------------ its processes
 
     @property
     def up(self) -> bool:
-        """True while there is a process, even a stopped one."""
+        """True while it has a process, even a stopped one."""
         return self.host is not None
 
     def start(self) -> None:
@@ -253,10 +253,10 @@ class StoreMachine:
         host.call_soon(self._serve, host)
 
     def _serve(self, host: Host) -> None:
-        """Do the work of `store.serve` for a simulated network and disk."""
+        """Serve as `store.serve` does, but over the simulated network and disk."""
         journal: SimulatedJournal | None = None
         if self.disk is None:
-            first = 1_000_003 * self.starts  # as far from those of its earlier lives as random numbers are
+            first = 1_000_003 * self.starts  # far from its earlier lives' revisions, as random numbers are
             engine = Engine(store_id=self.store_id, limits=self._limits, first_revision=first)
         else:
             journal = self.new_journal(self.disk, host)

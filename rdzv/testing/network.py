@@ -5,14 +5,14 @@
     transport, protocol = await network.dial("store", ClientProtocol, source="node-3")
     network.partition("node-3")
 
-A *link* (`links`) is one connection, and behaves as TCP does; `shred=True` cuts the streams anew at random.
+A *link* (`links`) is one connection, and behaves as TCP does.
 
-Every fault takes a link or a name: of one link ("node-3>store#1"), of a dialer ("node-3": all its links, future ones
-included), of a listener ("store"), or `EVERYTHING`.
+Every fault applies to a link, or to a name: of a link ("node-3>store#1"), of a dialer ("node-3": its present and future
+links), of a listener ("store"), or to `EVERYTHING`.
 
-The two ends of a link may live in different loops; each protocol is called in its own. The network's own loop times the
-packets and the systems at both ends. So a stopped process is still connected to and sent to, and the connections of a
-dead process are closed for it (`died`).
+The ends of a link may be in different loops. The network's own loop stands for the wire and for the operating systems
+of both ends. So a stopped process still accepts connections and bytes, and the connections of a dead process are closed
+for it (`died`).
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Lin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GIVEN_UP_AFTER = 30.0  # seconds until TCP's keep-alive, as `store.net.sockets` sets it, gives up a silent machine
+GIVEN_UP_AFTER = 30.0  # seconds until TCP's keep-alive, as `store.net.sockets` sets it, closes a silent connection
 
 P = TypeVar("P", bound=AnyProtocol)
 
 
 class MemoryNetwork:
-    """Listeners, the links between them and their dialers, and the faults on those.
+    """Listeners, their links, and the faults on these.
 
     Args:
-        latency: Seconds from one end to the other, or the bounds between which each write draws its own.
-        rng: Decides latencies and, with `shred`, where the stream is cut.
-        shred: Deliver the stream in randomly sized pieces, down to single bytes.
-        joins: How often, from 0 to 1, all that has arrived is read at once. Else each write is a read of its own, in a
-            turn of its own, which hides what is only wrong where two messages are handled in one turn.
-        socket_buffer_bytes: What may be under way before it counts against the writer's buffer.
-        loop: Where the network itself lives, if not in the loop that uses it.
+        latency: Seconds from one end to the other, or the bounds from which each write draws.
+        rng: Draws latencies and sizes of pieces.
+        shred: True to deliver streams in pieces of random sizes, from one byte on.
+        joins: The probability that all bytes that have arrived are read at once. Else each write is read in a turn of
+            its own, which hides defects in handling two messages in one turn.
+        socket_buffer_bytes: The bytes in flight that do not count against the writer's buffer.
+        loop: The network's own loop; by default the one that runs at the first use.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class MemoryNetwork:
     def listen(
         self, name: str, protocol_factory: Callable[[], AnyProtocol], *, loop: asyncio.AbstractEventLoop | None = None
     ) -> Listener:
-        """Answer dials to `name`, each with a new protocol, until the listener is closed.
+        """Accept connections to `name`, each with a new protocol, until the listener is closed.
 
         Args:
-            name: The name to dial.
-            protocol_factory: Makes the protocol of one connection.
+            name: The name for `dial`.
+            protocol_factory: Returns the protocol of a connection.
             loop: The loop of these protocols; by default the dialer's.
         """
         if name in self._listeners:
@@ -97,13 +97,13 @@ class MemoryNetwork:
     async def dial(
         self, name: str, protocol_factory: Callable[[], P], *, source: str = "client"
     ) -> tuple[MemoryTransport, P]:
-        """Connect to a listener, as `loop.create_connection` does; takes one latency each way.
+        """Connect to a listener, as `loop.create_connection` does; this takes one latency each way.
 
-        While the path is partitioned this waits, as an unanswered SYN does.
+        During a partition it waits.
 
         Raises:
-            ConnectionRefusedError: There is no such listener, or `refuse` was called.
-            ConnectionResetError: The link was reset before it was made.
+            ConnectionRefusedError: There is no such listener, or `refuse` applies.
+            ConnectionResetError: The link was reset before it was connected.
         """
         if source in self._dead:
             raise ConnectionRefusedError(f"{source} is dead")
@@ -132,7 +132,7 @@ class MemoryNetwork:
             if listener.loop is None or listener.loop is here:
                 link.server.connect()
             else:
-                # the system accepts connections also while the process is stopped
+                # the system accepts the connection although the process may be stopped
                 listener.loop.call_soon(link.server.connect)
             await self._travel(names)
         except BaseException:
@@ -144,23 +144,23 @@ class MemoryNetwork:
         return link.client, protocol
 
     def links(self, which: str | Link = EVERYTHING) -> list[Link]:
-        """Return the open links of this name, dialer or listener, oldest first."""
-        # Removed lazily: a link does not report its end.
+        """Return the open links with this name, the oldest first."""
+        # Remove closed links here, as a link does not report its end.
         self._links = {name: link for name, link in self._links.items() if not link.is_over}
         return [link for link in self._links.values() if _name(which) in link.names]
 
     def reset(self, which: str | Link = EVERYTHING) -> None:
-        """Close links at once at both ends with `ConnectionResetError`; bytes in flight are lost."""
+        """Close links at both ends with `ConnectionResetError`; bytes in flight are lost."""
         for link in self.links(which):
             link.reset()
 
     def died(self, name: str, *, silently: bool = False) -> None:
-        """End the links of a process that has died: a dialer or a listener of this name.
+        """End the links of a dead process, a dialer or a listener.
 
-        Its system delivers the bytes that it had sent, closes its connections, and answers later bytes with a reset.
-        With `silently` the machine has lost power: bytes in flight are lost, and the other end hears nothing until it
-        writes and the machine is back (`partition` it meanwhile), or until TCP gives up. A dialer of this name can dial
-        no more.
+        Its system delivers the bytes that were sent, closes the connections, and answers later bytes with a reset. With
+        `silently` the machine has lost power: bytes in flight are lost, and the other end is not notified until it
+        writes to a machine that is back (`partition` it until then), or until TCP's keep-alive fails. This name can
+        dial no more.
         """
         if name not in self._listeners:
             self._dead.add(name)
@@ -171,12 +171,12 @@ class MemoryNetwork:
                 self.loop.call_later(GIVEN_UP_AFTER, other.lose, TimeoutError(f"{link.name} is silent"))
 
     def partition(self, which: str | Link = EVERYTHING) -> None:
-        """Hold all bytes and all dials until `heal`; neither end is told."""
+        """Hold all bytes and dials until `heal`; neither end gets an error."""
         self._partitioned.add(_name(which))
         self._hold_what_is_partitioned()
 
     def heal(self, which: str | Link = EVERYTHING) -> None:
-        """End a partition (with `EVERYTHING`, all of them) and deliver the held bytes now, in order."""
+        """End a partition, or with `EVERYTHING` all partitions; deliver the held bytes in order."""
         if which == EVERYTHING:
             self._partitioned.clear()
         else:
@@ -188,7 +188,7 @@ class MemoryNetwork:
                 waiter.set_result(None)
 
     def refuse(self, name: str) -> None:
-        """Refuse dials to this listener or from this source; present links stay."""
+        """Refuse dials to or from this name; open links stay."""
         self._refused.add(name)
 
     def accept(self, name: str) -> None:
@@ -204,7 +204,7 @@ class MemoryNetwork:
         return self._rng.randint(1, length) if self._shred else length
 
     def draw_joins(self) -> bool:
-        """Whether all pieces that have arrived are read at once."""
+        """Return True if all pieces that have arrived are read at once."""
         return bool(self._joins) and self._rng.random() < self._joins
 
     def forget_listener(self, listener: Listener) -> None:
@@ -232,7 +232,7 @@ class MemoryNetwork:
 
 
 class Listener:
-    """A name that answers dials; an async context manager, as `asyncio.Server` is."""
+    """A name that accepts connections; an async context manager, as `asyncio.Server` is."""
 
     def __init__(
         self,
@@ -247,7 +247,7 @@ class Listener:
         self.loop = loop
 
     def close(self) -> None:
-        """Refuse dials from now on. Present links stay; `network.reset(listener.name)` closes them."""
+        """Refuse dials from now on; open links stay."""
         self._network.forget_listener(self)
 
     async def __aenter__(self) -> Listener:

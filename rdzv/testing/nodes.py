@@ -1,4 +1,4 @@
-"""Shell: one simulated node of a cluster, its process, and the handlers of its code."""
+"""Shell: one simulated node of a cluster, and the handlers of its code."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ URL = "tcp://store/test"
 
 @dataclass(slots=True)
 class ClusterRound:
-    """A round, as its members have learned of it.
+    """A round of a cluster.
 
     Attributes:
-        run_id: The run.
+        run_id: The run's id.
         number: The round's number.
         world_size: The number of members.
-        bootstrap_address: Rank 0's address.
-        at: When its first member learned of it, in virtual seconds.
-        ranks: Names of the members that have learned of it, by rank.
+        bootstrap_address: Rank 0's host and port.
+        at: When its first member received it, in virtual seconds.
+        ranks: Names, by rank, of the members that have received it.
     """
 
     run_id: str
@@ -48,12 +48,12 @@ class ClusterRound:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of the members that have learned of it, in order of rank."""
+        """The names of the members that have received it, in order of rank."""
         return tuple(self.ranks[rank] for rank in sorted(self.ranks))
 
 
 class Surroundings(Protocol):
-    """The cluster that a node belongs to."""
+    """The methods of `cluster.Cluster` that nodes use."""
 
     settings: dict[str, Any]
 
@@ -61,18 +61,18 @@ class Surroundings(Protocol):
         """Add a line to the story."""
 
     def joined(self, info: RendezvousInfo) -> None:
-        """Note that a node is in a round."""
+        """Record that a node is in a round."""
 
 
 class ClusterNode:
-    """One node of a cluster, given to the body that it runs.
+    """One node of a cluster; the argument of its body.
 
     Attributes:
         index: Its number, from 0.
-        name: Its name in the run, unless its code says otherwise: `node-0`.
-        url: A run of this cluster; any other URL leads to the cluster's store, too.
+        name: Its default node id: `node-0`.
+        url: The URL of a run of this cluster. Other URLs connect to the cluster's store, too.
         rng: Random numbers that depend on the seed alone.
-        error: The error that its body has raised, of the kinds that it may raise.
+        error: The error that its body has raised, if `may_raise` allows it.
         ended: True once its body has ended.
     """
 
@@ -93,12 +93,12 @@ class ClusterNode:
 
     @property
     def alive(self) -> bool:
-        """True until its process ends; also while it is stopped."""
+        """True until its process ends, also while it is stopped."""
         return self.process.alive
 
     @property
     def at_work(self) -> bool:
-        """True if the node is alive and its body runs."""
+        """True while its body runs."""
         return self.alive and self.task is not None and not self.ended
 
     @property
@@ -109,7 +109,7 @@ class ClusterNode:
 
     @property
     def sources(self) -> tuple[str, str]:
-        """The names of its connections, future ones included."""
+        """The names of its present and future connections."""
         return self.process.source, self.process.source + NODE_THREAD
 
     def say(self, what: str) -> None:
@@ -117,7 +117,7 @@ class ClusterNode:
         self._cluster.say(f"{self.name}: {what}")
 
     def start(self, body: Callable[[ClusterNode], Awaitable[object]]) -> asyncio.Task[Any]:
-        """Run a body in its process; called by the cluster."""
+        """Run a body in its process. The cluster calls this."""
         context = contextvars.copy_context()
         context.run(maker_of_handlers.set, self._make_handler)
         self._cluster.say(f"{self.name} starts")
@@ -125,7 +125,7 @@ class ClusterNode:
         return self.task
 
     def describe(self) -> str:
-        """Return its state in words."""
+        """Return its state, and where it waits, in words."""
         if not self.alive:
             return f"{self.name} is dead"
         if self.task is None or self.ended:
@@ -137,7 +137,7 @@ class ClusterNode:
         return f"{self.name}{still} is at {where(self.task)}{waits}{''.join(also)}"
 
     def _make_handler(self, url: str, overrides: Mapping[str, Any], *, blocking: bool) -> RendezvousHandler:
-        """Make a handler for `rdzv.connect` and `rdzv.rounds` in a node's body."""
+        """Return a handler for `rdzv.connect` or `rdzv.rounds` in the body."""
         if blocking:
             raise RendezvousStateError(
                 "rdzv.sync would hold up the virtual time of rdzv.testing.cluster for ever: use rdzv.connect or "
@@ -171,7 +171,7 @@ class _ObservedHandler(Handler):
     on_round: Callable[[RendezvousInfo], None]
 
     async def next_rendezvous(self) -> RendezvousInfo:
-        """Return the next round, as any handler does."""
+        """Return the next round, and report it."""
         info = await super().next_rendezvous()
         self.on_round(info)
         return info

@@ -1,11 +1,11 @@
-"""Shell: real processes of one run on this machine, and their store, for effects that virtual time cannot show.
+"""Shell: real processes of one run on this machine, and their store, for effects that virtual time lacks.
 
     with rdzv.testing.processes(4, "train.py") as processes:
         processes.kill(2)
         assert processes.wait(within=60) == [0, 0, -9, 0]
 
-Each process finds the run in its environment: `RDZV_URL`, and settings as `RDZV_<NAME>`. The end of the block kills the
-processes that are left, and their children.
+Each process finds the run in its environment: `RDZV_URL`, and settings as `RDZV_<NAME>`. The end of the block kills
+the remaining processes and their children.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RealProcesses:
         self._stack.close()
 
     def start(self, index: int) -> None:
-        """Start one more process, or restart one that has ended; its output goes on."""
+        """Start another process, or one that has ended again; output is appended."""
         running = self._processes.get(index)
         if running is not None and running.poll() is None:
             raise RuntimeError(f"process {index} runs: kill it first")
@@ -92,30 +92,30 @@ class RealProcesses:
         self._signal(index, signal.SIGKILL)
 
     def terminate(self, index: int) -> None:
-        """Tell a process to end (SIGTERM)."""
+        """Send SIGTERM to a process and its children."""
         self._signal(index, signal.SIGTERM)
 
     def pause(self, index: int) -> None:
-        """Stop a process (SIGSTOP)."""
+        """Send SIGSTOP to a process and its children."""
         self._signal(index, signal.SIGSTOP)
 
     def resume(self, index: int) -> None:
-        """Continue a process (SIGCONT)."""
+        """Send SIGCONT to a process and its children."""
         self._signal(index, signal.SIGCONT)
 
     def pid(self, index: int) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._processes[index].pid
 
     def output(self, index: int) -> str:
-        """Return the output of a process so far, of both streams."""
+        """Return the output of a process so far, both streams together."""
         return self._log(index).read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, index: int, text: str, *, within: float = 60.0) -> None:
-        """Wait until a process has written a text.
+        """Wait until a process has written `text`.
 
         Raises:
-            ProcessesError: The time is up, or the process has ended without it.
+            ProcessesError: The seconds are over, or the process has ended without it.
         """
         until = time.monotonic() + within
         while text not in self.output(index):
@@ -125,10 +125,10 @@ class RealProcesses:
             time.sleep(LOOKS_EVERY)
 
     def wait(self, *, within: float = 60.0) -> list[int]:
-        """Wait until all have ended; return their exit statuses, negative for a signal.
+        """Wait until all processes have ended; return their exit statuses, negative for a signal.
 
         Raises:
-            ProcessesError: The time is up.
+            ProcessesError: The seconds are over.
         """
         until = time.monotonic() + within
         while any(process.poll() is None for process in self._processes.values()):
@@ -162,14 +162,14 @@ def processes(
     env: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> RealProcesses:
-    """Start real processes of one run, for as long as the block lasts: `with rdzv.testing.processes(4, script)`.
+    """Run real processes of one run during a block: `with rdzv.testing.processes(4, script)`.
 
     Args:
         count: The number of processes.
         script: A file for this Python, or a whole command as a list.
-        arguments: The arguments after it.
-        env: Additions to their environment.
-        settings: Parameters of the run; `min_nodes` is `count` by default.
+        arguments: Further arguments.
+        env: Additions to the environment.
+        settings: Parameters of the run; the default of `min_nodes` is `count`.
     """
     if isinstance(script, str | os.PathLike):
         command = [sys.executable, os.fspath(script), *arguments]
@@ -179,5 +179,4 @@ def processes(
 
 
 def _written(value: object) -> str:
-    """Return a setting as text for the environment."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Shell: the events of a cluster, line by line, and the errors that carry them."""
+"""Shell: the events of a cluster as lines of text, and the errors with these lines."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NOT_THE_USERS = tuple(
         sysconfig.get_path("stdlib"),
     )
 )
-"""Folders whose frames are left out when a message says where a user's code waits."""
+"""The folders of code that is not the user's."""
 
 
 class ClusterError(AssertionError):
-    """A failure in a cluster; the message ends with the story.
+    """A failure in a cluster; its message ends with the story.
 
     Attributes:
         story: The events, one line each.
@@ -52,14 +52,14 @@ class ClusterError(AssertionError):
 
 
 class ClusterStuckError(ClusterError):
-    """Nodes did not end in time."""
+    """Nodes have not ended in time."""
 
 
 class Story:
-    """The events by the virtual clock.
+    """The events, with their virtual times.
 
     Args:
-        now: The virtual clock, from 0.
+        now: Returns the virtual seconds since the begin.
 
     Attributes:
         lines: The events so far.
@@ -76,7 +76,7 @@ class Story:
 
     @contextlib.contextmanager
     def with_logs(self) -> Iterator[None]:
-        """Add the library's log records to the story, and keep them from all other handlers."""
+        """Send the library's log records to the story only, during the context."""
         teller = _Teller(self)
         loggers = [logging.getLogger(name) for name in LOGGERS]
         before = [(logger.level, logger.propagate) for logger in loggers]
@@ -94,20 +94,18 @@ class Story:
 
 
 class _Teller(logging.Handler):
-    """A handler that adds log records to the story."""
-
     def __init__(self, story: Story) -> None:
         super().__init__()
         self._story = story
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add one record."""
+        """Add one record to the story."""
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         self._story.say(f"    {record.name}: {level}{record.getMessage()}")
 
 
 def frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
-    """Return the frames of a suspended task's coroutines, the innermost last."""
+    """Return the frames of a suspended task, the innermost last."""
     frames: list[FrameType] = []
     awaited: object = task.get_coro()
     while (frame := _frame_of(awaited)) is not None:
@@ -125,7 +123,7 @@ def _frame_of(awaited: object) -> FrameType | None:
 
 
 def where(task: asyncio.Task[Any], *, of_users: bool = False) -> str:
-    """Return the line at which a suspended task waits: of the user's code if there is any, else of ours."""
+    """Return the line at which a suspended task waits: the user's if any, else the library's ("" with `of_users`)."""
     frames = frames_of(task)
     users = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
     if of_users and not users:

@@ -1,19 +1,19 @@
-"""Processes on virtual time: each has its own event loop and clock, and can be stopped and killed.
+"""Processes on virtual time: each has an event loop and a clock, and can be stopped and killed.
 
     timeline = Timeline(seed=7)
     a = timeline.host("a", rate=1.01)       # its clock gains one second in a hundred
     a.start(main())
     timeline.run(60.0)
-    a.pause()                               # SIGSTOP: its clock goes on, and it does nothing
-    a.resume()                              # it reads what has arrived meanwhile, then late timers fire
-    a.die()                                 # SIGKILL: none of its code runs any more, clean-up included
+    a.pause()                               # as SIGSTOP; its clock goes on
+    a.resume()                              # it first reads its sockets, then late timers fire
+    a.die()                                 # as SIGKILL: its code does not run any more, not even clean-up
 
-One `Timeline` steps all of them in one thread, in an order that the seed decides. Processes with work take turns; if
-none has any, time jumps to the next timer. A turn is the work of a real loop between two polls of its sockets. Time
-stands still meanwhile: every machine is infinitely fast, and only waiting takes time.
+A `Timeline` runs all of them in one thread. Processes with work take turns, in an order that the seed decides. A turn
+is the work of a real loop between two polls of its sockets, and takes no time. If no process has work, time jumps to
+the next timer.
 
-A host is an asyncio event loop, so real code runs on it unchanged: tasks, futures, timeouts, anyio. It has no sockets
-and no threads; see `network` and `Host.in_thread`.
+A `Host` is an asyncio event loop, so real code runs on it: tasks, futures, timeouts, anyio. It has no sockets and no
+threads; see `network` and `Host.in_thread`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-START = 1000.0  # not 0, so that code which takes 0 for "never" is found
-BUSY_TURNS = 2_000  # turns without any time passing; each further turn takes some time ...
-BUSY_TURNS_EACH = 20  # more turns with more than a hundred processes: each may have work
-BUSY_SECONDS = 1e-4  # ... of this length
-BUSY_BEYOND = 1.0  # seconds by which such turns may pass the end of `run`
+START = 1000.0  # not 0, to find code that takes 0 for "never"
+BUSY_TURNS = 2_000  # after so many turns without passing time, each further turn takes time ...
+BUSY_TURNS_EACH = 20  # ... (after more turns with more than a hundred processes) ...
+BUSY_SECONDS = 1e-4  # ... so many seconds ...
+BUSY_BEYOND = 1.0  # ... also past the end of `run`, by so many seconds at most
 BURIAL_STEPS_MAX = 100_000
 
 NO_THREADS = (
@@ -55,14 +55,14 @@ class Timeline:
     """The true time, and the order of all events.
 
     Attributes:
-        now: Seconds of true time.
+        now: The true time, in seconds.
         rng: Draws the order of turns.
-        problem: The error of a host; `run` raises it.
+        problem: The error of a host, which `run` raises.
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.now: float = START
-        self.thread: int = threading.get_ident()  # the thread in which everything happens
+        self.thread: int = threading.get_ident()
         self.rng: random.Random = random.Random(f"timeline {seed}")
         self.problem: BaseException | None = None
         self.hosts: list[Host] = []
@@ -72,7 +72,7 @@ class Timeline:
         self.corpses: list[Host] = []
 
     def host(self, name: str, *, rate: float = 1.0) -> Host:
-        """Make a process whose clock counts `rate` seconds for each true one."""
+        """Return a new process, whose clock counts `rate` seconds per true second."""
         host = Host(self, name, rate)
         self.hosts.append(host)
         return host
@@ -100,9 +100,9 @@ class Timeline:
                 if spins > busy:
                     break
             if spins > busy and self.runnable:
-                # A task that polls without a pause, as anyio does around a shield, takes time, too.
+                # A task polls without a pause, as anyio does around a shield.
                 if self.now >= until + BUSY_BEYOND:
-                    return  # it polls for ever, and goes on in the next `run`
+                    return  # it goes on in the next `run`
                 self.now += BUSY_SECONDS
                 self._call_what_is_due()
                 continue
@@ -114,7 +114,7 @@ class Timeline:
             self._call_what_is_due()
 
     def end(self) -> None:
-        """End all processes that are left, and free everything."""
+        """End all processes."""
         for host in list(self.hosts):
             host.die()
         with _nothing_running():
@@ -122,12 +122,12 @@ class Timeline:
         self._timers.clear()
 
     def timers_of(self, host: Host) -> list[tuple[float, asyncio.Handle]]:
-        """What timers of a host are set, in order."""
+        """Return the timers of a host, in order."""
         timers = sorted(self._timers, key=lambda timer: timer[:2])
         return [(when, handle) for when, _, of, handle in timers if of is host and not handle.cancelled()]
 
     def set_timer(self, when: float, host: Host, handle: asyncio.Handle) -> None:
-        """Called by hosts."""
+        """Set a timer; hosts call this."""
         self._numbers += 1
         heapq.heappush(self._timers, (when, self._numbers, host, handle))
 
@@ -139,7 +139,7 @@ class Timeline:
 
     def _bury(self) -> None:
         while self.corpses:
-            host = self.corpses.pop(0)  # in this order: a process's main loop before its other threads
+            host = self.corpses.pop(0)  # a process's main loop before its threads
             if host in self.runnable:
                 self.runnable.remove(host)
             self.hosts.remove(host)
@@ -153,17 +153,16 @@ class Timeline:
         host.turn()
 
 
-_callback_of = attrgetter("_callback")  # by this, asyncio's own messages name the task of a handle
+_callback_of = attrgetter("_callback")  # as asyncio's own messages use it
 
 
 def _call(handle: asyncio.Handle) -> None:
-    """Run a callback in its context; the loop's exception handler gets its error."""
     handle._run()  # as every loop does
 
 
 @contextlib.contextmanager
 def _nothing_running() -> Iterator[None]:
-    """Let hosts run inside the running loop of a test, which stands still meanwhile."""
+    """Hide the running loop of a test, so that hosts can run inside it."""
     outer = asyncio._get_running_loop()
     # from Python 3.12 on; before, each loop has a current task
     swap = getattr(asyncio.tasks, "_swap_current_task", None)
@@ -178,37 +177,36 @@ def _nothing_running() -> Iterator[None]:
 
 
 class Host(asyncio.BaseEventLoop):
-    """One process.
+    """One process, or one thread of it, with an event loop.
 
     Attributes:
         dead: True once it was killed.
         paused: True while it is stopped.
-        late: Seconds by which timers are late, so that rounding between two clocks never makes one early.
+        late: Seconds added to timers, so that rounding between two clocks makes none early.
     """
 
     late: float = 1e-9
-    _ready: deque[asyncio.Handle]  # asyncio's own methods append to it
-    _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]  # asyncio closes them at the end
+    _ready: deque[asyncio.Handle]  # asyncio's own
+    _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]  # asyncio's own
 
     def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
         super().__init__()
         self._timeline = timeline
         self.name = name
         self.rate = rate
-        self._epoch = START - START * rate  # all clocks begin alike
+        self._epoch = START - START * rate  # all clocks begin at `START`
         self._late: list[asyncio.Handle] = []  # timers that fired while it was stopped
-        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # the timers of a dead process
+        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # timers, once it is dead
         self._grave_time = 0.0
         self._queued = False
-        # asyncio's own set has the tasks of all processes without an order; here they are cancelled in order of
-        # creation.
+        # In order of creation, in which `bury` cancels them.
         self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
         self._held_up: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
         self.paused: bool = False
         self.dead: bool = False
 
     def __del__(self) -> None:
-        """Do nothing: it holds no sockets to warn of."""
+        """Give no warning: there are no sockets."""
 
     def __repr__(self) -> str:
         return f"<host {self.name}>"
@@ -220,11 +218,11 @@ class Host(asyncio.BaseEventLoop):
         return self.create_task(work, name=name)
 
     def pause(self) -> None:
-        """Stop from now on."""
+        """Stop this process."""
         self.paused = True
 
     def resume(self) -> None:
-        """Continue: first with the events of the meantime, then with the late timers, as a real loop does."""
+        """Continue: first with the events since `pause`, then with late timers, as a real loop does."""
         if self.paused and not self.dead:
             self.paused = False
             self._ready.extend(self._late)
@@ -232,33 +230,33 @@ class Host(asyncio.BaseEventLoop):
             self._enqueue()
 
     def hold_up(self, task: asyncio.Task[Any], seconds: float) -> None:
-        """Let a task go on only after so many true seconds, while the others of this process do."""
+        """Hold one task of this process for some true seconds."""
         self._held_up[task] = self._timeline.now + seconds
 
     def die(self) -> None:
-        """End at once, or at its next await if the process itself calls this.
+        """Kill the process: at once, or at its next await if it calls this itself.
 
-        None of its code has an effect after that. Cut it off from the network first: its coroutines are closed before
-        the next turn of any process, on a clock of their own.
+        Cut it off from the network first: its coroutines are closed before the next turn of any process, on a clock of
+        their own.
         """
         if not self.dead:
             self.dead = True
             self._timeline.corpses.append(self)
 
     def bury(self) -> None:
-        """Close all coroutines that are left."""
+        """Close all coroutines of a dead process."""
         self._grave_time, self._grave = self.time(), []
         self.paused = False
         timers = self._timeline.timers_of(self)
         held_up = (handle for _, handle in timers if not isinstance(handle, asyncio.TimerHandle))
-        self._ready.extend(held_up)  # steps of tasks that were held up: without them these tasks could not end
+        self._ready.extend(held_up)  # so that these tasks can end
         for step in range(BURIAL_STEPS_MAX):
             tasks = self.unfinished() if step % 1000 == 0 or not (self._ready or self._grave) else []
             for task in tasks:
                 task.cancel()
             if self._ready and step % 100 != 99:
                 self._run_ready()
-            elif self._grave:  # in turn, also while another process is busy
+            elif self._grave:
                 when, _, handle = heapq.heappop(self._grave)
                 self._grave_time = max(self._grave_time, when)
                 self._ready.append(handle)
@@ -267,13 +265,13 @@ class Host(asyncio.BaseEventLoop):
         raise AssertionError(f"{self.name} cannot be buried: {self.unfinished()}")
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """Return the tasks that it still has."""
+        """Return the tasks that are not done."""
         return [task for task in list(self._tasks) if not task.done()]
 
     # ------------------------------------------------------------------------------------------ what the timeline calls
 
     def due(self, handle: asyncio.Handle) -> None:
-        """One of its timers has gone off."""
+        """Called when a timer fires."""
         if self.paused:
             self._late.append(handle)
         else:
@@ -281,7 +279,7 @@ class Host(asyncio.BaseEventLoop):
             self._enqueue()
 
     def turn(self) -> None:
-        """Run all ready callbacks; callbacks that they add run in the next turn."""
+        """Run all ready callbacks; those that they add run in the next turn."""
         self._queued = False
         if self.paused or self.dead:
             return
@@ -296,7 +294,7 @@ class Host(asyncio.BaseEventLoop):
         sys.set_asyncgen_hooks(firstiter=self._asyncgens.add, finalizer=self._finalize)
         try:
             for _ in range(len(ready)):
-                if self.paused or (self.dead and self._grave is None):  # a callback has stopped or ended it
+                if self.paused or (self.dead and self._grave is None):  # a callback did that
                     break
                 handle = ready.popleft()
                 if self._held_up and (until := self._held_until(handle)) > self._timeline.now:
@@ -308,7 +306,7 @@ class Host(asyncio.BaseEventLoop):
             asyncio._set_running_loop(None)
 
     def _held_until(self, handle: asyncio.Handle) -> float:
-        """Return until when the task is held up that this handle is a step of; 0 if it is not, or if there is none."""
+        """Return until when the task of this handle is held up; 0 if it is not."""
         task = getattr(_callback_of(handle), "__self__", None)
         return self._held_up.get(task, 0.0) if isinstance(task, asyncio.Task) and self._grave is None else 0.0
 
@@ -324,7 +322,7 @@ class Host(asyncio.BaseEventLoop):
     # ------------------------------------------------------------------------------------------ the loop's interface
 
     def time(self) -> float:
-        """Return the seconds on this process's clock."""
+        """Return the seconds of this process's clock."""
         return self._grave_time if self._grave is not None else self._epoch + self._timeline.now * self.rate
 
     def call_soon(
@@ -336,7 +334,7 @@ class Host(asyncio.BaseEventLoop):
         return handle
 
     def _write_to_self(self) -> None:
-        """Note that `call_soon_threadsafe` has queued a callback; asyncio calls this from any thread."""
+        """Called by `call_soon_threadsafe`, from any thread, after it has queued a callback."""
         if threading.get_ident() != self._timeline.thread:
             self._timeline.problem = RuntimeError(NO_THREADS)
         self._enqueue()
@@ -354,18 +352,18 @@ class Host(asyncio.BaseEventLoop):
         return handle
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        """Make a task of this loop."""
+        """Return a new task of this loop."""
         task = super().create_task(coro, **options)
         self._tasks[task] = None
         return task
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do the work of a thread, a moment later."""
+        """Do work that a thread would do, after a moment."""
         await anyio.sleep(0.0005)
         return work()
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """End the simulation: an error that no code has caught is a defect of the code or of the test."""
+        """End the simulation: an uncaught error is a defect of the code or of the test."""
         if not self.dead and self._timeline.problem is None:
             error = context.get("exception")
             said = f"{self.name}: {context.get('message')}"
@@ -379,7 +377,7 @@ class Host(asyncio.BaseEventLoop):
         raise RuntimeError(NO_THREADS)
 
     def set_debug(self, enabled: bool) -> None:
-        """Switch asyncio's debug mode, without the origins of coroutines, which would slow down all loops."""
+        """Set asyncio's debug mode, without the origins of coroutines, which are slow."""
         self._debug = enabled
 
     def is_running(self) -> bool:

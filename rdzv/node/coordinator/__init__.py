@@ -1,1 +1,1 @@
-"""Shell: the role of coordinator: the election, and a term's watching, deciding, committing and reporting."""
+"""Shell: the coordinator: its election, and its work during a term."""

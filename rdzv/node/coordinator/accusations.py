@@ -25,21 +25,22 @@ __all__ = ["AccusationWatch"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
-"""Part of the TTL. A renewed lease has twice as much left; a closed connection leaves `disconnect_ttl`."""
+"""With less than this part of its TTL left, a lease is not being renewed: else it would have at least twice as much."""
 
 ASKED_ABOUT_MOST: Final = 256
-"""Members of the largest round in which the store is asked about all. More would take longer than `gone_ttl`."""
+"""In larger rounds the store is not asked about all members: that would take longer than `gone_ttl`."""
 
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
-"""Seconds between looks at an accused member's lease: the store may notice its end a moment after the accuser."""
+"""Pauses, in seconds, before each look at a lease: the store may notice a closed connection after the accuser does."""
 
 
 class AccusationWatch:
-    """Asks the store about accused members during a coordinator's term.
+    """Asks the store about members with one accuser, during a coordinator's term.
 
-    Two accusers are believed (`View.to_expel`). One is believed if the store doubts the accused, too: its connections
-    have closed, or its keep-alives have stopped. So a killed member is lost before its lease ends. If no member is
-    named, all are asked about; then only leases that end within `gone_ttl`, because a process hung up, count.
+    Two accusers are enough (`View.to_expel`). One is enough if the lease of the accused is not being renewed: its
+    connections have closed, or its keep-alives have stopped. So a killed member is lost before its lease ends. If the
+    accused is unknown, the leases of all members are read, and those that end within `gone_ttl` count: their processes
+    have closed their connections.
     """
 
     def __init__(self, office: Office, *, gone_ttl: float) -> None:
@@ -48,11 +49,11 @@ class AccusationWatch:
         self._keys = office.keys
         self._view = office.view
         self._gone_ttl = gone_ttl
-        self._asked: set[tuple[int, str, str]] = set()  # per accusation: the store was asked
+        self._asked: set[tuple[int, str, str]] = set()  # accusations about which the store was asked
         self._news = asyncio.Event()
 
     def look(self) -> None:
-        """Schedule questions to the store about new accusations."""
+        """Schedule requests to the store about new accusations."""
         if self._new():
             self._news.set()
 
@@ -64,7 +65,7 @@ class AccusationWatch:
         return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
 
     async def run(self) -> None:
-        """Ask the store about each member that one other accuses."""
+        """Ask the store about the members in new accusations, until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -73,7 +74,7 @@ class AccusationWatch:
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
-                    with contextlib.suppress(StoreError):  # two accusers, or the end of the lease, decide then
+                    with contextlib.suppress(StoreError):  # a second accuser or the end of the lease decides then
                         self._office.bring(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:
@@ -83,9 +84,9 @@ class AccusationWatch:
         return f"accused by {by}{f': {said}' if said else ''}; and the store does not hear from it"
 
     async def _doubted(self, number: int, accused: str, by: str) -> list[Stuck]:
-        """Return the accused members that the store doubts, too: their leases are not renewed.
+        """Return the accused members whose leases are not being renewed.
 
-        If no member is named, return only those whose process has ended: a proxy may have dropped many connections.
+        If the accused is unknown, return only those whose process has ended: a proxy may have dropped many connections.
         """
         view, why = self._view, self._why(accused, by)
         named, at_most = (
@@ -96,12 +97,12 @@ class AccusationWatch:
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _remaining(self, node_id: str, *, at_most: float = math.inf) -> float:
-        """Return the part of its TTL that a node's lease has left; 1 if it has no lease, or over `at_most` seconds."""
+        """Return the part of its TTL that a node's lease has left; 1 if that is over `at_most` seconds, or no lease."""
         record = await self._store.get(self._keys.node(node_id))
         if record is None or record.lease is None:
             return 1.0
         try:
             lease = await self._store.call(TimeToLive(lease=record.lease))
         except LeaseNotFound:
-            return 1.0  # it has just ended; the watch will report that
+            return 1.0  # the watch will report its end
         return lease.remaining / lease.ttl if lease.remaining <= at_most else 1.0

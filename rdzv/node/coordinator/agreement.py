@@ -1,8 +1,4 @@
-"""Shell: collects the members' answers to the question at which step to stop (`core.stopping`).
-
-Question and decision are in one key below the head, written only while their round is current. A live member's node
-answers at once (`Noticing`), while the member computes.
-"""
+"""Shell: collects the members' answers to the question at which step to stop; see `core.stopping`."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ __all__ = ["gather"]
 
 
 async def gather(office: Office, asking: asyncio.Event) -> None:
-    """Bring the members' answers to the deciding task, from the first question on."""
+    """Bring the members' answers to the deciding task, once the first question is asked."""
     await asking.wait()
     begun = office.keys.begun
     async with office.store.watch(begun, snapshot=True) as watch:

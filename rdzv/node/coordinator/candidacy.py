@@ -1,9 +1,9 @@
-"""Shell: takes the role of coordinator when it is free, for as long as a node takes part.
+"""Shell: the election: a node takes the role of coordinator whenever it is free.
 
-Every node whose settings the run has accepted is ready to coordinate. The role is a key on a lease of its own, with a
-short TTL (`role`). The revision that created the key is the *term*. Taking over is three round trips: the role, its
-lease, and the run's state; the last round's members, and the watch on the nodes; the commit. Leftovers of older rounds
-are deleted concurrently. The first node of a run takes the role with its arrival.
+Every node whose settings the run has accepted stands for election. The role is a key on a lease of its own, with a
+short TTL (`role`). The revision that created the key is the *term*. From an election to a commit there are three round
+trips. The first creates the key and the lease, and reads the run's state. The second reads the last round's members,
+and opens the watch on the nodes. The third commits. The first node of a run takes the role with its arrival.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Candidacy:
-    """One node's readiness to coordinate its run."""
+    """One node's candidacy for coordinator of its run."""
 
     def __init__(self, link: Link, part: Part) -> None:
         self._link = link
@@ -46,12 +46,12 @@ class Candidacy:
         self._node_id = part.node_id
         self._follower = link.follower
         self._rng = part.rng
-        self._running: asyncio.Task[None] | None = None  # standing for election, or in a term
+        self._running: asyncio.Task[None] | None = None  # an election, or a term
         self._failed_with: str | None = None
-        self._lost_terms = 0  # in a row, since their lease was over
+        self._lost_terms = 0  # terms in a row that ended because the lease lapsed
 
     def begin(self, role: Role | None) -> None:
-        """Take the role whenever it is free, while this node takes part; `role`: the arrival has taken it."""
+        """Take the role whenever it is free; `role` is given if the arrival has taken it."""
         self._link.resign = self._step_down
         self._follower.listeners.add(self)
         if role is not None:
@@ -60,7 +60,7 @@ class Candidacy:
             self.changed()
 
     def changed(self) -> None:
-        """Look whether the role has become free. No other change matters here."""
+        """Start an election if the head has changed and the role is free."""
         if self._is_free and self._running is None:
             self._run(None)
 
@@ -72,7 +72,7 @@ class Candidacy:
     @property
     def _is_free(self) -> bool:
         head = self._follower.head
-        # A closed run has a coordinator, one of its members, for as long as it has members.
+        # A closed run has a coordinator, one of its members, while it has members.
         is_wanted = head.closed is None or self._part.is_member
         return head.coordinator is None and is_wanted and self._follower.error is None
 
@@ -80,7 +80,7 @@ class Candidacy:
         self._running = self._link.start(self._run_until_taken(role), f"run for coordinator of {self._keys.run_id}")
 
     async def _run_until_taken(self, role: Role | None) -> None:
-        """Take the role, and coordinate, until another node coordinates."""
+        """Take the role and coordinate, until another node does."""
         try:
             while role is not None or self._is_free:
                 if role is None:
@@ -93,7 +93,7 @@ class Candidacy:
             self._running = None
 
     async def _lead_and_survive(self, role: Role | None) -> None:
-        """Coordinate until the term ends. This node stays ready after any error: else the run is stuck."""
+        """Coordinate until the term ends. The node remains a candidate after any error, or the run might be stuck."""
         try:
             if role is None:
                 await self._take_role()
@@ -101,10 +101,10 @@ class Candidacy:
                 await self._hold_office(role, None)
         except OverruledError as error:
             self._part.overruled(error.settings)
-            await anyio.sleep_forever()  # until this node has left; the cancellation is delivered here
+            await anyio.sleep_forever()  # until this node has left, which cancels this
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was lost: %s", self._keys.run_id, error)
-        except Exception as error:  # for example a store limit that leaves no room to report it
+        except Exception as error:  # for example, the store has no room even for the report
             if repr(error) != self._failed_with:
                 log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
             self._failed_with = repr(error)
@@ -145,22 +145,22 @@ class Candidacy:
         self._follower.take_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
         with self._follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
-            while self._is_free:  # the watch will name the coordinator
+            while self._is_free:  # until the watch delivers the coordinator
                 await known.sleep_until(None)
 
     @property
     def _where_it_stands(self) -> tuple[str, str, str]:
-        """Return the keys that a coordinator reads when its term begins."""
+        """The keys that a coordinator reads when its term begins."""
         return self._keys.round, self._keys.progress, self._keys.history
 
     async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
-        """Coordinate until the role is lost; `found`: what the term's first transaction read, if it read."""
+        """Coordinate until the role is lost; `found`: the entries of `_where_it_stands`, if they were read already."""
         lost = anyio.CancelScope()
 
         def lapsed(reason: str) -> None:
             log.info("run %s: node %s stops coordinating: %s", self._keys.run_id, self._node_id, reason)
             self._lost_terms += 1
-            # The term is over by this node's clock; a store that was suspended would still hold the role for its TTL.
+            # The lease has lapsed by this node's clock, but a store that was suspended would keep it for its TTL.
             revoking = Lease(self._store, id=role.lease.id, ttl=role.lease.ttl).revoke()
             self._link.start(revoking, f"give the role of coordinator of {self._keys.run_id} back")
             lost.cancel()
@@ -182,5 +182,5 @@ class Candidacy:
 
 
 def be_ready_to_coordinate(link: Link, part: Part, role: Role | None) -> None:
-    """Take the role whenever it is free, from now on; `role`: this node's arrival has taken it."""
+    """Let a node stand for election from now on; `role` is given if its arrival has taken the role."""
     Candidacy(link, part).begin(role)

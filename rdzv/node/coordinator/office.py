@@ -1,4 +1,4 @@
-"""Shell: state that all rooms of a term share: the picture of the run, and writes on condition of the term."""
+"""Shell: the state that all tasks of a term share, and writes on condition of the term."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 __all__ = ["Office", "SharedLease"]
 
 SHARED_RENEWALS_PER_TTL = 4
-GIVE_BACK_WITHIN = 2.0  # seconds to revoke an unused lease
+GIVE_BACK_WITHIN = 2.0  # seconds
 
 
 class Office:
-    """The office of a coordinator, for one term.
+    """The shared state of a coordinator's term.
 
     Attributes:
         view: The picture of the run.
-        term: The revision that made the key of the role.
+        term: The create_revision of the coordinator's key.
         in_office: The conditions of every write of this term.
         wakeup: Wakes the deciding task.
-        inbox: Facts, in the order of arrival, that are not in the picture yet.
-        failed: The error that ended a task on which the deciding task relies.
+        inbox: Facts that are not in the picture yet, in order of arrival.
+        failed: The error that ended another task of the term.
     """
 
     def __init__(self, store: Store, keys: Keys, view: View, *, term: int, run_lease: Lease) -> None:
@@ -54,11 +54,11 @@ class Office:
         self._run_lease = run_lease
 
     def put(self, key: str, value: bytes) -> Put:
-        """Return a write on the run's own lease, which ends with the run."""
+        """Return a write on the run's own lease."""
         return Put(key, value, lease=self._run_lease.id)
 
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
-        """Write these at one revision, if the conditions hold as well; return that revision, or None if they do not.
+        """Write these at one revision, if the conditions in `also` hold; return the revision, or None if they do not.
 
         Raises:
             ConditionFailed: This node is no longer the coordinator.
@@ -72,17 +72,17 @@ class Office:
         return None
 
     async def forget(self, number: int, term: int) -> None:
-        """Delete all keys of a round or an attempt; the ranks last, because the other keys are found by them."""
+        """Delete all keys of a round or of an attempt at it; the ranks last, because they are found by a listing."""
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.in_office)
         await self.store.delete_prefix(self.keys.attempt(number, term), when=self.in_office)
 
     def bring(self, *facts: Fact) -> None:
-        """Bring facts to the deciding task, which folds them into the picture before its next decision."""
+        """Queue facts for the deciding task, which applies them to the picture before its next decision."""
         self.inbox.extend(facts)
         self.wakeup.changed()
 
     def begin(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:
-        """Run work beside the deciding task. Its error fails the term, so that the task does not wait in vain."""
+        """Start a task beside the deciding task; an error of it ends the term. `what` names the task."""
 
         async def beside() -> None:
             try:
@@ -95,33 +95,36 @@ class Office:
 
 
 class SharedLease:
-    """The lease of the keys that the members of a round share (promise R19).
+    """The lease of a round's shared store (promise R19).
 
-    Only these keys may be large, so they do not stay as long as the run is remembered. The coordinator renews the lease
-    until the last member has gone; so does a successor. `used`: a round is on it, or its commit is under way.
+    Users' keys may be large, so they do not stay for `closed_ttl` as the run's own keys do. The coordinator of the term
+    renews the lease, and then its successor.
+
+    Attributes:
+        used: True if a round's keys are on it, or its commit is pending.
     """
 
     def __init__(self, store: Store, *, ttl: float) -> None:
         self._store = store
         self._ttl = min(ttl, store.lease_ttl_max)
         self._lease: Lease | None = None
-        self._known = asyncio.Event()  # set once it is known whether the last round's lease is still there
+        self._known = asyncio.Event()  # set once it is known if the last round's lease still exists
         self.used: bool = False
 
     async def take(self) -> int:
-        """Return the lease's id, for a round that is about to be completed."""
+        """Return the id of a lease for a round that is about to be committed."""
         await self._known.wait()
         if self._lease is None:
             self._lease, self.used = await self._store.grant(self._ttl), False
         return self._lease.id
 
     async def keep(self, round: Round | None) -> None:
-        """Renew it for as long as this node coordinates, beginning with the last round's, if there is one."""
+        """Renew the lease until cancelled; at first the lease of `round`, if there is one."""
         if round is not None and round.lease is not None:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
             await self._renew()
         else:
-            # Grant it now, so that no round waits for it. If it fails, `take` tries again.
+            # Grant one now, so that no round waits for it. If that fails, `take` tries again.
             with contextlib.suppress(StoreError):
                 self._lease = await self._store.grant(self._ttl)
         self._known.set()
@@ -133,13 +136,13 @@ class SharedLease:
         try:
             if self._lease is not None:
                 await self._lease.keep_alive()
-        except LeaseNotFound:  # no node coordinated for so long that no member of the last round is left
+        except LeaseNotFound:  # no node has coordinated for so long that the last round has no member left
             self._lease = None
         except StoreError:
-            pass  # more renewals follow before it ends
+            pass  # there are more renewals before it ends
 
     async def give_back(self) -> None:
-        """Revoke it if no round is on it. If that fails, it lapses."""
+        """Revoke the lease if it is unused; if that fails, it lapses."""
         if self._lease is not None and not self.used:
             with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
                 await self._lease.revoke()

@@ -1,4 +1,4 @@
-"""Shell: the coordinator's periodic look at the notes that came with the members' keep-alives."""
+"""Shell: reads the notes of the members' keep-alives periodically, to find stuck members."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["look_for_stalls"]
 
 LOOKS_EVERY = 0.5  # seconds ...
-LOOKS_EVERY_PER_NODE = 0.0005  # ... and per node: an answer has some 60 bytes of each
+LOOKS_EVERY_PER_NODE = 0.0005  # ... or per node, if longer: a response has some 60 bytes of each
 
 
 async def look_for_stalls(office: Office, settings: Settings) -> None:
-    """During a term, find stuck members, and whether no member makes progress."""
+    """Bring stuck members, and the fact that no member makes progress, to the deciding task, until cancelled."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
         first_step_timeout=settings.first_step_timeout,

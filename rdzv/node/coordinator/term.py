@@ -1,19 +1,19 @@
-"""Shell: a term of a coordinator: it watches the nodes, asks `decide`, commits, reports.
+"""Shell: a term of a coordinator: it watches the nodes, and carries out what `decide` returns.
 
-One task decides and acts: it carries out the one act that `decide` returns, folds events until its own write is in the
-picture, and decides anew. The other tasks of a term bring it facts (`Office.bring`). So the picture does not change
-while an act awaits the store, or while `decide` runs in a thread.
+One task decides and acts: it calls `decide`, carries out the act, applies events until its own write is in the picture,
+and decides anew. The other tasks of a term queue facts for it (`Office.bring`). So the picture does not change while an
+act awaits the store, or while `decide` runs in a thread.
 
-Every write of a coordinator is conditional on its term. A coordinator that was paused and wakes up writes nothing, and
-leftovers of a dead one lie under its term and are never read (promise R7).
+Every write is conditional on the term. So a coordinator that was paused while another took over writes nothing. The
+keys of an attempt at a round have the term in their names, so those of a dead coordinator are never read (promise R7).
 
-A commit is one transaction, conditional on everything that the decision rested on: the term, the last round, that the
-run is open, its settings, and each member's arrival. If any has changed, nothing is written, and the next event brings
-a new decision. It also writes the ranks; if these exceed one transaction, they are written before, under the term.
+A commit is one transaction, conditional on all facts of the decision: the term, the last round, that the run is open,
+its settings, and each member's arrival. If any has changed, nothing is written, and the next event leads to a new
+decision. It also writes the ranks; if these exceed one transaction, they are written before.
 
-If a store takes fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
-nodes, waits until its own watch brings it, and decides anew: it then knows all earlier events of the nodes. Only an
-event during the commit's own round trip can slip in: a loss after completion (promise R4).
+If a store accepts fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
+nodes' keys, waits until its own watch delivers it, and decides anew: it then knows all earlier events. An event during
+the commit's round trip can still be missed; it counts as a loss after completion (promise R4).
 """
 
 from __future__ import annotations
@@ -59,18 +59,18 @@ __all__ = ["Term"]
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ORDER_WITHIN = 1.0  # seconds; a longer order is named as the reason that a round waits
-MARKERS = 1  # operations that only some commits need
-SHARED_TTL_LEAST = 30.0  # seconds that a round's shared keys outlive the last coordinator ...
-SHARED_TTL_FACTOR = 3  # ... and at least as many TTLs of a member: then no member is left to read them
-KEEP_HOUR_EVERY = 60.0  # seconds; a store that was started again has no notes
-REFUSED_PAUSE = 0.2  # seconds; a refused commit is decided anew at the next event, or after this
-OVERHEAD_BYTES = 40  # of a condition or a write in a request, without its key and value
-WRITE_BYTES_MOST = 1024 * 1024  # values written in one transaction; etcd takes 1.5 MiB in one request
+ORDER_WITHIN = 1.0  # seconds for a user's rank order; after that it is reported as the reason for the wait
+MARKERS = 1  # the delete of the marker, in a commit
+SHARED_TTL_LEAST = 30.0  # seconds that a round's shared store outlives the last coordinator ...
+SHARED_TTL_FACTOR = 3  # ... or so many TTLs of a member, if longer: by then no member is left to read it
+KEEP_HOUR_EVERY = 60.0  # seconds; a store that was restarted has lost the note
+REFUSED_PAUSE = 0.2  # seconds before the next decision after a refused act, if no event comes
+OVERHEAD_BYTES = 40  # of a condition or a write in a request, beside its key and value
+WRITE_BYTES_MOST = 1024 * 1024  # in one transaction; etcd accepts requests of 1.5 MiB
 
 
 class Term:
-    """One term of one coordinator. `run_lease` is the lease of everything that outlives the term."""
+    """One term of one coordinator. Keys that outlive the term are on `run_lease`."""
 
     def __init__(self, link: Link, role: Role, part: Part, *, run_lease: Lease) -> None:
         self._store = link.store
@@ -79,13 +79,13 @@ class Term:
         self._settings = part.settings
         self._part = part
         self._follower = link.follower
-        self._role = role  # on its lease is nothing that should outlive it
+        self._role = role
         rules, told = self._agreed.rules, self._store.tells_causes
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
         self._office = Office(self._store, self._keys, self._view, term=role.term, run_lease=run_lease)
         self._wakeup = self._office.wakeup
         self._picture = Picture(view=self._view, head=self._follower.head)
-        self._marked: Complete | None = None  # a commit whose members' records are known as of a marker
+        self._marked: Complete | None = None  # the decision before the last marker, whose ranks are written
         self._said = ""
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
@@ -94,10 +94,10 @@ class Term:
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
         self._run_lease = run_lease
         self._hour_changed = asyncio.Event()
-        self._asking = asyncio.Event()  # set once the members of a round were asked where to stop
+        self._asking = asyncio.Event()  # set once members were asked where to stop
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Decide and act until the role is lost (`ConditionFailed`) or given up; also for members of a closed run."""
+        """Decide and act until cancelled, or until the role is lost; raise `ConditionFailed` then."""
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         begin = self._office.begin
         tasks = [
@@ -119,9 +119,9 @@ class Term:
                 await self._shared.give_back()
 
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Restore the last coordinator's state from the store. The watch opens concurrently."""
+        """Restore the state of the coordinator before from the store. The watch opens concurrently."""
         head = self._follower.head
-        # Use the progress as written, not as watched: reports that are known are not repeated.
+        # The progress in the store, not the watched one, which may be older: a known report is not repeated.
         progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []
@@ -129,14 +129,14 @@ class Term:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(Member.unpack_all(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
-        said_at = 0.0  # the hour of a progress that this node received when it was written
+        said_at = 0.0  # the hour of the progress, if this node received it when it was written
         if progress is not None:
             said_at = 0.0 if progress != head.progress or head.progress_found else progress.absent.said_at
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
         if said_at:
             self._set_hour(said_at, at=progress_at)
         self._learn(told=progress, told_at=progress_at)
-        # If the history cannot be read, the next write replaces it.
+        # An unreadable history is replaced by the next write.
         remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
         waited = progress.absent.waited if progress is not None else None
         own = self._part.membership
@@ -150,13 +150,13 @@ class Term:
         )
 
     def _set_hour(self, hour: float, *, at: float) -> None:
-        """Set the run's hour by its value at a moment on this node's clock, and send it at once."""
+        """Set the hour of the run: it is `hour` at `at` on this node's clock. Send it at once."""
         self._role.hour_offset = hour - at
         self._role.lease.renew_now()
         self._hour_changed.set()
 
     async def _keep_hour(self) -> None:
-        """Keep the run's hour on its lease, for readers once no node coordinates."""
+        """Keep a note of the hour on the run's own lease, for readers when no node coordinates."""
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # tried again in a moment
@@ -181,7 +181,7 @@ class Term:
             if not isinstance(act, Resize | Expel):
                 self._chronicle.observe(act.progress, now=self._store.time())
             seen = await self._carry_out(act)
-            if seen is None:  # refused: the watch is about to bring the reason
+            if seen is None:  # refused: a watch will deliver the reason
                 deadline = self._store.time() + REFUSED_PAUSE
                 while not self._office.inbox and self._follower.head is head:
                     if not await self._wakeup.sleep_until(deadline):
@@ -189,11 +189,11 @@ class Term:
             await self._fold_until(seen or 0)
 
     def _learn(self, **changes: Any) -> None:
-        """Replace the picture. A `decide` under way keeps the former one, which does not change."""
+        """Replace fields of the picture by a copy; a `decide` that runs keeps the former one."""
         self._picture = replace(self._picture, **changes)
 
     async def _carry_out(self, act: Act) -> int | None:
-        """Carry out an act; return the revision up to which to fold the nodes' events, or None if it was refused."""
+        """Carry out an act; return the revision to fold up to before the next decision, None if it was refused."""
         match act:
             case Wait():
                 self._report_error(act.error)
@@ -212,7 +212,6 @@ class Term:
                 return await self._resize(act)
 
     async def _expel(self, act: Expel) -> int | None:
-        """Take a member out of the round, and report it with the reason in the same transaction."""
         now, key = self._store.time(), self._keys.node(act.node_id)
         there = (when.mod_revision(key) == act.arrival,)
         revision = await self._office.write(Delete(key), self._put_progress(act.progress), also=there)
@@ -235,7 +234,7 @@ class Term:
         return 0
 
     async def _decide(self) -> Act:
-        """Return the next act. A user's order runs outside this loop, which also renews leases."""
+        """Return the next act. A user's rank order runs in a thread: this loop also renews leases."""
         deciding_now = partial(decide, self._picture, self._rules, now=self._store.time())
         if not callable(self._settings.rank_order):
             return deciding_now()
@@ -249,18 +248,18 @@ class Term:
             if progress != self._picture.told:
                 await self._report(Report(progress=progress))
             act = await deciding
-            # The report before named something as due; if nothing is due now, report that.
+            # The report before named the slow order. If nothing is due now, replace that report.
             return Report(progress=act.progress) if isinstance(act, Wait) else act
         finally:
             deciding.cancel()
 
     async def _fold_until(self, revision: int) -> None:
-        """Fold facts until the picture is complete, and at least of this revision."""
+        """Apply facts until the picture is complete up to this revision."""
         inbox = self._office.inbox
         while True:
             now = self._store.time()
             if inbox:
-                self._learn(obstacle=None)  # retry a store that was full
+                self._learn(obstacle=None)  # the store may have room now
             while inbox:
                 fact = inbox.popleft()
                 if isinstance(fact, Event):
@@ -275,7 +274,6 @@ class Term:
             await self._wakeup.sleep_until(None)
 
     async def _ask(self, act: Ask) -> int | None:
-        """Ask the members of the round where to stop, or announce the decision."""
         keys, stop, round = self._keys, act.stop, self._view.round
         unchanged = (
             when.mod_revision(keys.round) == (round.revision if round else 0),
@@ -313,19 +311,19 @@ class Term:
         return 0
 
     def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
-        """Return a write of the progress with this hour; None: the run's present one."""
+        """Return a write of the progress; `hour`: the run's, if not yet set."""
         said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.hour()))
         return self._office.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: BaseException | None) -> None:
-        """Log a user error's traceback once, not at every attempt; `progress` shows that the error persists."""
+        """Log the traceback of an error once, not at every attempt."""
         said = None if error is None else repr(error)
         if error is not None and said != self._failed_with:
             log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
         self._failed_with = said
 
     def _say(self, reason: str) -> None:
-        """Log each change of the reason in one line; changed durations alone are not logged."""
+        """Log each change of the reason, but not of its durations alone."""
         if without_durations(reason) != without_durations(self._said):
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
@@ -333,7 +331,7 @@ class Term:
     # ------------------------------------------------------------------------------------------ the commit
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
-        """Commit. If the store is full, free the last round's shared keys and retry; if still full, report that."""
+        """Commit. If the store is full, delete the last round's shared keys and retry; if still full, report that."""
         try:
             return await self._commit(decision)
         except LimitExceeded as error:
@@ -344,9 +342,9 @@ class Term:
             return 0
 
     async def _make_room(self, progress: Progress) -> None:
-        """Delete the last round's shared keys once all its members have gone and more nodes are needed.
+        """Delete the last round's shared keys once it has no live member and more nodes are needed.
 
-        Those keys may fill the store, and then no node could arrive.
+        Else they might fill the store, so that no node could arrive.
         """
         last = self._view.round
         if last is not None and last is not self._made_room_of and progress.phase is Phase.GATHERING:
@@ -354,16 +352,17 @@ class Term:
             await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.in_office)
 
     async def _commit(self, decision: Complete) -> int | None:
-        """Write the ranks, and then, in one transaction and only if all conditions hold, the round.
+        """Commit a round; return None if a condition failed.
 
-        Where the store caps conditions, a first call writes the ranks and the marker; a later one commits.
+        If the store accepts too few conditions, the first call writes the ranks and the marker, and the next one
+        commits.
         """
         office, keys, last = self._office, self._keys, self._view.round
         marked, self._marked = self._marked, None
         if marked is not None and marked.is_of_the_same(decision):
-            decision = replace(decision, members=marked.members)  # a user's order may give other ranks each time
+            decision = replace(decision, members=marked.members)  # a user's order may return other ranks this time
         elif marked is not None:
-            # Delete the earlier attempt: one with fewer buckets would leave parts of it in place.
+            # Delete the earlier attempt: this one may have fewer buckets, and not overwrite all.
             await office.forget(marked.number, office.term)
             marked = None
         members = [
@@ -417,7 +416,7 @@ class Term:
                 "run %s: the commit of round %d was refused: something has just changed", keys.run_id, round.number
             )
             if not at_once:
-                # Delete this attempt's keys: a later one with fewer buckets would leave parts of it in place.
+                # Delete this attempt: the next one may have fewer buckets, and not overwrite all.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
             if take_settings(result, self._agreed):
                 self._view.resized(needed=self._rules.needed, now=self._store.time())
@@ -456,18 +455,18 @@ class Term:
             checked=len(members) > 1 and all(record.checks for record in decision.members),
             **name_arrivals([member.arrival for member in members]),
         )
-        self._shared.used = True  # from now on: the answer to the commit may be lost
+        self._shared.used = True  # before the commit, whose answer may be lost
         return round
 
     async def _mark(self) -> int:
-        """Write the marker: once it is folded, all earlier events of the nodes are in the picture."""
-        marker = NodeRecord(node_id="", incarnation="", left=True)  # readers of the nodes skip it
+        """Write the marker, and return its revision: once folded, the picture has all earlier events of the nodes."""
+        marker = NodeRecord(node_id="", incarnation="", left=True)  # readers of nodes skip it
         in_office = self._office.in_office
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
 
 
 async def _clear_away(office: Office, round: Round | None) -> None:
-    """Delete leftovers of older rounds and dead coordinators. Users' keys are not listed: there may be many."""
+    """Delete the keys of older rounds, and of attempts by dead coordinators, without listing users' many keys."""
     keys = office.keys
     attempts: dict[tuple[int, int], None] = {}
     try:
@@ -477,7 +476,7 @@ async def _clear_away(office: Office, round: Round | None) -> None:
             if slash and number.isdecimal() and term_of.isdecimal():  # else no key of this program
                 attempts[int(number), int(term_of)] = None
         for attempt in attempts:
-            # This node's own attempts are written and deleted meanwhile.
+            # This term's own attempts are being written and deleted concurrently.
             if attempt[1] != office.term and (round is None or attempt != (round.number, round.term)):
                 await office.forget(*attempt)
     except ConditionFailed:
@@ -487,7 +486,7 @@ async def _clear_away(office: Office, round: Round | None) -> None:
 
 
 def _buckets(office: Office, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
-    """Return the ranks by bucket of the node's id, and the roster by rank, under this term."""
+    """Return writes of the ranks, in buckets by node id, and of the roster, in buckets by rank."""
     keys, number, term = office.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
@@ -502,14 +501,14 @@ def _buckets(office: Office, round: Round, members: list[Member], records: Seque
 
 
 def _fit_together(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
-    """Return True if one transaction takes all of these, by number of writes and by bytes."""
+    """Return True if all of these fit into one transaction, by number of writes and by bytes."""
     size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
     size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes if isinstance(write, Put))
     return len(writes) <= count_most and size <= WRITE_BYTES_MOST
 
 
 def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
-    """Yield the writes in as few transactions as the store takes, by number and by bytes."""
+    """Yield the writes in groups that each fit into one transaction."""
     portion: list[Put] = []
     size = 0
     for write in writes:

@@ -1,4 +1,4 @@
-"""Shell: writes that one member of a round accuses another; also for `rdzv.loop`, which may not import `member`."""
+"""Shell: writes accusations. `rdzv.loop` needs it, too, and may not import `member`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 async def put_accusation(store: Store, keys: Keys, membership: Membership, *, by: str, accused: str, why: str) -> bool:
-    """Write an accusation on the accuser's lease; return False if the accuser is not in the round any more."""
+    """Write an accusation; return False if the accuser `by` is no longer in the round."""
     record = await store.get(keys.node(by))
     if record is None:
         return False

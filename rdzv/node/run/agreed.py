@@ -29,16 +29,16 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Agreed:
-    """The settings that the nodes of a run share, as far as this node knows, and the rules that follow from them.
+    """The settings that the nodes of a run share, as far as this node knows.
 
-    A live run may be resized (`rdzv.config.resizing`); then this takes the run's numbers.
+    If the run is resized (`rdzv.config.resizing`), they get the run's new numbers of nodes.
 
     Args:
-        settings: This node's own, with which it may join.
+        settings: This node's own.
 
     Attributes:
-        value: The value expected in the store.
-        rules: The coordinator's rules by it.
+        value: The value of the settings key.
+        rules: The coordinator's rules that follow.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -59,7 +59,7 @@ class Agreed:
         )
 
     def take(self, there: bytes) -> str:
-        """Apply the run's settings, compared by field; if this node cannot, return in words how its own differ."""
+        """Accept the run's settings in `there`; if this node's differ by more than a resize, return how, in words."""
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
         if difference and not was_resized_from(theirs, self._ours):
@@ -78,21 +78,21 @@ class Agreed:
         return ""
 
     def forget(self) -> None:
-        """Apply this node's own settings again: no node is left that shares others."""
+        """Return to this node's own settings: the run has no node with others."""
         assert self.take(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
 
 async def agree_on_settings(
     store: Store, keys: Keys, agreed: Agreed, lease: Lease, *, incarnation: str, there: Entry | None
 ) -> None:
-    """Ensure that the run has this node's settings; if no other node is in it, rewrite them.
+    """Ensure that the run has this node's settings; rewrite them if no other node is in it.
 
-    A resized run keeps its numbers for nodes with the former ones, also if no node is left in it. Every arriving node
-    writes the same settings again: so a rewrite, conditional on their revision, fails if any node has arrived since the
-    look. If others have rewritten them since `there` was read, the next arrival reads them.
+    Nodes with the former numbers of a resized run get its new ones. Every arrival writes the settings again: so the
+    rewrite, conditional on their revision, fails if a node has arrived meanwhile. If it fails, or others rewrote the
+    settings after `there` was read, the node's arrival reads the new ones.
 
     Raises:
-        RendezvousSettingsError: Others are in it, with other settings.
+        RendezvousSettingsError: Other nodes are in the run, with other settings.
     """
     if there is None:
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)
@@ -100,7 +100,7 @@ async def agree_on_settings(
         records = (await read_nodes(store, keys)).values()
         if any(record.incarnation != incarnation for record in records):
             now = await store.get(keys.settings)
-            if now is None or now.value != there.value:  # by value: each node that arrives writes the same ones again
+            if now is None or now.value != there.value:  # by value, as each arrival writes them again
                 return
             what = f"was started with other settings: {difference}; give all nodes the same"
             raise RendezvousSettingsError(f"run {keys.run_id} {what}")
@@ -109,7 +109,7 @@ async def agree_on_settings(
 
 
 async def check_prefix(store: Store, prefix: str) -> None:
-    """Raise RendezvousSettingsError for a prefix below another run's keys, which would be mixed with that run's."""
+    """Raise RendezvousSettingsError if a prefix lies among another run's keys."""
     parts = prefix.split("/")
     above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # from "/rdzv/job-7" on
     if not above or prefix in {scheme.prefix for scheme in SCHEMES.values()}:
@@ -120,7 +120,7 @@ async def check_prefix(store: Store, prefix: str) -> None:
 
 
 class OverruledError(Exception):
-    """The run's settings differ from those by which this node decides."""
+    """The run's settings have changed so that this node must leave."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__("the run now has other settings")
@@ -128,7 +128,7 @@ class OverruledError(Exception):
 
 
 def take_settings(refused: TransactionResult, agreed: Agreed) -> bool:
-    """Take the run's settings if they caused a refusal; return True if so, raise OverruledError if unusable."""
+    """Accept the settings that caused a refusal; return False if they did not, raise OverruledError if unusable."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:
         return False

@@ -1,4 +1,4 @@
-"""Shell: reads the notes of keep-alives: each node's steps, and the hour of the run."""
+"""Shell: reads the notes that come with keep-alives: each node's steps, and the hour of the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
-    """Return the last report of each node that has sent one."""
+    """Return the last note of each node that has sent one, by node id."""
     heard = {}
     for one in await store.notes(keys.nodes):
         if one.note:
@@ -32,9 +32,9 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
 
 
 async def read_hour(store: Store, keys: Keys) -> float:
-    """Return the hour of the run, now; without a coordinator, by the note that the last one left on the run's lease.
+    """Return the present hour of the run: by the coordinator's note, or by the last one's note on the run's lease.
 
-    If the store was started again since, it is the hour of the last progress, and this machine's if there is none.
+    If the store was restarted since, return the hour of the last progress; without one, this machine's.
     """
     for one in (*await store.notes(keys.coordinator), *await store.notes(keys.lease)):
         if one.note and (said := HourNote.unpack_at(one.key, one.note)) is not None:

@@ -1,4 +1,4 @@
-"""Shell: the lease of all keys of a run but its nodes' (promise R19): found, or made."""
+"""Shell: the run's own lease (promise R19), which its keys are on, except those of nodes and rounds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from store import Store
 
 
-RUN_TTL_LEAST = 60.0  # seconds; a shorter closed_ttl must not end a run between two of its nodes
+RUN_TTL_LEAST = 60.0  # seconds, so that a short closed_ttl does not end a run between two nodes
 
 
 async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
-    """Return the run's one lease: the one that its first writer has made, or a new one if there is none.
+    """Return the run's own lease; grant it if there is none.
 
-    A key names it, and holds only its TTL. Nodes that come first at the same moment grant the same one.
+    A key on the lease names it; its value is the TTL. Nodes that arrive first at the same time grant the same lease.
 
     Raises:
-        RendezvousSettingsError: The store takes no lease of `closed_ttl`.
+        RendezvousSettingsError: `closed_ttl` is too long for the store.
     """
     entry = await store.get(keys.lease)
     if entry is None:
@@ -39,27 +39,27 @@ async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
 
 
 def grant_of_run(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
-    """Return the run's lease, for the first transaction of the run; `most` is the store's limit."""
+    """Return the grant of the run's own lease; `most` is the longest TTL that the store accepts."""
     return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.lease_id)
 
 
 def note_of_run(keys: Keys, grant: Grant) -> Create:
-    """Return the key that names the run's lease and its TTL, to be created unless it is there already."""
+    """Return the write of the key that names the run's own lease, unless it exists."""
     return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
 
 
 def is_too_long(error: LimitExceeded) -> bool:
-    """Return True if a lease was refused for its TTL, not for want of room: the store's message names the limit."""
+    """Return True if a lease was refused for its TTL: the store's message names the limit."""
     return "lease_ttl_max" in str(error)
 
 
 def has_no_room(error: StoreError) -> bool:
-    """Return True if a write was refused for want of room, which other keys take: the store's message says so."""
+    """Return True if a write was refused because other keys take the room: the store's message says so."""
     return isinstance(error, LimitExceeded) and " would hold " in str(error)
 
 
 def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
-    """Return the error for a refused lease: it names the setting that asks too much, or is the store's own."""
+    """Return the error for a refused lease: one that names the setting to lower, or else the store's own."""
     if not is_too_long(error):
         return error  # no room, or a full disk: not this node's settings
     if ttl is not None and f"ttl is {ttl:g} s" in str(error):

@@ -1,4 +1,4 @@
-"""Pure: the valid ids of nodes, and names of the attributes that bans use."""
+"""Pure: checks the ids of nodes, and the attributes of bans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, NAME, TEXT
 
 
 def check_node_id(node_id: str) -> None:
-    """Raise RendezvousSettingsError for an invalid node id: a ban of it would seem to work."""
+    """Raise RendezvousSettingsError for an invalid node id, as a ban of it would have no effect."""
     try:
         NAME.convert(node_id)
     except (TypeError, ValueError):
@@ -17,7 +17,7 @@ def check_node_id(node_id: str) -> None:
 
 
 def attribute_ban(attribute: str, value: str) -> str:
-    """Name a ban of an attribute: "rack=17"; raise RendezvousSettingsError if no node can have that."""
+    """Return "rack=17", as bans name it; raise RendezvousSettingsError if no node can have this attribute."""
     try:
         name, value = TEXT.convert(attribute), TEXT.convert(value)
     except (TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""Shell: one run in a store, for its controllers: a node, or an operator who does not join.
+"""Shell: one run in a store, for a node, or for an operator that does not join.
 
-It needs only the store and the run's keys. A node's own writes (arriving, leaving) are in `member`. A ban is a key
-under the head, so that every node learns of it; a node's arrival is conditional on no such ban. A drain is on a
-lease of its own: it outlives a lapse of the node, and the lease tells its age.
+A node's own writes (arriving, leaving) are in `member`. A ban is a key under the head, which every node watches; a
+node's arrival is conditional on no such ban. A drain is on a lease of its own, so it survives if the node's lease
+lapses, and the lease tells its age.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from store import Lease, Store
 
-WITHIN: Final = Parameter("within", duration())  # seconds after which a drained node leaves in any case
-ENDS_WITHIN: Final = 5.0  # seconds for the write of a ban to complete, once its caller is cancelled
-RUNS_NAMED_MOST: Final = 10  # where a run is not found; `rdzv runs` lists them all
+WITHIN: Final = Parameter("within", duration())
+ENDS_WITHIN: Final = 5.0  # seconds for a ban to be completed after its caller was cancelled
+RUNS_NAMED_MOST: Final = 10  # in an error; `rdzv runs` lists all
 
 
 @dataclass(slots=True)
@@ -53,9 +53,9 @@ class Run:
     store: Store
     keys: Keys
     _: KW_ONLY
-    by: str = ""  # the name of the caller, for others to read
-    keep: float = 0.0  # seconds that its keys outlive its last node
-    head: Callable[[], Head] = Head  # returns the present head, for the status: a `Follower` follows it
+    by: str = ""  # the name of the caller, shown to others
+    keep: float = 0.0  # seconds that the keys outlive the last node
+    head: Callable[[], Head] = Head  # returns the present head, for the status
 
     @property
     def run_id(self) -> str:
@@ -63,10 +63,10 @@ class Run:
         return self.keys.run_id
 
     async def drain(self, who: str, within: float = 120.0, reason: str = "") -> None:
-        """Announce that a node is to leave: the members of its round stop together before it does.
+        """Announce that a node is to leave within `within` seconds. The members of its round stop together before that.
 
         Raises:
-            RendezvousStateError: No such node is in the run.
+            RendezvousStateError: The node is not in the run.
         """
         check_node_id(who)
         drain, lease = Drain(within=WITHIN.read(within), reason=reason), None
@@ -76,22 +76,22 @@ class Run:
                 raise RendezvousStateError(f"no node {who} is in run {self.run_id}; `rdzv status` names those that are")
             lease = lease or await self.store.grant(drain_ttl(self.store, drain.within))
             put = Put(self.keys.drains + who, drain.pack(), lease=lease.id)
-            # The node may have gone meanwhile, and another process of its name must not be drained.
+            # The node may have gone, and another process with its name must not be drained.
             unchanged = when.mod_revision(record.key) == record.mod_revision
             if (await self.store.transact(when=(unchanged,), then=(put,))).succeeded:
                 return
 
     async def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
-        """Give the live run another minimum or maximum of nodes; None leaves a number unchanged.
+        """Set another minimum or maximum of nodes; None leaves a number unchanged.
 
-        It is in force from the next round on. A round with more members ends at a `check`, the same for all, and those
-        with the highest ranks become spares; likewise, if there is room, waiting nodes come in. A round with fewer
-        members than the new minimum goes on until there are enough nodes for the next. Nodes that come with the run's
-        former numbers take the new ones.
+        They are in force from the next round on. If the round has too many members, or there is room for waiting nodes,
+        the members leave it at one agreed `check`; surplus members, those with the highest ranks, become spares. A
+        round with fewer members than the new minimum goes on until there are enough nodes for the next. Nodes that
+        arrive with the former numbers get the new ones.
 
         Raises:
             RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.
-            RendezvousStateError: No node has come to the run yet.
+            RendezvousStateError: No node has arrived in the run yet.
             RendezvousClosedError: The run is closed.
         """
         there = await self.store.get(self.keys.settings)
@@ -100,7 +100,7 @@ class Run:
             new = resize(unpack_settings(there.value), min_nodes=min_nodes, max_nodes=max_nodes)
             resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=self.by)
             result = await self.store.transact(
-                # By value: each node that arrives writes the same settings again.
+                # By value, as each arrival writes the settings again.
                 when=(when.value(self.keys.settings) == there.value, when.missing(self.keys.closed)),
                 then=(
                     Put(self.keys.settings, pack_settings(new), lease=there.lease),
@@ -121,32 +121,32 @@ class Run:
         raise RendezvousStateError(f"run {self.run_id} has no settings that could change: no node has come to it yet")
 
     async def close(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
-        """Close it; return the closing that counts: the first. `lease`: the run's; `verdict`: `given_up`, `status`."""
+        """Close the run; return the first closing, which counts. `verdict`: `given_up`, `status`."""
         closed = Closed(reason=reason, by=self.by, **verdict)
         lease = lease or await take_run_lease(self.store, self.keys, self.keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
-        await lease.keep_alive()  # the caller may be in no round, and then no other node renews it
+        await lease.keep_alive()  # the run may have no node that renews it
         return Closed.of(result.entry.value) if result.entry else closed
 
     async def reopen(self) -> Closed | None:
-        """Open it again; return the closing, or None if it was not closed."""
+        """Open a closed run again; return its closing, None if it was not closed."""
         entry = await self.store.get(self.keys.closed)
         if entry is None:
             return None
-        # A newer closing stays: its caller was told that it counts.
+        # A newer closing stays, as its caller was told that it counts.
         await self.store.delete(self.keys.closed, when=(when.mod_revision(self.keys.closed) == entry.mod_revision,))
         return Closed.of(entry.value)
 
     # ------------------------------------------------------------------------------------------ bans
 
     async def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
-        """Keep a node out of the next rounds, and with `now` put it out of this one; it is told why.
+        """Keep a node out of the next rounds, and with `now` out of this one; it is told why.
 
         Args:
             node_id: The node.
             reason: Shown to the node, and in the status.
-            now: Out of this round, too; one that waits is put out at once in either case.
-            lasts: Seconds, after which the ban ends by itself; None: it stays with the run until it is lifted.
+            now: Also remove it from its round at once. A waiting node is removed in any case.
+            lasts: Seconds after which the ban expires; None: it stays until it is lifted.
         """
         check_node_id(node_id)
 
@@ -159,7 +159,7 @@ class Run:
     async def ban_where(
         self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
     ) -> tuple[str, ...]:
-        """Ban all nodes, present and future, that have this attribute; return the ids of the present ones."""
+        """Ban all nodes, present and future, with this attribute; return the ids of the present ones."""
         where = attribute_ban(attribute, value)
 
         async def find() -> dict[str, int]:
@@ -170,28 +170,28 @@ class Run:
         return tuple(sorted(await self._impose(ban_name(where), ban, find)))
 
     async def unban(self, node_id: str, reason: str = "") -> bool:
-        """Lift the ban of a node, with a reason for the history; return True if it was banned."""
+        """Lift the ban of a node; the history gets the reason. Return True if it was banned."""
         check_node_id(node_id)
         return await self._lift_ban(node_id, Unban(who=node_id, reason=reason, by=self.by))
 
     async def unban_where(self, attribute: str, value: str, reason: str = "") -> bool:
-        """Lift the ban of an attribute. Nodes that are banned by their names stay banned."""
+        """Lift the ban of an attribute; return True if there was one. Nodes banned by their names stay banned."""
         where = attribute_ban(attribute, value)
         return await self._lift_ban(ban_name(where), Unban(who=f"{WITH}{where}", reason=reason, by=self.by))
 
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
-        """Write a ban, then delete the records of the nodes that it puts out, also if cancelled; return these nodes.
+        """Write a ban, then delete the records of the nodes that it removes; return all nodes with this ban.
 
-        The ban comes first, or the coordinator would see a node go for no reason; if the operator dies between the two,
-        a banned member leaves by itself. `find` returns the present arrivals.
+        The ban is written first, so that the coordinator knows why a node goes. If the operator dies between the two, a
+        banned member leaves by itself. A cancellation does not interrupt this. `find` returns the present arrivals.
         """
-        ban.pack()  # an unreadable ban is refused before anything is written
+        ban.pack()  # raise errors before the first write
 
         async def write() -> set[str]:
-            here = await find()  # nodes that wait see the ban, and may have gone before the next look
+            here = await find()  # before the ban: waiting nodes leave once they see it
             final, lease = await self._lease_of(ban)
             await self.store.put(self.keys.banned(name), final.pack(), lease=lease)
-            # From now on no other node arrives: each arrival is conditional on no such ban.
+            # No such node arrives from now on: each arrival is conditional on no such ban.
             while found := await find():
                 here |= found
                 out = found if ban.now else await self._not_in_round(found)
@@ -199,7 +199,7 @@ class Run:
                     break
                 for node_id, arrival in out.items():
                     key = self.keys.node(node_id)
-                    with contextlib.suppress(ConditionFailed):  # it has just arrived again, or left: look again
+                    with contextlib.suppress(ConditionFailed):  # it has just left, or arrived again: find it again
                         await self.store.delete(key, when=(when.mod_revision(key) == arrival,))
             return set(here)
 
@@ -214,7 +214,7 @@ class Run:
             await cancel_and_wait(writing)
 
     async def _not_in_round(self, nodes: dict[str, int]) -> dict[str, int]:
-        """Return those of these arrivals that are no members of the last round, which may finish it."""
+        """Return the arrivals among these that are not in the last round. Members may finish it."""
         entry = await self.store.get(self.keys.round)
         if entry is None:
             return nodes
@@ -226,7 +226,7 @@ class Run:
         }
 
     async def _lease_of(self, ban: Ban) -> tuple[Ban, Lease]:
-        """Return the lease for a ban, the run's or one of its own if it has an end, and the ban with that end."""
+        """Return the ban and its lease: the run's, or one of its own if it expires, with the TTL as granted."""
         if ban.lasts is None:
             return ban, await take_run_lease(self.store, self.keys, self.keep)
         if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
@@ -240,7 +240,7 @@ class Run:
         return ban.replace(lasts=lease.ttl), lease  # as granted: etcd makes small ones larger
 
     async def _lift_ban(self, name: str, unban: Unban) -> bool:
-        """Lift a ban; the coordinator records that, and why, in the history. Return True if there was one."""
+        """Delete a ban, and leave a note for the history; return True if there was one."""
         note = unban.pack()
         while (ban := await self.store.get(self.keys.banned(name))) is not None:
             done = await self.store.transact(
@@ -254,28 +254,28 @@ class Run:
     # ------------------------------------------------------------------------------------------ what is known
 
     async def status(self) -> RunStatus:
-        """Return its status, with the reason in words."""
+        """Return the status of the run."""
         return (await self.account())[0]
 
     async def account(self) -> tuple[RunStatus, History, Account]:
-        """Return its status, its history, and its cost until now, by one reading."""
+        """Return the status of the run, its history, and its cost until now."""
         hour = await self.hour()
         status, history = await read_run(self.store, self.keys, self.head(), hour=hour)
         return status, history, account(self.run_id, history, now=hour, waited=status.waited)
 
     async def hour(self) -> float:
-        """Return the present hour of the run, the reference for durations; see `rdzv.core.history`."""
+        """Return the present hour of the run, in seconds since 1970; see `rdzv.core.history`."""
         return await read_hour(self.store, self.keys)
 
     async def check_exists(self) -> None:
-        """Raise RendezvousStateError, with the names of existing runs, if the store has no keys of it."""
+        """Raise RendezvousStateError, with the ids of existing runs, if the store has no key of this run."""
         if not await self.store.count(self.keys.root):
             runs = await run_ids(self.store, self.keys.prefix)
             there = f"it has {first_of(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
     async def restore(self, key: str) -> bytes | None:
-        """Return the data that any member has kept last under this name; None if there is none."""
+        """Return the last data that a member has kept under this name; None if there is none."""
         entry = await self.store.get(self.keys.kept(key))
         return None if entry is None else entry.value
 
@@ -288,14 +288,14 @@ class Run:
         return list((await self.whole_history()).chapters)
 
     async def whole_history(self) -> History:
-        """Return the remembered rounds, and the sums of those before."""
+        """Return the remembered rounds, and the sums of earlier ones."""
         return await read_history(self.store, self.keys)
 
     async def ping(self) -> float:
-        """Measure how long the store takes to answer, in seconds."""
+        """Return the round trip to the store, in seconds."""
         return await self.store.ping()
 
     async def store_health(self) -> dict[str, Any]:
-        """Return the health of the store: `answers_in` seconds, and its figures."""
+        """Return `answers_in`, the round trip to the store in seconds, and its `figures`."""
         figures = await self.store.stats()
         return {"answers_in": await self.ping(), "figures": figures}

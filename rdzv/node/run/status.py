@@ -1,4 +1,4 @@
-"""Shell: reads the status of a run, for `handler.status()` and for the command line, which does not join."""
+"""Shell: reads the status of a run."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from store import Entry, KeyGroup, Store
 
-DRAIN_KEPT = 60.0  # seconds beyond its end: a node that has lapsed may come again, and must still leave
+DRAIN_KEPT = 60.0  # seconds that a drain outlives its end: a node whose lease lapsed may return, and must still leave
 
 
 async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tuple[RunStatus, History]:
-    """Return a run's status at `hour`, the run's time of day, and its history; O(n) in its nodes."""
+    """Return a run's status at its present `hour`, and its history; O(n) in its nodes."""
     records = await read_nodes(store, keys)
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
@@ -53,7 +53,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
-        known = {*addresses, *(one.node_id for one in absent.missing)}  # members have been taken out of the records
+        known = {*addresses, *(one.node_id for one in absent.missing)}  # `records` has no members any more
         gone = gone_before(history, head.round.number, here=known, now=hour)
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     settings = _settings(shared)
@@ -120,7 +120,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
 async def _take_members(
     store: Store, keys: Keys, head: Head, records: dict[str, NodeRecord]
 ) -> tuple[list[Participant], set[str]]:
-    """Return the members still in the round, moved out of `records`; and the names of all that it had."""
+    """Return the live members of the last round, moved out of `records`, and the ids of all its members."""
     members: list[Participant] = []
     ranked: set[str] = set()
     if head.round is None:
@@ -140,7 +140,7 @@ async def _take_members(
 
 
 def participant_of(record: NodeRecord, rank: int) -> Participant:
-    """Return a member of a round, by its record."""
+    """Return a member of a round."""
     return Participant(
         node_id=record.node_id, rank=rank, address=record.address, payload=record.payload, attributes=record.attributes
     )
@@ -155,7 +155,7 @@ def _settings(entry: Entry | None) -> dict[str, Any]:
 
 
 async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
-    """Return the bans, each with its remaining time if it ends by itself."""
+    """Return the bans by name; those that expire have `left`."""
     bans = {}
     for entry in await store.list(keys.bans):
         ban = Ban.unpack_at(entry.key, entry.value)
@@ -165,24 +165,24 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
             try:
                 left = await Lease(store, id=entry.lease, ttl=ban.lasts).time_to_live()
             except LeaseNotFound:
-                continue  # it has ended just now
+                continue  # it has just expired
             ban = ban.replace(left=left)
         bans[entry.key.removeprefix(keys.bans)] = ban
     return bans
 
 
 def drain_ttl(store: Store, within: float) -> float:
-    """Return the TTL of a drain's own lease, which tells later observers how long ago the drain was announced."""
+    """Return the TTL of a drain's own lease; readers compute the drain's age from it."""
     return min(within + DRAIN_KEPT, store.lease_ttl_max)
 
 
 async def _drains(store: Store, keys: Keys, here: Collection[str]) -> dict[str, tuple[float, str]]:
-    """Return the drains of the nodes that are here: the seconds left, and the reason."""
+    """Return the seconds left, and the reason, of each drain of the nodes in `here`."""
     drains = {}
     for entry in await store.list(keys.drains):
         node_id, drain = entry.key.removeprefix(keys.drains), Drain.unpack_at(entry.key, entry.value)
         if drain is not None and node_id in here and entry.lease is not None:
-            with contextlib.suppress(LeaseNotFound):  # it has ended just now
+            with contextlib.suppress(LeaseNotFound):  # it has just ended
                 left = await Lease(store, id=entry.lease, ttl=0.0).time_to_live()
                 drains[node_id] = max(drain.within - drain_ttl(store, drain.within) + left, 0.0), drain.reason
     return drains
@@ -191,7 +191,7 @@ async def _drains(store: Store, keys: Keys, here: Collection[str]) -> dict[str, 
 async def read_steps(
     store: Store, keys: Keys, head: Head, members: set[str]
 ) -> tuple[dict[str, StepOf], dict[str, tuple[str, float]]]:
-    """Return the steps of the last round's members, and their waits, as far as they are reported."""
+    """Return, by member, the reported steps, and the reported waits: the key, and the seconds so far."""
     if head.round is None or not members:
         return {}, {}
     notes = {node_id: heard for node_id, heard in (await read_beats(store, keys)).items() if node_id in members}
@@ -218,7 +218,7 @@ async def read_steps(
 
 
 async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
-    """Return the record of each node in the run, without those that are leaving."""
+    """Return the records of the nodes in the run by id, without nodes that are leaving."""
     records = {}
     for entry in await store.list(keys.nodes):
         node_id = entry.key.removeprefix(keys.nodes)
@@ -234,16 +234,16 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
 
 
 async def run_ids(store: Store, prefix: str) -> list[str]:
-    """Return the ids of all runs with keys under a prefix."""
+    """Return the ids of all runs under a prefix."""
     account = await read_account(store, prefix)
     return sorted(await count_keys(store, prefix) if account is None else account)
 
 
 async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
-    """Return the arrived nodes' keys and revisions by run, under any prefix; raise Unsupported on an etcd cluster."""
+    """Return the entries of all nodes, without values, by run, under any prefix; raise Unsupported on etcd."""
     found: dict[Keys, list[Entry]] = {}
     for group in await store.groups():
-        # A run under a prefix of one part is its own group. Only another group has to be listed as a whole.
+        # A group is one run if the prefix has one part; else list the whole group.
         entries = await store.list(f"{group.name}nodes/", keys_only=True)
         for entry in entries or await store.list(group.name, keys_only=True):
             root, _, node_id = entry.key.rpartition("/nodes/")
@@ -254,7 +254,7 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
 
 
 async def read_account(store: Store, prefix: str) -> dict[str, KeyGroup] | None:
-    """Return each run's usage by the store's own count; None on etcd, and if a group of the store is no run."""
+    """Return the store's usage by run id; None if the store does not count by run: etcd, or a prefix of many parts."""
     root = f"{prefix}/"
     try:
         groups = [group for group in await store.groups() if group.name.startswith(root)]
@@ -266,25 +266,25 @@ async def read_account(store: Store, prefix: str) -> dict[str, KeyGroup] | None:
 
 
 async def count_keys(store: Store, prefix: str) -> Counter[str]:
-    """Return the number of keys of each run under a prefix, by listing them."""
+    """Return the number of keys by run id, under a prefix, by listing them."""
     root = f"{prefix}/"
     return count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
 
 
 def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
-    """Count these keys by run. Keys without a name are of no run: the receipts of writes on etcd."""
+    """Count keys by run id. Those with an empty id, receipts of writes on etcd, do not count."""
     parts = (key[len(root) :].partition("/") for key in keys)
     return Counter(run_id for run_id, slash, _ in parts if run_id and slash)
 
 
 async def read_history(store: Store, keys: Keys) -> History:
-    """Return the remembered events of a run."""
+    """Return the history of a run."""
     entry = await store.get(keys.history)
     return (History.unpack_at(entry.key, entry.value) if entry is not None else None) or History()
 
 
 async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participant]:
-    """Return a round's members by rank, in full; raise RoundSupersededError if a later round has replaced it."""
+    """Return a round's members by rank; raise RoundSupersededError if a later round has replaced it."""
     entries = await store.list(keys.roster(round.number, round.term))
     roster = [one for entry in entries for one in Participant.unpack_all(entry.value)]
     if len(roster) != round.size:
@@ -296,7 +296,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
-    """Return this arrival's member of a round, from its one bucket; None if the round does not hold it."""
+    """Return the member of a round that has this arrival; None if the round does not contain it."""
     entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
     members = Member.unpack_all(entry.value) if entry is not None else []  # None: a later round has replaced it
     for member in members:
@@ -310,13 +310,13 @@ def _phase(head: Head) -> Phase:
         return Phase.CLOSED
     if _is_news(head):
         return Phase.TRAINING
-    # A run that was opened again has the progress of its closing until a node comes.
+    # The progress of a run that was opened again is that of its closing, until a node arrives.
     phase = head.progress.phase if head.progress is not None else Phase.GATHERING
     return Phase.GATHERING if phase is Phase.CLOSED else phase
 
 
 def reason_of(head: Head, status: RunStatus, *, now: float) -> str:
-    """Return the reason of a status that was read before, with its durations as of now."""
+    """Return the reason in an earlier status, with its durations as of `now`."""
     return _reason(
         head, members=len(status.members), waiting=len(status.waiting), elapsed=_elapsed(head, now, status.now)
     )
@@ -341,7 +341,7 @@ def _last_call_left(head: Head, elapsed: float) -> float | None:
 def _phase_for(
     head: Head, history: History, settings: Mapping[str, Any], *, elapsed: float, waited: float | None, hour: float
 ) -> float | None:
-    """Return the seconds for which the run has been in its phase, as far as the store says so."""
+    """Return the seconds for which the run has been in its phase; None if unknown."""
     last, began = history.chapters[-1] if history.chapters else None, None
     match _phase(head):
         case Phase.LAST_CALL:
@@ -360,23 +360,23 @@ def _phase_for(
 
 
 async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Participant]:
-    """Return the last round's members, by name; empty if they cannot be read any more."""
+    """Return the last round's members by id; empty if a later round has replaced it."""
     if head.round is None:
         return {}
     try:
         return {one.node_id: one for one in await read_roster(store, keys, head.round)}
-    except (RendezvousStateError, RoundSupersededError):  # a later round has replaced it meanwhile
+    except (RendezvousStateError, RoundSupersededError):
         return {}
 
 
 def _resized(head: Head) -> Resized | None:
-    """Return the last resize, until a round has begun with it."""
+    """Return the last resize, unless a round has begun with it."""
     in_force = head.resized is None or (head.round is not None and head.round.revision > head.resized.revision)
     return None if in_force else head.resized
 
 
 def _absent(head: Head, *, elapsed: float) -> Absent:
-    """Return the nodes that are absent now."""
+    """Return the report of missing nodes, with durations as of now."""
     if head.progress is None or head.closed is not None or _is_news(head):
         return Absent()
     absent = head.progress.absent
@@ -385,12 +385,12 @@ def _absent(head: Head, *, elapsed: float) -> Absent:
 
 
 def _elapsed(head: Head, now: float, hour: float) -> float:
-    """Return the seconds since the progress was written: by its hour if it was read, else since it came."""
+    """Return the seconds since the progress was written: if it was found in the store, by its hour."""
     since = max(now - head.progress_at, 0.0)
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0
     return max(since, hour - said_at) if head.progress_found and said_at else since
 
 
 def _is_news(head: Head) -> bool:
-    """Return True if the progress is older than the last round: the coordinator reports after it commits."""
+    """Return True if the last round is newer than the progress, which the coordinator writes after its commit."""
     return head.round is not None and (head.progress is None or head.progress.round < head.round.number)
