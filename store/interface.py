@@ -22,6 +22,7 @@ An etcd cluster differs:
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -200,6 +201,10 @@ class BlockingStore(BlockingCalls):
     @abstractmethod
     def end_waits(self) -> None:
         """End every wait, now and later, with `WaitEnded`. Other calls go on. From any thread."""
+
+    def time(self) -> float:
+        """Return seconds on this machine's monotonic clock."""
+        return time.monotonic()
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingKeptLease:
         """Return a lease that a thread keeps during `with`; arguments as in `grant`."""

@@ -78,7 +78,7 @@ class Belief:
             return None
         if now < self.renewed_at + self.ttl:
             return f"its connection has ended, and it was not renewed on another within {self.away_ttl:g} s"
-        return not_renewed(self.ttl)
+        return f"its lease of {self.ttl:g} s could not be renewed in time"
 
 
 class Keeping:
@@ -337,11 +337,6 @@ def _wake(sleeping: asyncio.Future[None]) -> None:
 
 
 LAPSED = "the store has let its lease lapse"
-
-
-def not_renewed(ttl: float) -> str:
-    """Return the reason for a lease lost while the store was out of reach."""
-    return f"its lease of {ttl:g} s could not be renewed in time"
 
 
 def _check(lease: int, lost: str | None) -> None:

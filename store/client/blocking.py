@@ -116,10 +116,6 @@ class Client(interface.BlockingStore):
         """Watch all keys that start with `prefix`, on a connection of its own; see `Store.watch`."""
         return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
 
-    def time(self) -> float:
-        """Return seconds on this machine's monotonic clock."""
-        return time.monotonic()
-
     def close(self) -> None:
         """Close the client; calls under way in other threads raise `ConnectionLost`."""
         self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from asyncio import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,10 +74,6 @@ class Client(interface.BlockingStore):
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """Watch all keys that start with `prefix`; see `Store.watch`."""
         return Watch(self, self._client.watch(prefix, start_revision=start_revision, snapshot=snapshot))
-
-    def time(self) -> float:
-        """Return seconds on this machine's monotonic clock."""
-        return time.monotonic()
 
     def close(self) -> None:
         """Close the connection for good; calls under way in other threads raise `ConnectionLost`."""

@@ -175,10 +175,7 @@ class Call(Generic[T]):
     def cancel(self) -> None:
         """Cancel it, if it is not over."""
         with contextlib.suppress(RuntimeError):  # that loop has ended and has cancelled it
-            self._there.call_soon_threadsafe(self._cancel_there)
-
-    def _cancel_there(self) -> None:
-        self._begin().cancel()
+            self._there.call_soon_threadsafe(lambda: self._begin().cancel())
 
     @property
     def has_failed(self) -> bool:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from store.limits import is_loopback
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,7 +30,7 @@ class Way:
     @property
     def leaves_the_machine(self) -> bool:
         """True if the member is on another machine."""
-        return self.sends_from != self.leads_to and not self.leads_to.startswith(("127.", "::1"))
+        return self.sends_from != self.leads_to and not is_loopback(self.leads_to)
 
 
 async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> Way | None:

@@ -99,7 +99,7 @@ class Server:
             in_thread=in_thread,
             on_durable=lambda number: self._conversations.became_durable(number),  # noqa: PLW0108 - made below
             on_restored=self._restored,
-            cut=self._abort,
+            cut=lambda: self._peers.abort(),  # noqa: PLW0108 - made below
             ended=self._timer_ended,
         )
         self._peers = Peers(engine.limits, self._durability, self.table)
@@ -245,12 +245,9 @@ class Server:
             with anyio.move_on_after(LEAVE_WITHIN, shield=True):
                 await self._handshakes.empty.wait()
         finally:  # a natively cancelled task leaves any scope
-            self._abort()
+            self._peers.abort()
             if self._timer is not None:
                 await cancel_and_wait(self._timer)
-
-    def _abort(self) -> None:
-        self._peers.abort()
 
     def _timer_ended(self, timer: asyncio.Task[None]) -> None:
         """End the server: a timer ends only by a defect, and leases would never lapse."""
@@ -258,7 +255,7 @@ class Server:
             log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
             self._failure = error
             self._handshakes.leaving = self._durability.leaving = True
-            self._abort()
+            self._peers.abort()
             for callback in self._on_failure:
                 callback()
 
