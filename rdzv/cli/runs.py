@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -17,7 +17,7 @@ from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.core.report import long_duration
 from rdzv.core.round import Round
 from rdzv.errors import RendezvousStateError
-from rdzv.node.run.status import count_keys, read_account
+from rdzv.node.run.status import Usage, read_usage
 from store.messages import Revoke
 from store.printable import first_of
 
@@ -46,15 +46,6 @@ async def _ping(options: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------ runs
 
 
-class Usage(NamedTuple):
-    """The size of one run in the store; None where the store does not count (etcd)."""
-
-    run_id: str
-    keys: int
-    bytes: int | None = None
-    age: float | None = None
-
-
 @command(
     "runs",
     "list the runs that a store holds, with the keys, bytes and age of each",
@@ -63,7 +54,7 @@ class Usage(NamedTuple):
 )
 async def _runs(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
-        runs = await _usages(client, keys.prefix)
+        runs = list((await read_usage(client, keys.prefix)).values())
         uptime = (await client.stats()).get("uptime", 0.0)
     runs.sort(key=lambda run: (-(run.bytes or 0), -run.keys, run.run_id))
     if options.json:
@@ -74,13 +65,6 @@ async def _runs(options: argparse.Namespace) -> int:
     else:
         say(f"there are no runs under {keys.prefix}")
     return DONE
-
-
-async def _usages(client: store.Store, prefix: str) -> list[Usage]:
-    account = await read_account(client, prefix)
-    if account is None:
-        return [Usage(run_id, count) for run_id, count in (await count_keys(client, prefix)).items()]
-    return [Usage(run_id, group.keys, group.bytes, group.age) for run_id, group in account.items()]
 
 
 def _table(runs: list[Usage], uptime: float) -> list[str]:
@@ -157,7 +141,7 @@ async def _close(run: Run) -> None:
 async def _stats(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
         figures = await client.stats()
-        runs = [] if "keys_max" not in figures else await _usages(client, keys.prefix)
+        runs = await read_usage(client, keys.prefix) if "keys_max" in figures else {}
     if options.json:
         put(json.dumps(figures))
         return DONE
@@ -169,7 +153,7 @@ async def _stats(options: argparse.Namespace) -> int:
         elif name not in store.Limits.used_by() and not hasattr(store.Limits, name):
             say(f"{name:<20} {_shown(figure):>18}")
     if runs:
-        largest = max(runs, key=lambda run: (run.bytes or 0, run.keys))
+        largest = max(runs.values(), key=lambda run: (run.bytes or 0, run.keys))
         say(f"run {largest.run_id} holds most: {largest.keys:,} keys, {largest.bytes or 0:,} bytes")
     return DONE
 

@@ -21,14 +21,14 @@ from rdzv.core.report import report
 from rdzv.display.history import describe
 from rdzv.node.link.followed import FollowedRuns
 from rdzv.node.run.run import Run
-from rdzv.node.run.status import count_keys, read_account
+from rdzv.node.run.status import read_usage
 from store import Client
-from store.messages import KeyGroup
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from rdzv.core.history import History
+    from rdzv.node.run.status import Usage
     from store.server.server import Server
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Cli
 class _Ended:
     """A run without nodes."""
 
-    group: KeyGroup  # its usage at the last read; another usage shows a change
+    usage: Usage  # at the last read; another usage shows a change
     since: float  # the time of its first key, on the client's clock
     summary: dict[str, Any] | None = None  # its numbers, if they were read
 
@@ -133,15 +133,12 @@ class Runs:
     async def _look(self) -> list[dict[str, Any]]:
         """Return the numbers of each run with nodes, and update `_over`."""
         now = self._client.time()
-        account = await read_account(self._client, self._prefix)
-        if account is None:  # the store does not count by run: list all keys, and read each run
-            counted = await count_keys(self._client, self._prefix)
-            account = {id: KeyGroup(name=id, keys=keys, bytes=-1, age=0.0) for id, keys in counted.items()}
+        usages = await read_usage(self._client, self._prefix)
         before, self._over = self._over, {}
         await self.followed.drop()
         unknown = []
-        for id, group in account.items():
-            if id in before and _is_same(before[id].group, group):
+        for id, usage in usages.items():
+            if id in before and _is_same(before[id].usage, usage):
                 self._over[id] = before[id]
             else:
                 unknown.append(id)
@@ -154,7 +151,7 @@ class Runs:
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
                     live.append(summary)
                 else:
-                    self._over[id] = _Ended(account[id], now - account[id].age, summary)
+                    self._over[id] = _Ended(usages[id], now - (usages[id].age or 0.0), summary)
         return sorted(live, key=lambda one: str(one["run_id"]))
 
     async def report(self, run_id: str) -> dict[str, Any]:
@@ -190,6 +187,7 @@ class Runs:
         return Keys(self._prefix, run_id)
 
 
-def _is_same(before: KeyGroup, now: KeyGroup) -> bool:
-    """Return True if the usage of a run shows no change."""
-    return before.bytes >= 0 and (before.keys, before.bytes) == (now.keys, now.bytes) and before.age <= now.age
+def _is_same(before: Usage, now: Usage) -> bool:
+    """Return True if the usage of a run shows no change; False where the store does not count."""
+    is_counted = before.age is not None and now.age is not None and before.age <= now.age
+    return is_counted and (before.keys, before.bytes) == (now.keys, now.bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
@@ -25,9 +25,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from rdzv.core.stopping import Resized
-    from store import Entry, KeyGroup, Store
+    from store import Entry, Store
 
 DRAIN_KEPT = 60.0  # seconds that a drain outlives its end: a node whose lease lapsed may return, and must still leave
+
+
+class Usage(NamedTuple):
+    """The size of one run in the store; None where the store does not count (etcd)."""
+
+    run_id: str
+    keys: int
+    bytes: int | None = None
+    age: float | None = None  # seconds
 
 
 async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tuple[RunStatus, History]:
@@ -235,8 +244,7 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
 
 async def run_ids(store: Store, prefix: str) -> list[str]:
     """Return the ids of all runs under a prefix."""
-    account = await read_account(store, prefix)
-    return sorted(await count_keys(store, prefix) if account is None else account)
+    return sorted(await read_usage(store, prefix))
 
 
 async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
@@ -253,22 +261,16 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
     return found
 
 
-async def read_account(store: Store, prefix: str) -> dict[str, KeyGroup] | None:
-    """Return the store's usage by run id; None if the store does not count by run: etcd, or a prefix of many parts."""
+async def read_usage(store: Store, prefix: str) -> dict[str, Usage]:
+    """Return the size of each run under a prefix: by the store's own count, else by listing all keys."""
     root = f"{prefix}/"
-    try:
+    with contextlib.suppress(Unsupported):
         groups = [group for group in await store.groups() if group.name.startswith(root)]
-    except Unsupported:
-        return None
-    if any(group.name.count("/", len(root)) != 1 for group in groups):
-        return None
-    return {group.name[len(root) : -1]: group for group in groups}
-
-
-async def count_keys(store: Store, prefix: str) -> Counter[str]:
-    """Return the number of keys by run id, under a prefix, by listing them."""
-    root = f"{prefix}/"
-    return count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
+        if all(group.name.count("/", len(root)) == 1 for group in groups):  # else some are not runs
+            runs = ((group.name[len(root) : -1], group) for group in groups)
+            return {run_id: Usage(run_id, group.keys, group.bytes, group.age) for run_id, group in runs}
+    counted = count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
+    return {run_id: Usage(run_id, keys) for run_id, keys in counted.items()}
 
 
 def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
