@@ -12,7 +12,7 @@ A body that blocks cannot be cancelled. When a round has ended, the next `check`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from rdzv.errors import RendezvousSettingsError, RoundChanged
 from rdzv.loop.member import BodyCalls, MemberOfRound, Options, RoundLoop
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rdzv.core.round_life import Ending
-    from rdzv.membership import BlockingRendezvousInfo
     from rdzv.node.blocking_handler import Handler
     from rdzv.shared_store.store import BlockingSharedStore
 
@@ -43,11 +42,8 @@ def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Op
 class Round(MemberOfRound):
     """One round, for one of its members; made by `rdzv.sync.rounds`."""
 
-    def __init__(self, handler: Handler, info: BlockingRendezvousInfo, loop: RoundLoop[Any]) -> None:
-        super().__init__(handler, loop)
-        self.store: BlockingSharedStore = info.store
-        self._handler: Handler
-        self._info = info
+    store: BlockingSharedStore
+    _handler: Handler
 
     def __enter__(self) -> Self:
         self._enter()

@@ -195,9 +195,8 @@ class MemberOfRound(ABC):
 
     store: Any
     _handler: Any
-    _info: Any
 
-    def __init__(self, handler: Any, loop: RoundLoop[Any]) -> None:
+    def __init__(self, handler: Any, info: Any, loop: RoundLoop[Any]) -> None:
         node, membership, last = loop.node, loop.node.membership, loop.last
         assert membership is not None, "next_rendezvous has just made this node a member"
         round = membership.round
@@ -213,6 +212,8 @@ class MemberOfRound(ABC):
         self.gate: StepGate = membership.gate
         finished = node.progress  # as this member's arrival reported, and as `newest` was chosen by
         self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
+        self.store = info.store
+        self._info = info
         self._handler = handler
         self._node = node
         self._membership = membership

@@ -101,11 +101,11 @@ async def rounds_made_by(
 class Round(BodyCalls):
     """One round, for one of its members; made by `rounds`."""
 
+    store: SharedStore
+    _handler: Handler
+
     def __init__(self, handler: Handler, info: RendezvousInfo, loop: RoundLoop[Any]) -> None:
-        super().__init__(handler, loop)
-        self.store: SharedStore = info.store
-        self._handler: Handler
-        self._info = info
+        super().__init__(handler, info, loop)
         self._scope = anyio.CancelScope()
         self._left = asyncio.Event()
         self._loop = asyncio.get_running_loop()

@@ -81,16 +81,7 @@ class Caller(Protocol):
 
 
 class _Twin(RoundKeys, Generic[C]):
-    """The part that both twins share.
-
-    Args:
-        client: The client.
-        prefix: The prefix of all its keys; it ends in "/".
-        fence: Conditions that hold while this node is a member of the round.
-        lease: The lease of everything written, if any.
-        timeout: The default limit of a wait, in seconds.
-        company: The knowledge about this member and the others.
-    """
+    """The part that both twins share. Its company is the knowledge about this member and the others."""
 
     def __init__(
         self,
@@ -103,10 +94,10 @@ class _Twin(RoundKeys, Generic[C]):
         company: Company | None = None,
     ) -> None:
         self._client: C = client
-        self.prefix: str = prefix
-        self.fence: tuple[Condition, ...] = fence
-        self.lease: int | None = lease
-        self._timeout = _seconds(timeout)
+        self.prefix: str = prefix  # of all its keys; it ends in "/"
+        self.fence: tuple[Condition, ...] = fence  # conditions that hold while this node is a member of the round
+        self.lease: int | None = lease  # of everything written, if any
+        self._timeout = _seconds(timeout)  # the default limit of a wait
         self._company: Company = company or Company()
         self._under_way: dict[anyio.CancelScope, bool] = {}  # by whether a loss ends it; shared by all clones
 

@@ -87,9 +87,8 @@ class _Choices:
                     f"{name} was given in --rdzv-conf, which is shown in process lists; put it into a file and give "
                     f"{name}_file={PARAMETERS[f'{name}_file'].kind.example}"
                 )
-        self.read_timeout = _seconds("read_timeout", config.pop("read_timeout", READ_TIMEOUT))
-        self.regroup_on_loss = _truth(params, "regroup_on_loss", default=True)
-        config.pop("regroup_on_loss", None)
+        self.read_timeout = timedelta(seconds=_read("read_timeout", config, READ_TIMEOUT, like="join_timeout"))
+        self.regroup_on_loss: bool = _read("regroup_on_loss", config, True, like="insecure")
 
         endpoint = params.endpoint.strip()
         if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
@@ -132,13 +131,9 @@ def _reserved(host: str) -> socket.socket:
     return sock
 
 
-def _seconds(name: str, value: Any) -> timedelta:
-    seconds: float = PARAMETERS["join_timeout"].called(name).read(value)
-    return timedelta(seconds=seconds)
-
-
-def _truth(params: Any, name: str, *, default: bool) -> bool:
-    return bool(PARAMETERS["insecure"].called(name).read(params.config.get(name, default)))
+def _read(name: str, config: dict[str, Any], default: Any, *, like: str) -> Any:
+    """Take a parameter of PyTorch's out of the configuration; its values are those of ours that it is like."""
+    return PARAMETERS[like].called(name).read(config.pop(name, default))
 
 
 class TorchRendezvousHandler(torch_api.RendezvousHandler):

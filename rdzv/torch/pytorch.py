@@ -34,7 +34,7 @@ except ImportError as _error:
 from rdzv.loop.error_file import raised_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
 __all__ = [
@@ -175,15 +175,19 @@ def count_groups_anew() -> None:
         world_of_groups.group_count = 0
 
 
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
 def runs_under_torchrun() -> bool:
     """Return True if PyTorch's launcher is above us on the stack: then no caller can catch an error."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        spec = frame.f_globals.get("__spec__")  # also right under `python -m`
-        if frame.f_code.co_name == "run" and getattr(spec, "name", None) == LAUNCHER:
-            return True
-        frame = frame.f_back
-    return False
+    return any(
+        frame.f_code.co_name == "run"
+        and getattr(frame.f_globals.get("__spec__"), "name", None) == LAUNCHER  # also right under `python -m`
+        for frame in _frames(sys._getframe())
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +242,7 @@ class Agent:
 
 def agent_above() -> Agent | None:
     """Return the agent that has called us; None without one, or if its code is unknown."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
+    for frame in _frames(sys._getframe()):
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
             problem = ""
             with contextlib.suppress(AttributeError, KeyError, ValueError):  # as before its first workers have ended
@@ -247,18 +250,13 @@ def agent_above() -> Agent | None:
                 problem = in_words(min(failures, key=lambda failure: failure.timestamp))
             agent = frame.f_locals.get("self")
             return Agent(problem, getattr(agent, "_worker_group", None), agent)
-        frame = frame.f_back
     return None
 
 
 def stops_workers(thread: int) -> bool:
     """Return True if an agent in this thread is about to stop its workers."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_code.co_name == "close" and frame.f_globals.get("__name__") == _PROCESSES:
-            return True
-        frame = frame.f_back
-    return False
+    frames = _frames(sys._current_frames().get(thread))
+    return any(one.f_code.co_name == "close" and one.f_globals.get("__name__") == _PROCESSES for one in frames)
 
 
 def signal_of(error: BaseException | None) -> str | None:

@@ -143,19 +143,14 @@ class FollowedRun:
 
 
 class FollowedRuns:
-    """The runs of a store that are followed.
-
-    Attributes:
-        changed: The names of runs that have changed; a reader takes out the one that it has read.
-        listeners: Notified when a run has changed.
-    """
+    """The runs of a store that are followed."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
         self._runs: dict[str, FollowedRun] = {}
-        self.changed: set[str] = set()
-        self.listeners: Listeners = Listeners()
+        self.changed: set[str] = set()  # the names of runs; a reader takes out the one that it has read
+        self.listeners: Listeners = Listeners()  # notified when a run has changed
 
     def _has_changed(self, run_id: str) -> None:
         self.changed |= {"", run_id, f"{run_id}/"}  # all of them, as a report, and as a stream: no name has a slash

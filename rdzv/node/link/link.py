@@ -51,18 +51,10 @@ class StoreEndingError(StoreError):
 
 
 class Link:
-    """The state of one connection to one store.
-
-    Args:
-        store: The client; the caller closes it.
-        keys: The run's keys.
-        node_id: The node's id.
-        closed_ttl: Seconds that the run's keys outlive its last node, if this node is the first to write any.
-        rng: Spreads the periodic work of many nodes over time.
-    """
+    """The state of one connection to one store."""
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
-        self.store = store
+        self.store = store  # the client; the caller closes it
         self.keeping: Keeping = Keeping(store)
         self.follower: Follower = Follower(store, keys, node_id=node_id)
         self.known_run_lease: Lease | None = None  # the lease of all of the run's keys but the nodes', if known
@@ -77,8 +69,8 @@ class Link:
         self.was_told: bool = False  # True once this node has told the store what it knows of a store before
         self.has_arrived: bool = False  # True once the store has taken its arrival: it has the run's settings then
         self._keys = keys
-        self._closed_ttl = closed_ttl
-        self._rng = rng
+        self._closed_ttl = closed_ttl  # of the run's keys, if this node is the first to write any
+        self._rng = rng  # spreads the periodic work of many nodes over time
         self._keeping_run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._answered_in: list[float] = []

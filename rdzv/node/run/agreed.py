@@ -32,21 +32,14 @@ class Agreed:
     """The settings that the nodes of a run share, as far as this node knows.
 
     If the run is resized (`rdzv.config.resizing`), they get the run's new numbers of nodes.
-
-    Args:
-        settings: This node's own.
-
-    Attributes:
-        value: The value of the settings key.
-        rules: The coordinator's rules that follow.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._run_id = settings.run_id
         self._ours = settings.shared()
         self._agreed = self._ours
-        self.value: bytes = pack_settings(self._ours)
-        self.rules: Rules = Rules(
+        self.value: bytes = pack_settings(self._ours)  # of the settings key
+        self.rules: Rules = Rules(  # the coordinator's, that follow
             needed=settings.needed,
             capacity=settings.capacity,
             unit=settings.node_unit,
