@@ -158,7 +158,6 @@ class RoundGroup:
             self._aborting.start()
 
     def _shut_down_until_made(self) -> None:
-        """Shut down connections until the making of the group has ended."""
         while not self._making.acquire(timeout=LOOK_AGAIN_AFTER):
             self._sockets.shut_down()
         self._sockets.shut_down()

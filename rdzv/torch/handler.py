@@ -24,9 +24,9 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import to_leave
-from rdzv.loop.beat_folder import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.life import Life
 from rdzv.loop.own_folder import make_own_folder
+from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to_end
 from rdzv.torch.agent.signals import EndSignals
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew

@@ -31,7 +31,7 @@ except ImportError as _error:
         f"or without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu"
     ) from _error
 
-from rdzv.loop.error_file import raised_in
+from rdzv.loop.process_files import raised_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

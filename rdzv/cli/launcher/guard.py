@@ -142,7 +142,6 @@ def _become_ordinary(
 
 
 def _die_with(guard: int) -> None:
-    """On Linux, have the child die with its guard."""
     if sys.platform != "linux":
         return
     import ctypes

@@ -30,9 +30,8 @@ from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Change, Draining, NodesWaiting, to_leave
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
-from rdzv.loop.beat_folder import BEAT_DIR, forget_beats, look_at_beats, start_to_follow
-from rdzv.loop.error_file import raised_in
 from rdzv.loop.life import Life
+from rdzv.loop.process_files import BEAT_DIR, forget_beats, look_at_beats, raised_in, start_to_follow
 from store.printable import printable
 
 if TYPE_CHECKING:

@@ -231,7 +231,6 @@ class Joining:
         return answer.reason + self.link.slowness() if isinstance(answer, Parked) else None
 
     async def _read_rank(self, round: Round) -> int | None:
-        """Return this node's rank in a round; None if it is not in it."""
         part, arrival = self.part, self._me.arrival
         async with self.part.loop.turn():
             member = await find_member(self.link.store, part.keys, round, node_id=part.node_id, arrival=arrival)

@@ -46,7 +46,6 @@ class _Formatter(logging.Formatter):
     """PyTorch's prefix, without the path: level, date, time, process."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, or several with a traceback."""
         stamp = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
         milliseconds = int(record.msecs)
         room = record.name.partition(".")[0]

@@ -26,7 +26,7 @@ from rdzv.config.parameters import KEEP_ALIVE, Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from rdzv.loop.error_file import raised_in
+from rdzv.loop.process_files import raised_in
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
 from tests.support.processes import free_port, start_python

@@ -1,4 +1,4 @@
-"""Shell: the steps of processes without rdzv: each writes its step number into a file of its own.
+"""Shell: the files by which processes without rdzv report: the steps that they begin, and PyTorch's error files.
 
     echo 1204 > "$RDZV_BEAT_DIR/$LOCAL_RANK"
 
@@ -8,6 +8,8 @@ The node's step is the lowest of its processes' steps: a process that hangs is n
 from __future__ import annotations
 
 import contextlib
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -15,8 +17,6 @@ import anyio
 from rdzv.core.stopping import step_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rdzv.membership import Membership
     from rdzv.node.front.known import Known
     from rdzv.node.node import Node
@@ -26,6 +26,7 @@ BEAT_DIR: Final = "RDZV_BEAT_DIR"
 
 LOOKS_EVERY = 0.25  # seconds
 DIGITS_MOST = 20
+CHARACTERS_MAX: Final = 200  # of an exception's line that all nodes read
 
 
 def start_to_follow(handler: Known, folder: Path) -> None:
@@ -66,3 +67,14 @@ def _last_of(folder: Path) -> int | None:
             with contextlib.suppress(OSError, ValueError):  # it is being written
                 steps.append(step_of(int(path.read_bytes()[:DIGITS_MOST])))
     return min(steps, default=None)
+
+
+def raised_in(file: str | Path) -> str:
+    """Return the first line of a process's exception, as `@record` wrote it; "" if its error file has none."""
+    try:
+        message = json.loads(Path(file).read_text(encoding="utf-8"))["message"]
+        text = message["message"] if isinstance(message, dict) else message
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    lines = text.strip().splitlines() if isinstance(text, str) else []
+    return lines[0][:CHARACTERS_MAX] if lines else ""
