@@ -86,6 +86,20 @@ async def check_the_way(
     return f"{who}{more} did not come to {at} within {WITHIN:g} s", missing
 
 
+async def answers(host: str, port: int) -> bool:
+    """Return True if a machine answers within some seconds, also by a refusal: then there is a way to it."""
+    with anyio.move_on_after(WITHIN):
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        writer.close()
+        return True
+    return False
+
+
 async def all_reach(round: Round) -> list[int]:
     """As rank 0, wait for the others; return the missing ranks. An OSError: the promised port cannot be listened on."""
     missing = set(range(1, round.size))

@@ -54,3 +54,7 @@ async def test_a_newcomer_that_does_not_reach_rank_0_ends_no_other_nodes_job() -
                 await asyncio.sleep(16)
                 assert fourth.said == []
                 assert [len(member.events("round")) for member in three] == [2, 2, 2]
+                # Its network is mended: it looks after 10 and 30 s, and comes in.
+                await lab.mend()
+                for member in (*three, fourth):
+                    assert (await member.round(timeout=40))["size"] == 4

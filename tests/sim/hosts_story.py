@@ -88,10 +88,10 @@ class HostsStory(TrainingStory):
         super()._committed(last, before, waiting)
         self.store_of[last.round.revision] = self.cosmos.store.store_id
         knowing = [node for node in self._at(last) if self._knows(node)]
+        if before is None and not any(_rank_of_knowledge(node)[1] >= 0 for node in knowing):
+            self.anew = self.stores[self.cosmos.store.store_id]  # fresh nodes only: the run begins anew for them
         if not knowing:
-            if before is None:
-                self.anew = self.stores[self.cosmos.store.store_id]
-            return  # fresh nodes only: the run begins anew for them
+            return
         for node in FullStory.alive(self):
             membership = node.node.membership
             if membership is not None and self._is_at_work(node):
@@ -212,6 +212,6 @@ async def _quietly(order: Callable[[str], Awaitable[object]], name: str) -> None
         await order(name)  # called here: a process that dies before this task begins leaves no coroutine behind
 
 
-def _rank_of_knowledge(node: Node) -> tuple[int, int]:
+def _rank_of_knowledge(node: Node) -> tuple[int, int, int]:
     known = node.node.part.known
-    return (0, 0) if known is None else (known.lost.generation, known.lost.revision)
+    return (0, -1, 0) if known is None else (known.lost.generation, known.lost.round, known.lost.revision)

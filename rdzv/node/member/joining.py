@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.bootstrap_check import WITHIN, Verdict, check_the_way, judge
+from rdzv.bootstrap_check import WITHIN, Verdict, answers, check_the_way, judge
 from rdzv.core.absent import named
 from rdzv.core.decision import JoinClock, Me, Parked, Refused, follow
 from rdzv.core.round import Participant, Round
@@ -54,6 +54,9 @@ TICK = 0.25  # seconds; a process that is paused for longer counts one
 TRIED_LEAST = WITHIN / 2  # seconds of attempts before the verdict, for which a node counts as cut off from rank 0
 CUT_OFF_MOST = 8  # addresses of unreached rank 0s that a node remembers
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
+# Seconds until a node that is left out looks whether rank 0 answers now; doubled after each look, and each time that it
+# is left out again, since its arrival interrupts the others.
+LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 
 
 @dataclass(eq=False)
@@ -90,13 +93,14 @@ class Joining:
                 membership = await self._join_once()
                 verdict = await self._why_not_reached(membership)
                 if verdict is None:
-                    part.unreached, part.cut_off, part.given_up = False, (), ""
+                    part.unreached, part.cut_off, part.given_up, part.times_left_out = False, (), "", 0
                     return membership
                 # A process that was paused meanwhile has not tried, so it may reach rank 0 in the next round.
                 is_left_out = membership.rank in verdict.left_out and self._tried >= TRIED_LEAST
                 part.unreached = membership.rank == 0 and not verdict.left_out
                 if is_left_out:
                     part.cut_off = (*part.cut_off, membership.round.host)[-CUT_OFF_MOST:]
+                    part.times_left_out += 1
                 part.given_up = f"round {membership.round.number} was given up: {verdict.why}"
                 log.warning("run %s: %s", part.keys.run_id, part.given_up)
                 self.clock.set(suspended=False, now=anyio.current_time())
@@ -183,8 +187,20 @@ class Joining:
         """Wait for a round that holds this node; return None if its arrival was lost, and must be made anew."""
         part, link, follower = self.part, self.link, self.link.follower
         wakeup, loop = Wakeup(), asyncio.get_running_loop()
-        with part.listeners.listening(wakeup):
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(part.listeners.listening(wakeup))
+            looking = None
+            if self._me.left_out:
+                looking = asyncio.create_task(
+                    self._until_rank_0_answers(), name=f"look for rank 0 of {part.keys.run_id}"
+                )
+                looking.add_done_callback(lambda _: wakeup.changed())
+                stack.push_async_callback(cancel_and_wait, looking)
             while True:
+                if looking is not None and looking.done():
+                    await self.leaving.withdraw(link)
+                    self._me = self._new_me(was_member=False)
+                    return None
                 error = follower.error or follower.unreadable or part.refusal
                 if error is not None:
                     raise error
@@ -224,6 +240,21 @@ class Joining:
                         if round_now is None:
                             raise part.timeout(link)
                         follower.take_round(round_now)  # committed in the last moment, it may hold this node
+
+    async def _until_rank_0_answers(self) -> None:
+        """Return once rank 0 answers, at the address that this node did not reach."""
+        part, follower = self.part, self.link.follower
+        pause = LOOK_AGAIN_FIRST * 2 ** (part.times_left_out - 1)
+        while True:
+            pause = min(pause, LOOK_AGAIN_MOST)
+            await anyio.sleep(pause)
+            pause *= 2
+            round = follower.head.round
+            if round is not None and round.host in part.cut_off and await answers(round.host, round.port):
+                what = "run %s, node %s: rank 0 at %s:%d answers now; joining again"
+                log.info(what, part.keys.run_id, part.node_id, round.host, round.port)
+                part.cut_off, part.given_up = tuple(host for host in part.cut_off if host != round.host), ""
+                return
 
     def _parked_reason(self, now: float) -> str | None:
         """Return the present reason for which a parked node waits, if it still does; from any thread."""

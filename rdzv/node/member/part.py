@@ -70,6 +70,7 @@ class Part:
     known_round: int = -1  # the last round that it knows of; -1 for none
     unreached: bool = False  # as rank 0, some members did not reach it, and the last round was given up
     cut_off: tuple[str, ...] = ()  # the addresses of rank 0s that only others reached, since the last round that held
+    times_left_out: int = 0  # as one of those, since then
     given_up: str = ""  # the round that was given up, and why, in words; empty if none was since the last that held
     leaves_because: str = ""  # the reason that this node gave for leaving; the others read it
     lapses: int = 0  # the number of leases that it has lost while waiting for this round
