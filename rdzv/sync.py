@@ -39,10 +39,11 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractCont
 
 
 class _Connection(contextlib.AbstractContextManager[Handler]):
-    """A handler, for as long as it is entered.
+    """The context of `connect`, which gives a handler.
 
-    It is no generator: that also cleans up when it is garbage-collected. At the end of a process that never left the
-    context, or in a forked child, the clean-up would wait for a thread that no longer runs.
+    It is a class, as a generator also cleans up when it is garbage-collected. At the end of a process that never left
+    the
+        context, or in a forked child, the clean-up would wait for a thread that no longer runs.
     """
 
     def __init__(self, url: str, overrides: Overrides) -> None:

@@ -1,4 +1,4 @@
-"""Every named call of a store, written once over `call`, awaited.
+"""The methods of a store for the kinds of requests, written once, over its `call`.
 
 The blocking calls run the same coroutines: over a blocking store (`AtOnce`) each ends in one step (`finished`).
 """

@@ -55,7 +55,7 @@ class Chapter(Record, kw_only=True):
     """One round in the history of a run."""
 
     number: int  # from 0
-    size: int  # the number of members
+    size: int
     node_ids: tuple[str, ...]  # the first members, by rank
     joined: int  # how many members were not in the round before
     joined_ids: tuple[str, ...]  # the first of these, by rank

@@ -1,7 +1,7 @@
-"""Pure: the state and the cost of a run, also as plain data, for `rdzv status --json` and the HTTP server.
+"""Pure: the state and the cost of a run, as data for `rdzv status --json` and the HTTP server.
 
-Every fact is a field, so that no sentence has to be parsed. `docs/status.schema.json` describes the fields. `VERSION`
-increases when one is removed or changes its meaning; new ones may be added at any time.
+Every fact is a field of its own; `docs/status.schema.json` describes them. `VERSION` increases when a field is removed
+or changes its meaning; new ones may be added at any time.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
 
 
 def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of nodes in each state, of nodes that are here, as members or not, and of missing ones."""
+    """Return the number of nodes in each state; `here` are members and waiting nodes."""
     found = Counter(states.values())
     return {
         "here": len(status.members) + len(status.waiting),
@@ -150,7 +150,7 @@ def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple
 
 
 def report(status: RunStatus) -> dict[str, Any]:
-    """Return a status as JSON's types: dictionaries, lists, strings, numbers, booleans, None."""
+    """Return a status as JSON's types."""
     bootstrap, closing, resized, now = status.bootstrap_address, status.closing, status.resized, status.now
     pace = pace_in(status)
     states = node_states(status, pace)
@@ -283,7 +283,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
-    """Return a status as of so many seconds later, in which nothing has happened, with the reason of then."""
+    """Return a status `seconds` later, in which nothing has happened; its reason is `reason`."""
 
     def later(age: float | None) -> float | None:
         return None if age is None else age + seconds
@@ -318,14 +318,14 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The use of a run's time, and its losses."""
+    """The cost of a run: the use of its time, and its losses."""
 
     run_id: str
-    seconds: float  # from its beginning until it was closed, or until now
+    seconds: float  # from the run's beginning until its closing, or until now
     spent: Spent  # the seconds by use
     rounds: int  # the number of completed rounds
-    reasons: Mapping[str, int]  # losses by reason; "other" counts the rare reasons of dropped rounds
-    lost: Mapping[str, int]  # losses by node, the most often lost first, as far as remembered by name
+    reasons: Mapping[str, int]  # losses by reason; "other": rare reasons in rounds that are no longer remembered
+    lost: Mapping[str, int]  # losses by node id, the most often lost first; not all are remembered
 
     @property
     def losses(self) -> int:
@@ -333,7 +333,7 @@ class Account:
         return sum(self.reasons.values())
 
     def __str__(self) -> str:
-        """Return the closing line of a run."""
+        """Return the cost in one line."""
         if not self.rounds:
             return f"{self.run_id}: no round has completed"
         parts = (
@@ -364,7 +364,7 @@ class Account:
 
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return the cost of a run until `now` (None: its last known hour); `waited`: seconds it waits for nodes."""
+    """Return the cost of a run until `now` (None: its last known hour), in which it has waited `waited` for nodes."""
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other
@@ -409,7 +409,7 @@ def lengths_of(chapters: Sequence[Chapter], now: float | None) -> list[float]:
 
 
 def long_duration(seconds: float) -> str:
-    """Show a duration to its two largest units: "14 h 3 min", "2 d 4 h", "41 s"."""
+    """Return a duration in its two largest units: "14 h 3 min", "2 d 4 h", "41 s"."""
     whole = round(seconds)
     units = ((whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s"))
     first = next((at for at, (count, _) in enumerate(units) if count), len(units) - 1)

@@ -32,8 +32,8 @@ class EndKind(Enum):
     LOST = "lost"  # a member has died
     LEFT = "left"  # others have failed, too; a lost member is not known yet
     FAILED = "failed"  # a member has left before the agreed step
-    DROPPED = "dropped"  # this member was dropped
-    CLOSED = "closed"  # the run is closed
+    DROPPED = "dropped"
+    CLOSED = "closed"
     AGREED = "agreed"  # all members leave before the same step
 
 

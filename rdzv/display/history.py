@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from store.records import Record
 
 VERSION: Final = 1
-"""Of the result of `as_json`: it steps when a field goes or changes its meaning; new ones may come at any time."""
+"""Of the result of `as_json`; it increases when a field is removed or changes its meaning."""
 
 
 def hour(at: float | None) -> str:
-    """Return an hour in UTC, since its readers need not be in one place; empty if it was not noted."""
+    """Return an hour in UTC as text; empty if it was not recorded."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
@@ -28,7 +28,7 @@ def hour(at: float | None) -> str:
 
 
 def describe(history: History) -> list[str]:
-    """Return the history as lines of text, with the hours and the durations."""
+    """Return the history as lines of text."""
     lines = []
     if history.past.rounds:
         begun = hour(history.past.since)
@@ -113,18 +113,18 @@ class Span(NamedTuple):
 
 
 def timeline(run_id: str, history: History, *, now: float | None = None) -> dict[str, Any]:
-    """Return the remembered rounds as rows of spans: `rounds`, and `nodes` in the order of their first arrival.
+    """Return the remembered rounds as rows of spans: `rounds`, and one row per node, `nodes`, in order of appearance.
 
-    Only named nodes have a row: the first 64 of each round, and those that went; `note` counts the others.
+    The first 64 nodes of each round and the nodes that have gone have a row; `note` counts the others.
 
     Args:
-        run_id: Which run.
-        history: The history of the run.
-        now: The hour of the run, in seconds since 1970, if it goes on; None to end with the last known event.
+        run_id: The run's id.
+        history: Its history.
+        now: The hour of the run, in seconds since 1970; None to end with the last known event.
     """
-    bands: list[tuple[Any, ...]] = []  # as spans; of a round, its number and size, too
-    rows: dict[str, list[tuple[Any, ...]]] = {}  # of a gap, its reason, too
-    away: dict[str, tuple[str, float, str]] = {}  # nodes that have gone: how, when, and why
+    bands: list[tuple[Any, ...]] = []  # spans; those of rounds with number and size
+    rows: dict[str, list[tuple[Any, ...]]] = {}  # by node id, spans; those of absences with the reason
+    away: dict[str, tuple[str, float, str]] = {}  # by node id: how, when, and why it has gone
     began = 0.0
 
     def is_back(node_id: str) -> None:
@@ -144,7 +144,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
             bands.append(_span("meeting", began + stopped, length - stopped, f"{what}: {why}"))
         for node_id in (*chapter.node_ids, *chapter.joined_ids):
             is_back(node_id)
-        # A node that has gone was a member, also if it is not among the first 64.
+        # A node that has gone may not be among the first 64.
         ends = {node_id: stopped if one.after is None else min(one.after, length) for node_id, one in gone.items()}
         for rank, node_id in enumerate(chapter.node_ids):
             spans = rows.setdefault(node_id, [])
@@ -155,7 +155,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
                 text = f"meeting again after round {chapter.number}"
                 spans.append(_span("meeting", began + stopped, meets, text))
         for node_id, one in gone.items():
-            if node_id not in chapter.node_ids:  # a round names its first members only
+            if node_id not in chapter.node_ids:  # it is not among the first 64
                 rows.setdefault(node_id, []).append(_span("round", began, ends[node_id], f"round {chapter.number}"))
             away[node_id] = one.kind, began + ends[node_id], one.reason
         began += length
@@ -185,6 +185,6 @@ def _span(kind: str, began: float, seconds: float, text: str) -> Span:
 
 
 def _stopped(chapter: Chapter, length: float) -> float:
-    """Return when a round lost its first member; its length if none is known."""
+    """Return the seconds until a round lost its first member; its length if it lost none."""
     gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
     return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])

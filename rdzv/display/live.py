@@ -1,11 +1,11 @@
-"""Pure: what `rdzv top` draws: one screen of a run, however many nodes it has.
+"""Pure: the screen of `rdzv top`.
 
     summary       phase and reason, the round, the numbers of members, missing and waiting nodes; its cost
     exceptions    nodes that are missing, since when and why; refused ones; waiting ones
     members       the first of them
 
-Exceptions take half of a screen at most, and the rest of them is counted. If the store does not answer, the first line
-says so, and the lines below are of before. The caller wraps long lines, and cuts the screen at the window's height.
+Exceptions take at most half of the screen; the others are counted. If the store does not answer, the first line says
+so, and the lines below are old. The caller wraps long lines, and cuts the screen at the window's height.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """One line; its meaning, "bad", "good", "soft", or "" for none; whether it may be cut."""
+    """One line. `meant` is "bad", "good", "soft" or "", for its colour; if `may_be_cut`, it is not wrapped."""
 
     text: str
     meant: str = ""
@@ -36,9 +36,9 @@ class Frame:
     Attributes:
         status: The last status that was read.
         cost: The cost of the run until then.
-        read_ago: Seconds since it was read.
-        silent_for: Seconds for which the store has not answered; None if it does.
-        answers_in: Seconds that it took to answer the last time.
+        read_ago: Seconds since then.
+        silent_for: Seconds for which the store has not answered; None if it answers.
+        answers_in: Its last round trip, in seconds.
     """
 
     status: RunStatus
@@ -49,7 +49,7 @@ class Frame:
 
 
 def draw(frame: Frame, *, height: int) -> list[Line]:
-    """Return the lines of a screen of this height, and perhaps some more."""
+    """Return the lines for a screen of this height, or some more."""
     status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary(status)
     lines = [_link(frame), Line(first, "bad" if status.absent_count else "good" if status.members else "")]

@@ -1,4 +1,4 @@
-"""Shell: lines for standard error. A reader that does not read, as after Ctrl-S, holds up a thread and nothing else."""
+"""Shell: writes lines to standard error in a thread, so that a reader that stops (Ctrl-S) blocks nothing else."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import threading
 import time
 from typing import Final
 
-BYTES_MOST: Final = 2**20  # that wait to be read
+BYTES_MOST: Final = 2**20  # of pending lines; further ones are counted and dropped
 AT_EXIT: Final = 2.0  # seconds for the reader to read the rest
 
 
 class _Lines:
-    """The lines that wait to be written, and the thread that writes them."""
+    """The pending lines, and the thread that writes them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,7 +26,7 @@ class _Lines:
         self._file = 2
 
     def put(self, line: str, file: int) -> None:
-        """Have a line written; if too much waits already, count it."""
+        """Enqueue a line; drop it if too much is pending."""
         data = f"{line}\n".encode(errors="backslashreplace")
         with self._changed:
             if len(self._waiting) + len(data) > BYTES_MOST:
@@ -44,7 +44,7 @@ class _Lines:
             self._changed.notify_all()
 
     def flush(self, within: float) -> None:
-        """Wait until all is written, but not for longer."""
+        """Wait until all lines are written, for at most `within` seconds."""
         until = time.monotonic() + within
         with self._changed:
             while (self._waiting or self._is_writing) and (left := until - time.monotonic()) > 0:
@@ -68,7 +68,7 @@ class _Lines:
         if lost:
             data += f"rdzv: {lost} lines are lost here: nothing read standard error\n".encode()
         with contextlib.suppress(OSError):  # it is closed
-            # Past the buffer: a thread that holds its lock when the interpreter ends has the process aborted.
+            # Not with `sys.stderr`: Python aborts if a thread holds its lock at the interpreter's end.
             while data:
                 data = data[os.write(self._file, data) :]
 
@@ -88,7 +88,7 @@ def say_error(line: str) -> None:
     """Write a line to standard error, without waiting for its reader."""
     try:
         file = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # none, or one in memory, which nothing holds up
+    except (AttributeError, OSError, ValueError):  # no standard error, or one in memory, which never blocks
         with contextlib.suppress(AttributeError, OSError, ValueError):
             sys.stderr.write(f"{line}\n")
     else:
@@ -96,7 +96,7 @@ def say_error(line: str) -> None:
 
 
 def flush_errors(within: float = AT_EXIT) -> None:
-    """Wait until all lines are written, but no longer than so many seconds."""
+    """Wait until all lines are written, for at most `within` seconds."""
     _lines.flush(within)
 
 
@@ -104,12 +104,12 @@ class StandardErrorHandler(logging.Handler):
     """Logs to standard error, without waiting for its reader."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have a record written."""
+        """Write a record."""
         try:
             say_error(self.format(record))
         except Exception:  # noqa: BLE001  as all handlers of the standard library do
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait for the lines that are left; `logging` calls this at exit."""
+        """Wait for the pending lines; `logging` calls this at exit."""
         flush_errors()

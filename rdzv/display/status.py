@@ -1,4 +1,4 @@
-"""Pure: the status of a run in lines of text; the members last, so that ten thousand of them do not hide the rest."""
+"""Pure: the status of a run in lines of text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rdzv.core.report import RunStatus
 
 ALL = slice(None)
-NAMED_MOST = 4  # nodes that are kept out for the same reason
+NAMED_MOST = 4  # nodes that are refused for the same reason
 SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 

@@ -1,7 +1,7 @@
 """Shell: `/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
 
-They show what the node knows without a request to the store: its round, its use of time, the lag of its loop. `app`,
-beside the store, shows whole runs.
+The metrics show facts that the node knows without a request to the store: its round, its use of time, the lag of its
+loop. `app`, beside the store, shows whole runs.
 
 The port is opened at the node's first arrival, so commands that only read a run do not open it. If it is taken, that is
 only logged: two nodes of one machine may have the same setting.

@@ -310,7 +310,7 @@ class Life:
                 await listening.wait([BLAME], LISTENS_FOR)
                 name, _, how = (await listening.get(BLAME)).decode(errors="replace").partition("\n")
             except RoundSupersededError:
-                return  # all members are told of it
+                return  # every member's node ends the round then
             except (RendezvousError, StoreError):
                 await anyio.sleep(LISTENS_AGAIN)
             else:

@@ -39,10 +39,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START = 1000.0  # not 0, to find code that takes 0 for "never"
-BUSY_TURNS = 2_000  # after so many turns without passing time, each further turn takes time ...
-BUSY_TURNS_EACH = 20  # ... (after more turns with more than a hundred processes) ...
-BUSY_SECONDS = 1e-4  # ... so many seconds ...
-BUSY_BEYOND = 1.0  # ... also past the end of `run`, by so many seconds at most
+BUSY_TURNS = 2_000  # turns without a timer, after which a loop counts as polling: each further turn takes time
+BUSY_TURNS_EACH = 20  # the same per process, if there are many
+BUSY_SECONDS = 1e-4  # the time of a turn of a polling loop
+BUSY_BEYOND = 1.0  # seconds past the end of `run` that polling may take
 BURIAL_STEPS_MAX = 100_000
 
 NO_THREADS = (

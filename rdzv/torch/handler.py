@@ -271,8 +271,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
             if self._run_id == NO_NAME and self._settings.max_nodes == 1 and not self._was_member:
-                # That run is another job's with the same name.
-                self._kept_out = True
+                self._kept_out = True  # that run is another job's with the same name
                 self._refuse(ours.RendezvousClosedError(f"{error}, and has run nothing"))
             log.info("%s", error)
             self._was_member, self._kept_out = False, True  # the run may continue: do not close it
@@ -425,9 +424,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes to meet again for: waiting, leaving, or with `regroup_on_loss` lost.
 
-        Above 0 the agent restarts its workers. It asks ten times a second; pushed state answers. A closed run has none.
-        A member with a failed worker counts as lost, though its agent may need 30 s to stop the other workers: workers
-        here may hang in a collective meanwhile.
+        Above 0, the agent restarts its workers. The agent calls this ten times a second, so no request is made. A
+        closed run has none. A member with a failed worker counts as lost, though its agent may need 30 s to stop the
+        other workers: workers here may hang in a collective meanwhile.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:

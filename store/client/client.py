@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_MAX = 2048  # requests; at most half of the replies that the server keeps
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of events that the reader has not taken
-LARGE = 1024 * 1024  # bytes; the connection is made again rather than so many sent in vain
+LARGE = 1024 * 1024  # bytes; if more of a cancelled request are unsent, the client reconnects instead of sending them
 EVENT_BYTES = 200  # memory per event, besides key and value
 
 R = TypeVar("R", bound=Response)

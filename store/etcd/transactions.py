@@ -193,7 +193,7 @@ def decided(write: Write, known: Known | None) -> Plan:
 
 
 def _settled(condition: Condition, known: Known | None) -> Condition:
-    """Return a condition that holds, in etcd's own kinds, where a value is there or is not."""
+    """Return a condition that etcd has, in place of `VALUE_IF_ANY`: on the value if the key is known to exist, else on that."""
     if condition.target is not Target.VALUE_IF_ANY:
         return condition
     if known is not None and known[condition.key] is None:
@@ -305,8 +305,7 @@ def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
     reads = []
     written = set()
     for operation in plan.operations:
-        # It deleted keys of just before. It read keys of just before, too, or its own.
-        at = revision - 1
+        at = revision - 1  # it deleted keys of just before. It read keys of just before, too, or its own.
         if isinstance(operation, Put):
             written.add(operation.key)
             at = 0  # it is not needed, and must not fail: history may be gone

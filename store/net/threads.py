@@ -193,7 +193,7 @@ class Call(Generic[T]):
 class LoopThread:
     """A daemon thread with an event loop, in which `end` is awaited last; `RuntimeError` if it cannot be made.
 
-    With `last`, the end of the process ends it after the others, which may need it.
+    At the end of the process, threads with `last` end after the others, which may need them.
     """
 
     def __init__(
@@ -221,8 +221,7 @@ class LoopThread:
 
     def _begin(self) -> None:
         try:
-            # Before the thread runs, so that it accepts work at once.
-            self._loop = loop_factory()()
+            self._loop = loop_factory()()  # before the thread runs, so that it accepts work at once
             _running[self._thread] = self._last, self.stop
             try:
                 self._thread.start()

@@ -1,8 +1,8 @@
 """Pure: accusations: a member of a round says that another one does not respond, although its lease is live.
 
-The store does not see if nodes reach each other. A failed collective shows that, and names the peer. One accusation
-proves nothing: the accuser may be cut off itself. If two members accuse the same one, it is expelled, and its own
-accusations do not count. One accuser is enough if the store has lost contact with the accused, too: see
+The store does not see if nodes reach each other. But a collective that fails may name a peer that is unreachable. One
+accusation proves nothing: the accuser may be cut off itself. If two members accuse the same one, it is expelled, and
+its own accusations do not count. One accuser is enough if the store has lost contact with the accused, too: see
 `rdzv.node.coordinator.accusations`. If a connection closes and the peer is unknown, the accused is `SOMEBODY`: then the
 store is asked about all members.
 

@@ -10,8 +10,8 @@ A member that waits for another in a collective makes no progress either. So no 
 - a member is busy, as it said;
 - a member or the store is disconnected, or was a moment ago: a disconnected member is judged by its lease;
 
-and for `stall_timeout` after that. A member's age counts as it was when its note was sent: the node sends an extra note
-when its member has been without a step for just that long.
+and for `stall_timeout` after that. Ages are those at the time of a note; a node sends an extra note when its member has
+been without a step for the whole limit.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ __all__ = ["Term"]
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ORDER_WITHIN = 1.0  # seconds for a user's rank order; after that it is reported as the reason for the wait
-MARKERS = 1  # the delete of the marker, in a commit
+MARKERS = 1  # the most operations of a commit beside its puts: the delete of the marker
 SHARED_TTL_LEAST = 30.0  # seconds that a round's shared store outlives the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... or so many TTLs of a member, if longer: by then no member is left to read it
 KEEP_HOUR_EVERY = 60.0  # seconds; a store that was restarted has lost the note

@@ -1,6 +1,7 @@
-"""Shell: runs that are followed for displays: one is read again only once one of its keys has changed.
+"""Shell: keeps the state of runs up to date for displays: a run is read again only if one of its keys has changed.
 
-Members' steps come with keep-alives and change no key: they are read each time, but rarely if that is slow and idle.
+Members' steps come with keep-alives and change no key. So they are read each time; less often, if the read is slow and
+the run unchanged.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 def learn(part: Part, link: Link) -> None:
-    """Keep what this node knows of the run in the store of this link, which is lost, unless it knows better."""
+    """Set `part.known` by the head of this link, whose store is lost; keep what the node knows of a later store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
     if settings and head.lost_store is not None and not link.has_arrived:

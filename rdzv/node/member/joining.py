@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-NAMES_WITHIN = 2.0  # seconds to read the names of ranks; else the ranks are named
+NAMES_WITHIN = 2.0  # seconds to read the names of nodes for a message; without them it has their ranks
 HEARD_WITHIN = 4.0  # seconds to hear rank 0's verdict on a round: rank 0 first listens for a while
 HEAR_AFTER = 1.0  # seconds; most checks are over by then, and need no verdict
 TICK = 0.25  # seconds; a process that is paused for longer counts one

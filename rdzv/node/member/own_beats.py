@@ -34,10 +34,10 @@ class OwnBeats:
         # etcd takes no note with a keep-alive: there a note is a write, sent only if a limit needs it.
         self._on = settings.endpoint.info.family == "tcp" or any(limit is not None for limit in self._limits)
         self._link: Link | None = None
-        # the membership of which it was reported that it is quiet, and since when
+        # the membership whose member was reported as quiet, and since when it is
         self._told: tuple[Membership, float] | None = None
         self._renewed_every = settings.ttl / RENEWALS_PER_TTL
-        self._noted_at = -math.inf  # of the last note that was sent by itself
+        self._noted_at = -math.inf  # when `_attend_quiet` last sent a note between two keep-alives
         self._say_wait_after = SAY_WAIT_AFTER
         self._waits = False  # as of the last note
 

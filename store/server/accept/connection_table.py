@@ -60,8 +60,9 @@ class _Row:
 class ConnectionTable:
     """All connections, the time limits of strangers, and the connections of each address.
 
-    `connections_max` is the limit, or the system's if lower, strangers included. `raw` takes the encrypted bytes of all
-    connections, `plain` the decrypted ones of those without their own buffer.
+    `connections_max` is the limit, or the system's if lower, strangers included. `raw` is the buffer for encrypted
+    bytes that all connections share. `plain` is the one for decrypted bytes, for connections
+        without a buffer of their own.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
