@@ -193,7 +193,7 @@ def decided(write: Write, known: Known | None) -> Plan:
 
 
 def _settled(condition: Condition, known: Known | None) -> Condition:
-    """Return a condition that etcd has, in place of `VALUE_IF_ANY`: on the value if the key is known to exist, else on that."""
+    """Replace `VALUE_IF_ANY`, which etcd lacks: by the key's absence if `known`, else by a condition on its value."""
     if condition.target is not Target.VALUE_IF_ANY:
         return condition
     if known is not None and known[condition.key] is None:

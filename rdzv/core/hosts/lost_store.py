@@ -1,8 +1,8 @@
 """Pure: the nodes' knowledge of a run whose store was lost, which they carry to the next store.
 
-A node that comes to another store writes its record (`LostStore`) there, unless the one there outranks it: records of
-later stores count before those of earlier ones, then later revisions. Records are not merged. The settings, bans and
-closing in it are applied before the first round of the new store.
+A node that comes to another store writes its record (`LostStore`) there, unless the one there outranks it: a record of
+a later store does, then one with a later round, then one with a later revision. Records are not merged. The settings,
+bans and closing in it are applied before the first round of the new store.
 
 Some members of the last round may still work while others meet in the new store. So the first round there waits until
 all of them have come, or until `ttl` has passed: a member that is cut off has stopped by then. Members in the process
