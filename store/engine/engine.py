@@ -8,8 +8,8 @@ request takes effect at once and as a whole, so the store is linearizable (promi
     3. Its changes are made, all at the next revision.
     4. Events for watches and answers to parked waits are collected.
 
-Leases lapse only in `tick`, which the server calls when `next_tick_in` says so. Before, it reads its sockets; it names
-the peers whose requests are delayed. So a lease never lapses before a keep-alive that has arrived (S5).
+Leases lapse only in `tick`, which the server calls after it has read its sockets, with the peers whose requests are
+delayed. So a lease never lapses before a keep-alive that has arrived (S5).
 """
 
 from __future__ import annotations

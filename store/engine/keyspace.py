@@ -2,10 +2,10 @@
 
 Memory is also counted by groups (promise S6). A group is all keys that begin with the same `GROUP_PARTS` parts:
 `/rdzv/job-7/head/round` belongs to the group `/rdzv/job-7/`. A slash at the very beginning is no part; a key with no
-more parts belongs to no group. The users of the store give groups their meaning.
+more parts belongs to no group.
 
-Keys are in a list of short sorted lists, so that a prefix is one range and an insert moves a few hundred pointers
-rather than a million. They are ordered by code point, which is the order of the UTF-8 bytes, and so etcd's.
+Keys are in a list of short sorted lists: a prefix is one range, and an insert moves a few hundred pointers rather than
+a million. They are ordered by code point, which is the order of the UTF-8 bytes, and so etcd's.
 """
 
 from __future__ import annotations

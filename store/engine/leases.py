@@ -1,12 +1,11 @@
 """Pure: the leases, their deadlines, and their keys (promises S5, R20).
 
-Deadlines are in *served time*. This clock follows the server's monotonic clock, but counts at most `STALL_AFTER`
-between two looks at it. A server that was stopped, swapped out, or busy for a minute does not shorten leases, since
-their clients could not renew them.
+Deadlines are in *served time*, which follows the server's monotonic clock, but counts at most `STALL_AFTER` between two
+looks at it. So a server that was stopped, swapped out or busy does not shorten leases that clients could not renew.
 
-The connection that last granted or renewed a lease keeps it. When that connection closes, `disconnect_ttl` limits the
-remaining time, unless another connection renews the lease first. If the whole process seems dead (`processes`),
-`gone_ttl` limits it, too; if the process comes back, the earlier deadline applies again.
+The connection that last granted or renewed a lease keeps it. When it closes, `disconnect_ttl` limits the remaining
+time, unless another connection renews the lease first. If the whole process seems dead (`processes`), `gone_ttl` limits
+it, too; if the process comes back, the earlier deadline applies again.
 
 Each lease is in one slot of about a millisecond, in which it is looked at.
 """

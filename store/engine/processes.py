@@ -1,16 +1,13 @@
 """Pure: the connections of each process, and whether they end like those of a dead process (R20).
 
-When a process dies, its system closes all its connections within a millisecond, without a goodbye. A process with a
-network fault loses some or all of them and reconnects at once. So a process is assumed dead when its last connection
-was closed from its side without a goodbye, until it says hello again. Two exceptions:
+When a process dies, its system closes all its connections within a millisecond, without a goodbye. After a network
+fault a process reconnects at once. So a process is assumed dead when its last connection was closed from its side
+without a goodbye, until it says hello again. Two exceptions:
 
-- The server has closed one of its connections, or the system has given one up (`Closing.CUT`). The process is expected
-  back.
-- Many processes seem to die at once (`_are_many`). They share a failed proxy, switch or network path, and may come
-  back.
+- The server has closed one of its connections, or the system has given one up (`Closing.CUT`).
+- Many processes seem to die at once (`_are_many`): they share a failed proxy, switch or network path.
 
-Only processes with leases are judged, since only leases depend on it. A process without leases (a worker that uses the
-shared store) neither dies nor counts among the many.
+Only processes with leases are judged, and count among the many, since only leases depend on it.
 """
 
 from __future__ import annotations

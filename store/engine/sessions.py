@@ -1,13 +1,12 @@
 """Pure: replies kept until acknowledged, so that a repeated request is applied once (promise S2).
 
-A session belongs to a client and outlives its connections. The client numbers its requests upwards; each request says
-up to which number the client has the replies to all its mutations. After a reconnect the client repeats its unanswered
-requests; for those that were applied already the session has the reply. Only replies to mutations are kept.
+A session belongs to a client and outlives its connections. The client numbers its requests upwards; each says up to
+which number it has the replies to its mutations. After a reconnect it repeats its unanswered requests; for those that
+were applied already the session has the reply.
 
-Each session has a number of its own. A client that finds another number knows that the server has forgotten its
-session. A flag in the welcome would not do: if the welcome that says "unknown" is lost, the next one says "known", of
-an empty session, and applied requests would be applied again.
-The memory of kept replies is counted (promise S6).
+A client that finds another number of its session knows that the server has forgotten it. A flag in the welcome would
+not do: if the welcome that says "unknown" is lost, the next one says "known", of an empty session, and applied requests
+would be applied again. The memory of kept replies is counted (promise S6).
 """
 
 from __future__ import annotations

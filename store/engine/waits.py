@@ -1,12 +1,9 @@
 """Pure: the waits for keys to exist, and their conditions.
 
 A wait is identified by its peer and the id of its request, as a watch is. It is registered at one missing key, and
-moves to another one when that key is written. So a write to a key of many waits pays for each of them once, and not
-each time. It is registered at the keys of its conditions, too. The engine, which has the keys, decides if a wait has
-ended.
-
-A change may affect any number of waits. If they are too many for one step, they are looked at in several steps, each as
-of the time of the change (`Postponed`, promise S11).
+moves to another one when that key is written, so that a write pays for each wait once; and at the keys of its
+conditions. The engine, which has the keys, decides if a wait has ended. Waits that are too many for one step are looked
+at in several, each as of the time of the change (`Postponed`, promise S11).
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Pure: the watches by prefix, and the recent history from which a watch can resume (promise S4).
 
-Watches are kept by prefix, and prefixes by length, so that a change costs one lookup per distinct length rather than
-one comparison per watch: ten thousand nodes on one prefix are one entry here, and one encoded frame at the server. The
-lengths are those of the change's own group (a run, see `keyspace`), and of prefixes shorter than the group's name:
-watches with thousands of lengths slow down only their own run. If the lengths are so many that the lookups for one
-request would take long, that request may change fewer keys (`affordable`, promise S11).
+Watches are kept by prefix, and prefixes by length: a change costs one lookup per distinct length, not one comparison
+per watch. The lengths are those of the change's own group (a run, see `keyspace`), and of prefixes shorter than the
+group's name: watches with thousands of lengths slow down only their own run. If the lookups for a request would take
+long, it may change fewer keys (`affordable`, promise S11).
 """
 
 from __future__ import annotations

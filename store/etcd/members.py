@@ -1,17 +1,13 @@
 """Shell: one client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** Each attempt has a time limit. A failed one moves this client to another member, chosen at random among
-those without failures; its watches move, too, and resume. Slowly, the client chooses anew among all members, so that
-restarts of members one by one do not leave all clients at one of them. A member is used once it has answered a read
-through the consensus.
+**Members.** Each attempt has a time limit. A failed one moves this client and its watches to another member, chosen at
+random among those without failures, and used once it has answered a read through the consensus. Slowly, the client
+chooses anew among all members, so that restarts one by one do not leave all clients at one of them.
 
 **Without a leader** every member refuses. Then one attempt at a time is made for all callers, with growing pauses: a
 cluster that elects a leader needs a low load.
 
-**Doubt.** A failure says whether the request may have been carried out: not by a refused connection, nor by a member
-without a leader; but the answer may be lost. The caller decides.
-
-With a user, the first request logs in; a rejected token is fetched anew.
+**Doubt.** A failure says whether the request may have been carried out. The caller decides.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Attempts start a quarter of a second apart, or at once after a failure, and the first that connects wins. The families
 alternate, so a dead network costs one pause. The address that worked last comes first; those that gave no answer come
-last. After the first connection a slow name server blocks no attempt: its last answer is used. asyncio's own race leaks
-the winning socket if it is cancelled at the wrong moment; uvloop and blocking callers have none.
+last. asyncio's own race leaks the winning socket if it is cancelled at the wrong moment; uvloop and blocking callers
+have none.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ The hot path is plain asyncio: bytes arrive in one buffer that all peers share, 
 `engine` applies them, and answers are queued per peer and written once per batch. From the first byte of a request to
 the queueing of all its results there is no `await`, so a change and its announcement are one step.
 
-A peer is served for one turn; the rest of its requests waits in a ring (`round_robin`), so that others wait for
-milliseconds (S11). While answers to a peer pile up, its requests wait, those that were read included: one packet of
-requests may ask for gigabytes.
+A peer is served for one turn; the rest of its requests waits in a ring (`round_robin`). While answers to a peer pile
+up, its requests wait: one packet of requests may ask for gigabytes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Shell: one connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
 
-A connection is made, used and closed in one event loop. The stream is opened at its first use. A close ends it at once;
-requests under way may still be answered within their time limits. A lease is renewed by a stream of one request and one
-answer, which gRPC sends like any other request. Every request requires a member with a leader (`hasleader`); a member
-cut off from the others would otherwise keep a silent watch open for ever.
+A connection is made, used and closed in one event loop. A close ends its stream at once; requests under way may still
+be answered within their time limits. A lease is renewed by a stream of one request and one answer. Every request
+requires a member with a leader (`hasleader`); a member cut off from the others would otherwise keep a silent watch open
+for ever.
 """
 
 from __future__ import annotations

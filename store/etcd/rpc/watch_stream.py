@@ -1,10 +1,8 @@
 """Shell: all watches of one client at one member, over one stream.
 
-The client numbers watches, so that an answer names its watch. Answers to the opening of watches come in order; one that
-is refused at once bears no number, and so it is the first unanswered one.
-
-A slow reader must not delay others. Messages for it are held, up to a bound. Past it, its watches are cancelled, and it
-opens them again when it has read the held ones.
+Answers to the opening of watches come in order; one that is refused at once bears no number, and so it is the first
+unanswered one. Messages for a slow reader are held, up to a bound. Past it, its watches are cancelled, and it opens
+them again when it has read the held ones.
 """
 
 from __future__ import annotations

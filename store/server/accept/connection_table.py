@@ -1,9 +1,8 @@
 """Shell: the table of all accepted connections, over TCP, TLS and HTTP (promises S7, S8).
 
-Until its hello, and the token if one is required, a connection is a stranger. Strangers are bounded apart from
-authenticated connections. If there is no room for another, strangers that were silent for a second are closed, first
-those of the address with the most; newcomers wait in the system's queue. If honest clients take longer, on busy
-machines, all get more time, since closed clients come back and add load.
+Until its hello, and the token if one is required, a connection is a stranger. If there is no room for another stranger,
+those that were silent for a second are closed, first those of the address with the most; newcomers wait in the system's
+queue. If honest clients take longer, on busy machines, all get more time, since closed clients come back and add load.
 
 Each address has a limit on connections, except loopback: local users have other means. Wrong tokens do not block an
 address: a whole office may share it. One timer serves all connections: one each was among the largest costs.

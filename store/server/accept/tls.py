@@ -3,9 +3,9 @@
 asyncio's TLS drops failed handshakes without a word, and takes 290 KiB a connection, which only the garbage collector
 frees. This layer takes only the memory of OpenSSL, and frees it at the end.
 
-A client with TLS speaks first, with a known byte. A client without TLS waits for a greeting; it is told, in its own
-protocol, that this port requires TLS. Each failed handshake is logged with its reason, and must end within
-`handshake_timeout`. It counts as a connection, so that unfinished handshakes cannot exceed `connections_max`.
+A client without TLS waits for a greeting; it is told, in its own protocol, that this port requires TLS. Each failed
+handshake is logged with its reason, and must end within `handshake_timeout`. It counts as a connection, so that
+unfinished handshakes cannot exceed `connections_max`.
 """
 
 from __future__ import annotations
