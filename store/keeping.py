@@ -84,8 +84,8 @@ class Belief:
 class Keeping:
     """The leases kept over one store client, in its event loop.
 
-    `on_silence` is called with the time of the first keep-alive without an answer for `UNANSWERED`, and with None after
-    the next answer.
+    `on_silence` gets the time of the first keep-alive without an answer for `UNANSWERED`, and None after the next
+    answer.
     """
 
     def __init__(self, store: Calls) -> None:

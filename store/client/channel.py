@@ -129,10 +129,9 @@ def _is_closed(sock: socket.socket) -> bool:
 
 
 class Channel:
-    """One socket and its conversation, used by one thread at a time.
+    """One socket and its conversation, used by one thread at a time; any thread may set `ended`.
 
-    Any thread may set `ended`: no call may connect or ask on it then. `leases` are those that end early with this
-    connection, each with the time of its expiry.
+    `leases` are those that end early with this connection, each with the time of its expiry.
     """
 
     def __init__(self, shared: Shared) -> None:

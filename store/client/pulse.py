@@ -36,7 +36,7 @@ class Line(NamedTuple):
     """The state of a connection.
 
     `held_back`: the unsent bytes only wait for the peer to read. `acknowledged`: the peer has certainly acknowledged
-    all, and no received data was lost. `welcomed`: the server can be pinged. `has_watches`: watches need the revision.
+    all, and no received data was lost.
     """
 
     unsent_bytes: int = 0

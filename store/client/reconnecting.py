@@ -41,10 +41,9 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class Link(asyncio.Protocol):
-    """One connection, which measures its own silence. It buffers bytes until its owner takes it up.
+    """One connection, which measures its own silence, and buffers bytes until its owner takes it up.
 
-    `turn` is set once it is `over`, or silent: then a fresh one is looked for, in the scope `search`. `farewell` says
-    why it ends.
+    `turn` is set once it is `over`, or silent: then a fresh one is looked for, in the scope `search`.
     """
 
     def __init__(self, owner: Reconnecting) -> None:

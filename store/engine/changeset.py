@@ -42,8 +42,8 @@ class KeptReply:
 class Facts:
     """The changes of one step; empty if nothing must be made durable.
 
-    `leases` and `sessions` have the new ones, and None for ended ones; the last state of an id counts, since ids may be
-    reused within one step. `last_lease` and `last_session` are the highest assigned numbers, or 0.
+    `leases` and `sessions` have the new ones, and None for ended ones; the last state of an id counts. `last_lease` and
+    `last_session` are the highest assigned numbers, or 0.
     """
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)

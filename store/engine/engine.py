@@ -292,9 +292,8 @@ class Engine:
         return replayed
 
     def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """Let due leases lapse, each at its own revision, and end abandoned sessions.
+        """Let due leases lapse, each at its own revision, and end abandoned sessions; many leases take several ticks.
 
-        Many due leases take several ticks, so that other requests are served in between: the next tick is due at once.
         `unheard` are peers that may have sent keep-alives which were not carried out yet, and the longest that those
         may have waited, in seconds: leases that became due since then stay for now.
         """

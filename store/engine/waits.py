@@ -147,8 +147,7 @@ class Waits:
 class Postponed:
     """Waits that are looked at in several steps, each as of the change that affected it, the earliest change first.
 
-    `Past` has the entries before each later change. So a wait sees its keys at that revision, and then at each later
-    one. A wait that two changes affect is looked at for both.
+    `Past` has the entries before each later change. A wait that two changes affect is looked at for both.
     """
 
     def __init__(self) -> None:

@@ -136,8 +136,7 @@ class Watches:
     def interested(self, changes: Sequence[Change]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Change, ...]]]:
         """Return the changes of one revision for groups of watches, so that each group is notified once.
 
-        Sorted keys with a common prefix are adjacent, so watches with the same changes are one group, however many
-        prefixes they have.
+        Sorted keys with a common prefix are adjacent, so watches with the same changes are one group.
         """
         if len(changes) == 1:
             watchers = [each for prefix in self._watched(changes[0].key, -1) for each in self.by_prefix[prefix]]

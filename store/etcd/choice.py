@@ -25,8 +25,8 @@ def pause_after(failures: int, most: float | None = None) -> float:
 class Choice:
     """The members of one cluster, as one client knows them.
 
-    `place` is the last chosen member, `misses` the number of consecutive failures, `try_at` the time of the next
-    attempt on the caller's clock. `on_reach` is called when the last member has failed, and when one answers again.
+    `place` is the last chosen one, `misses` the number of consecutive failures, `try_at` the time of the next attempt
+    on the caller's clock. `on_reach` is called when the last member has failed, and when one answers again.
     """
 
     def __init__(self, members: int, rng: random.Random) -> None:

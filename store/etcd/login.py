@@ -63,8 +63,7 @@ class Login:
     def refused(self, failure: Failure, token: str | None, tokens: int) -> None:
         """Forget the shown token if a request was rejected for it: the next request logs in again.
 
-        Many requests may be rejected for one token, and another be fetched meanwhile. `AuthenticationError`: this
-        request was rejected for so many `tokens` that another would not help.
+        `AuthenticationError`: this request was rejected for so many `tokens` that another would not help.
         """
         if failure.trouble is not FailureKind.TOKEN:
             return

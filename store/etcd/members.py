@@ -154,8 +154,8 @@ class Members:
     ) -> Any:
         """Ask until a member answers, or until `deadline` on the loop's clock; errors name the request by `what`.
 
-        If `fields` is a function, it is called before each attempt. `doubt` is set if a failed attempt may have been
-        carried out. Raise `Failure` with `COMPACTED` or `LEASE_EXISTS`, for the caller to judge, or a `StoreError`.
+        A function for `fields` is called before each attempt. `doubt` is set if a failed attempt may have been carried
+        out. Raise `Failure` with `COMPACTED` or `LEASE_EXISTS`, for the caller to judge, or a `StoreError`.
         """
         renews = method == "Lease/LeaseKeepAlive"
         room = self._room_for_renewals if renews else self._room

@@ -102,8 +102,8 @@ class Write:
 class Plan:
     """The operations to do, in etcd's own kinds, and their conditions (`rests_on`).
 
-    `succeeded` says that it is the branch for conditions that hold. `sums` are the results of adding and appending, by
-    the place of their put. `assumed` are leases that must exist, since existing keys are on them.
+    `succeeded`: its conditions hold. `sums` are the results of adding and appending, by the place of their put.
+    `assumed` are leases that must exist, since existing keys are on them.
     """
 
     operations: Operations

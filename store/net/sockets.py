@@ -78,8 +78,7 @@ def prepare(sock: Any) -> None:
 def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
     """Return the number of bytes (some still `buffered`) that the peer has not acknowledged, and two flags.
 
-    They are True if the bytes only wait for the peer to read (it answers probes), and if its system has certainly
-    acknowledged all and no received data was lost.
+    The first: they only wait for the peer to read. The second: its system has acknowledged all, and no data was lost.
     """
     under_way, unsent = (0, 0) if sock is None else _queued_bytes(sock)
     waiting = buffered + unsent

@@ -40,9 +40,8 @@ LOOK = 0.5  # seconds; the longest delay of a signal in a thread that waits for 
 class Flag:
     """An event for threads and loops that an exception of a signal's handler cannot break.
 
-    `threading.Event` and `concurrent.futures.Future` share one lock between waiters and the waker. An exception just
-    after it was taken leaves it locked, and the waker blocks for ever. Here each waiter has its own lock, released by
-    `set`.
+    `threading.Event` and futures share one lock between waiters and the waker: an exception just after it was taken
+    leaves it locked. Here each waiter has its own lock, released by `set`.
     """
 
     __slots__ = ("_is_set", "_waiting")
@@ -109,8 +108,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 class Call(Generic[T]):
     """A coroutine that runs in another thread's loop; await it in a loop, or block on `wait`. `over` is set at its end.
 
-    It does the work of `asyncio.run_coroutine_threadsafe` at a fifth of the cost, and signals cannot break it: see
-    `Flag`. Cancelling the awaiting task does not cancel it. If the loop has ended it raises `RuntimeError`.
+    It costs a fifth of `asyncio.run_coroutine_threadsafe`, and signals cannot break it: see `Flag`. Cancelling the
+    awaiting task does not cancel it. If the loop has ended it raises `RuntimeError`.
     """
 
     __slots__ = ("_task", "_there", "_work", "over")

@@ -250,8 +250,7 @@ class ClientConnection:
     def may_retry(self, error: StoreError) -> bool:
         """Return whether another attempt may go well after an error of `receive`.
 
-        A full server may have room later. Before the welcome of a known store something else may answer: a proxy, or
-        another machine.
+        A full server may have room later. Before the welcome of a known store a proxy or another machine may answer.
         """
         in_place_of_it = self.store_id is not None and self.welcomed is None
         return isinstance(error, LimitExceeded) or (in_place_of_it and not isinstance(error, StoreReplaced))

@@ -51,8 +51,7 @@ EMPTY_MAX = 8  # a guarded transaction without conditions and operations has fou
 def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None, int]:
     """Count the elements of a body, itself and nested ones included, in steps, until there are more than `most`.
 
-    `ValueError`: it claims more than it has bytes for, ends early, or is full of empty arrays. It must not be decoded,
-    which would allocate the claim.
+    `ValueError`: it claims more than it has bytes for, ends early, or is full of empty arrays. Do not decode it.
     """
     at, size = 0, len(body)
     count, met, empty = 1, 0, 0

@@ -27,8 +27,7 @@ SOON = 0.001  # seconds that a clock may be behind
 class Handshakes:
     """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all.
 
-    `way_out` ends the server once no client is connected. `empty` is set while no peer is. `bytes_out` went to closed
-    ones.
+    `way_out` ends the server once no client is connected. `bytes_out` went to closed ones.
     """
 
     def __init__(self, peers: Peers, *, token: bytes | None, clock: Callable[[], float]) -> None:

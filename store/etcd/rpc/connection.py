@@ -59,8 +59,8 @@ def _note_use() -> None:
 class Connection:
     """One connection to one member.
 
-    `target` is its address, for gRPC; `met` is called with the header of each message of the stream, and may raise
-    `StoreError`. The last message arrived at `heard_at`, on the loop's clock; `under_way` requests are pending.
+    `met` is called with the header of each message of the stream, and may raise `StoreError`. The last message arrived
+    at `heard_at`, on the loop's clock; `under_way` requests are pending.
     """
 
     def __init__(

@@ -24,11 +24,7 @@ HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the bytes held for a slow reader
 
 
 class Outgoing:
-    """The messages to send over a stream, as an iterator for gRPC.
-
-    It must be closed: gRPC does not end its iterating task when the member ends the stream. A generator might be left
-    unfinished by that task.
-    """
+    """The messages to send over a stream, as an iterator for gRPC, which does not end its iterating task: close it."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # two for each watch, at most

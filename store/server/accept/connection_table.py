@@ -61,7 +61,7 @@ class ConnectionTable:
 
     `connections_max` is the limit, or the system's if lower, strangers included. `raw` is the buffer for encrypted
     bytes that all connections share. `plain` is the one for decrypted bytes, for connections
-        without a buffer of their own.
+    without a buffer of their own.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:

@@ -43,8 +43,7 @@ _REASONS: Final = {
 class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     """One connection: a protocol for the socket's transport, and a transport for the `inner` protocol.
 
-    The table counts it until the handshake ends. A client without TLS gets `farewell`. `beside`: it does not lead to
-    the store.
+    A client without TLS gets `farewell`. `beside`: it does not lead to the store.
     """
 
     def __init__(
