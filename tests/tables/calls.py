@@ -64,7 +64,7 @@ NO_ACTS: dict[str, str] = {
     "round": "begin check_entered",  # of the loop
     "shared": "blocking end_calls end_waits listening waiting_through_losses reopened",  # of handlers and adapters
     "changes": "",
-    "info": "count index",  # of tuples
+    "info": "count index of",  # of tuples; and of the rooms that make it
     "client": (
         "abandon ask ask_ping awaits_answer bound_pauses call cancel check_usable fail interrupt end_waits may_write "
         "on_connection received tell time"
