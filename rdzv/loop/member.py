@@ -29,7 +29,7 @@ from rdzv.membership import Membership, Previous
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from typing import SupportsIndex
 
     from rdzv.core.round import Participant
@@ -264,16 +264,15 @@ class MemberOfRound(ABC):
     def _ended(self, ending: Ending) -> None:
         """Get the body out of the round; from the node's thread."""
 
-    async def _in_node(self, work: Coroutine[Any, Any, bool]) -> bool:
-        return await done(self._handler.call(work))
-
     async def _release(self) -> None:  # noqa: B027  by default there is nothing
         """Release the preparations of `begin` at the round's end, also if cancelled; maybe called twice."""
 
     async def _conclude(self, error: BaseException | None) -> bool:
         """Act on the body's end; return True to swallow its error. A verdict in an error group is raised alone."""
         try:
-            outcome = await self.life.conclude(error, in_node=self._in_node, release=self._release)
+            outcome = await self.life.conclude(
+                error, in_node=lambda work: done(self._handler.call(work)), release=self._release
+            )
             if outcome is not Outcome.MEET_AGAIN:
                 verdict = gave_up(error)
                 if verdict is not None and isinstance(error, ExceptionGroup):

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 import anyio
 
 from rdzv.backends.builtin import create_handler
-from rdzv.errors import RendezvousSettingsError, RoundChanged
+from rdzv.config.config_errors import refuse, shown
+from rdzv.errors import RoundChanged
 from rdzv.loop.member import BodyCalls, OnWaiting, Options, RoundLoop
 from rdzv.node.handler import Handler
 from rdzv.node.link.wakeup import WakeupHere
@@ -76,10 +77,11 @@ def rounds(
 
 
 def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
-    """Return a built-in handler for a URL; raise RendezvousSettingsError if it is invalid or a third party's."""
+    """Return the built-in handler of a URL, unconnected; raise RendezvousSettingsError if it is wrong or foreign."""
     handler = create_handler(url, overrides)
     if not isinstance(handler, Handler):
-        raise RendezvousSettingsError(f"the backend of {url!r:.200} is a third party's, and has no rounds")
+        what = f"the backend of {shown(url.partition('?')[0])} is a third party's"
+        refuse(f"{what}, and has neither rounds nor a store to open; use tcp or etcd")
     return handler
 
 

@@ -27,12 +27,13 @@ from rdzv.core.state import to_leave
 from rdzv.loop.life import Life
 from rdzv.loop.own_folder import make_own_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
+from rdzv.loop.rounds import handler_of
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to_end
 from rdzv.torch.agent.signals import EndSignals
 from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
 from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, agent_above, dist, end_of_agent, runs_under_torchrun, torch_api
-from rdzv.torch.store import TorchStore, unconnected_handler
+from rdzv.torch.store import TorchStore
 from rdzv.torch.tcp_store import WorkersStore, open_tcp_store, serve_workers, with_remedy
 from store.net.threads import in_thread
 from store.printable import escaping
@@ -175,7 +176,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         try:
             self._choices = choices = _Choices(params)
             # Report wrong settings now, not at the first rendezvous.
-            self._settings = unconnected_handler(choices.url, choices.overrides).settings
+            self._settings = handler_of(choices.url, choices.overrides).settings
         except ours.RendezvousSettingsError as error:
             if runs_under_torchrun():
                 configure_logging()

@@ -14,8 +14,9 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Parameter
 from rdzv.config.settings import PARAMETERS
 from rdzv.config.value_types import whole_number
+from rdzv.loop.rounds import handler_of
 from rdzv.torch.pytorch import dist
-from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, raise_as_torch, split_off_segments, unconnected_handler
+from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, raise_as_torch, split_off_segments
 from rdzv.torch.tcp_store import open_tcp_store
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class _Joined:
         return joined
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
-        self._settings = unconnected_handler(url, overrides).settings
+        self._settings = handler_of(url, overrides).settings
         self._round: tuple[sync.RendezvousInfo, dist.Store] | None = None
         self._used: set[str] = set()  # the segments of this round
         self._stack = contextlib.ExitStack()

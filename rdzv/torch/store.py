@@ -13,12 +13,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, NoReturn, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
-from rdzv import Handler
 from rdzv import errors as ours
-from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
-from rdzv.config.config_errors import refuse, shown
+from rdzv.config.config_errors import shown
 from rdzv.config.endpoint import split_url
 from rdzv.core.keys import Keys
+from rdzv.loop.rounds import handler_of
 from rdzv.shared_store.store import BlockingSharedStore
 from rdzv.torch.pytorch import QueueEmptyError, dist, teach_prefix_store
 from store import StoreError, StoreUsageError
@@ -46,24 +45,8 @@ DEFAULT_TIMEOUT: Final = timedelta(seconds=300)  # PyTorch's default for a store
 
 def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, Settings]:
     """Return a blocking client of the store of a URL, and the settings."""
-    handler = unconnected_handler(
-        url if split_url(url).run_id else replace(split_url(url), run_id="default").url, overrides
-    )
+    handler = handler_of(url if split_url(url).run_id else replace(split_url(url), run_id="default").url, overrides)
     return handler.open_blocking_store(), handler.settings
-
-
-def unconnected_handler(url: str, overrides: Mapping[str, Any]) -> Handler:
-    """Return the handler of a URL, to check and read its settings; do not connect it.
-
-    Raises:
-        RendezvousSettingsError: The URL is wrong, or its backend is not one of ours.
-    """
-    handler = rendezvous_handler_registry.create_handler(RendezvousParameters.from_url(url, overrides))
-    if not isinstance(handler, Handler):
-        refuse(
-            f"the backend of {shown(url.partition('?')[0])} is none of ours, and has no store to open; use tcp or etcd"
-        )
-    return handler
 
 
 def split_off_segments(url: str) -> tuple[str, str]:

@@ -269,7 +269,9 @@ class JobRound:
     def _failure_of(self, process: Process) -> GiveUp | str:
         """Return the failure of a process, as GiveUp if its status says so."""
         assert process.status is not None
-        how = self._workplace.with_remedy(f"rank {process.rank} {describe(process.status)}{self._raised_by(process)}")
+        raised = raised_in(self._error_file(self._processes.index(process)))
+        how = f"rank {process.rank} {describe(process.status)}{f': {raised}' if raised else ''}"
+        how = self._workplace.with_remedy(how)
         self.failed = how, process.status
         if process.status == self._job.give_up_status:
             return GiveUp(f"{how}, which says not to go on", status=process.status)
@@ -278,10 +280,6 @@ class JobRound:
     async def _ask_all_to_end(self) -> None:
         for process in self._processes:
             process.ask_to_end(signal.SIGTERM)
-
-    def _raised_by(self, failed: Process) -> str:
-        raised = raised_in(self._error_file(self._processes.index(failed)))
-        return f": {raised}" if raised else ""
 
     def _has_achieved(self) -> bool:
         if self._checkpoint() != self._checkpoint_before:

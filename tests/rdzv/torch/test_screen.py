@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 require("torch")  # the imports below need it
 
+from rdzv.loop.rounds import handler_of  # noqa: E402
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with  # noqa: E402
 from rdzv.torch.pytorch import SignalException  # noqa: E402
-from rdzv.torch.store import unconnected_handler  # noqa: E402
 
 
 @contextlib.contextmanager
@@ -203,7 +203,7 @@ def test_an_agent_that_a_signal_ends_says_so_in_one_line(
 def test_the_address_of_the_run_is_printed(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     for nodes, said in (("min_nodes=2&max_nodes=4", "2 to 4 nodes"), ("min_nodes=1", "1 node")):
-        settings = unconnected_handler(f"{url}/job?{nodes}", {}).settings
+        settings = handler_of(f"{url}/job?{nodes}", {}).settings
         for host, serves in (
             (None, ", and serves the store"),
             ("run x, node b", "; run x, node b serves the store"),
