@@ -9,6 +9,7 @@ Under `srun rdzv doctor URL` each node looks for itself and names itself in each
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -36,7 +37,6 @@ from store.net.address import host_and_port
 from store.printable import first_of
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
     from rdzv.core.report import RunStatus
@@ -74,7 +74,7 @@ class Check(NamedTuple):
     "doctor",
     "look from this node for what keeps a run from meeting, and say what to do",
     *STORE,
-    option("--expected FILE", None, "names of nodes, one a line, that should be in the run"),
+    option("--expected", None, argparse.SUPPRESS),  # of scripts from before the parameter `expected_file`
     JSON,
     limited=False,
 )

@@ -1,8 +1,8 @@
-"""Shell: the subcommands that only read a run: status, top, history, timeline.
+"""Shell: the subcommands that only read a run: status, history, timeline.
 
-On a terminal, `rdzv top` and `rdzv status --watch` redraw one screen, by the extra `live`. They read the run after each
-change and at intervals that grow with the time a reading takes. They ping the store all the time: its loss is shown
-within `ANSWER_WITHIN` and `LOOK_EVERY`, less than 2 s together.
+On a terminal, `rdzv status --watch` redraws one screen, by the extra `live`. It reads the run after each change and at
+intervals that grow with the time a reading takes. It pings the store all the time: its loss is shown within
+`ANSWER_WITHIN` and `LOOK_EVERY`, less than 2 s together.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ READ_SHARE: Final = 0.05  # ... and reading takes at most this share of the time
 STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
 
 
-# ------------------------------------------------------------------------------------------ status and top
+# ------------------------------------------------------------------------------------------ status
 
 
 @command(
@@ -55,7 +55,10 @@ STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
     "show how a run stands, and what it waits for",
     *RUN,
     JSON,
-    flag("--watch", "again at every change, until the run is closed; on a terminal redrawn in place, as by rdzv top"),
+    flag(
+        "--watch",
+        "again at every change, until the run is closed; on a terminal redrawn in place (q quits), as by rdzv top",
+    ),
 )
 async def _status(options: argparse.Namespace) -> int:
     if options.watch:
@@ -74,22 +77,15 @@ async def _status(options: argparse.Namespace) -> int:
     return DONE
 
 
-@command("top", "show a run on this terminal, as it goes on", *RUN, limited=False)
-async def _top(options: argparse.Namespace) -> int:
-    options.json = False
-    return await _watch(options, exists=True)
-
-
 def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
     told = [str(cost)] if cost is not None and cost.rounds else []
     return [*summary(status), *told, *exceptions(status), *member_lines(status)]
 
 
-async def _watch(options: argparse.Namespace, *, exists: bool = False) -> int:
+async def _watch(options: argparse.Namespace) -> int:
     """Show a run until it is closed or the user quits; also in the next store, if one follows.
 
     Raises:
-        RendezvousStateError: The run has to exist, and does not.
         StoreTimeoutError: Nothing could be shown within `--timeout`.
     """
     wakeup, shown = Wakeup(), list[str]()
@@ -98,11 +94,8 @@ async def _watch(options: argparse.Namespace, *, exists: bool = False) -> int:
         while True:
             with contextlib.suppress(StoreReplaced):
                 async with open_run(options, follow=wakeup) as run:
-                    if exists:
-                        await run.check_exists()
                     last = await _frame(run)
                     answered()
-                    exists = False
                     if sys.stdout.isatty() and not options.json and os.environ.get("TERM", "dumb") != "dumb":
                         terminal = terminal or stack.enter_context(_terminal(wakeup))
                         last = await _follow(run, wakeup, last, terminal)

@@ -21,18 +21,31 @@ if TYPE_CHECKING:
 
     from rdzv.cli.command import Command
 
-ROOMS: Final = {
-    "demo": "demo",
-    "serve": "serve",
-    "run": "run",
-    **dict.fromkeys(("status", "top", "history", "timeline"), "look"),
-    "doctor": "doctor",
-    **dict.fromkeys(("close", "reopen", "ban", "unban", "drain", "resize", "lost"), "operate"),
-    **dict.fromkeys(("stacks", "chaos"), "ask"),
-    **dict.fromkeys(("ping", "runs", "forget", "stats"), "runs"),
-    **dict.fromkeys(("check", "backup", "restore", "token"), "data"),
+GROUPS: Final = {
+    "begin": {"run": "run", "serve": "serve", "demo": "demo", "token": "data"},
+    "look": {"status": "look", "doctor": "doctor", "history": "look", "timeline": "look", "stacks": "ask"},
+    "steer a run": {
+        **dict.fromkeys(("drain", "resize", "close", "reopen", "ban", "unban", "lost"), "operate"),
+        "forget": "runs",
+        "chaos": "ask",
+    },
+    "keep a store": {
+        **dict.fromkeys(("ping", "runs", "stats"), "runs"),
+        **dict.fromkeys(("check", "backup", "restore"), "data"),
+    },
 }
-"""The module of each subcommand, in the order of `rdzv --help`."""
+"""The groups of `rdzv --help`, in its order, with the module of each subcommand."""
+
+ROOMS: Final = {name: room for group in GROUPS.values() for name, room in group.items()}
+
+MEANT: Final = (
+    {name: name for name in ROOMS}
+    | {"list": "runs", "ls": "runs", "get": "status", "watch": "status --watch", "nodes": "status", "health": "ping"}
+    | {"scale": "resize", "cordon": "ban", "kick": "ban", "uncordon": "unban", "remove": "drain", "evict": "drain"}
+    | {"kill": "close", "stop": "close", "delete": "forget", "rm": "forget", "logs": "history", "events": "history"}
+    | {"launch": "run", "start": "serve", "server": "serve", "snapshot": "backup", "info": "stats", "dump": "stacks"}
+)
+"""The subcommand that a mistyped word may mean. Users of etcdctl and kubectl know other words than ours."""
 
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 128 + signal.SIGINT
@@ -72,12 +85,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
     flags, words = list(arguments[:count]), list(arguments[count:])
     if words[:1] == ["help"]:
         words = [*words[1:2], "--help"]
+    if words[:1] == ["top"]:
+        words = ["status", "--watch", *words[1:]]
     if not words and not flags:
         return None
     if unknown := [flag for flag in flags if flag not in OF_ALL | EVERYWHERE]:
         _overview(()).error(f"there is no option {unknown[0][:80]!r}")
     if words and words[0] not in ROOMS and not OF_ALL & {*flags, words[0]}:
-        meant = "".join(f", did you mean {near}?" for near in difflib.get_close_matches(words[0], ROOMS, 1))
+        meant = "".join(f", did you mean {MEANT[near]}?" for near in difflib.get_close_matches(words[0], MEANT, 1))
         _overview(()).error(f"{words[0][:80]!r} is no command{meant or ' of rdzv'}")
     if not words or words[0] not in ROOMS or OF_ALL & set(flags):
         return _overview(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
@@ -129,16 +144,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
+    """Return a parser whose help lists these subcommands. It reads no arguments of theirs."""
     parser = _Parser(
         prog="rdzv",
+        usage="rdzv [-h] [--version] [-v] [--debug] COMMAND ...",
         description="Rendezvous for elastic training jobs: who is in, with what rank, and meeting again.",
         epilog=f"Where URL is left out, {DEFAULT_URL} is taken from the environment. rdzv help COMMAND says more.",
     )
     parser.add_argument("--version", action="version", version=f"rdzv {__version__}")
     _add_flags(parser)
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in map(command_named, names):
-        subparsers.add_parser(command.name, help=command.help)
+    parser.add_argument("command", metavar="COMMAND", help="one of these; each group begins with those used most")
+    for title, group in GROUPS.items():
+        listed = parser.add_argument_group(title)
+        for command in map(command_named, (name for name in group if name in names)):
+            listed.add_argument(f"  {command.name}", nargs="?", help=command.help)
     return parser
 
 

@@ -4,8 +4,6 @@ Once the store listens, it writes a line to standard error, the port to a file, 
 (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or SIGINT shuts it down; the same again, a
 second or more later, ends it at once (S9). SIGHUP reloads certificate, key and authorities for new connections. A
 removed authority stays trusted until a restart, as OpenSSL cannot remove one.
-
-Each limit of `store.Limits` is a flag, with its default and its help from there.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import os
 import random
 import signal
 import socket
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -27,9 +25,10 @@ from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_room
 from rdzv.backends.succession import Succession
-from rdzv.cli.command import DONE, ENDING, Argument, Wish, argument, argument_type, command, flag, handle_signal, option
+from rdzv.cli.command import DONE, ENDING, Wish, argument_type, command, flag, handle_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
+from rdzv.config.parameters import Parameter
 from rdzv.config.settings import parse
 from rdzv.display.standard_error import say_error
 from rdzv.errors import RendezvousSettingsError
@@ -51,18 +50,9 @@ ENDS_WITHIN: Final = 5.0  # seconds for clients to move to the next host
 
 
 PORT: Final = argument_type(value_types.HTTP_PORT)
-
-
-def _limit(limit: dataclasses.Field[Any]) -> Argument:
-    """Return the flag of a limit. The store's groups of keys are runs here."""
-    of_runs = [limit.name.replace("group_", "run_")] if limit.name in ("group_keys_max", "group_bytes_max") else []
-    return argument(
-        *(f"--{name.replace('_', '-')}" for name in (limit.name, *of_runs)),
-        type=type(limit.default),
-        default=limit.default,
-        metavar="SECONDS" if isinstance(limit.default, float) else "N",
-        help=f"{limit.metadata['help'].rstrip('.').replace('%', '%%')} (default: %(default)s)",
-    )
+LIMIT: Final = Parameter(
+    "--limit", dataclasses.replace(value_types.LIMITS, limit="names of limits with numbers", example="keys_max=100000")
+)
 
 
 @command(
@@ -98,7 +88,13 @@ def _limit(limit: dataclasses.Field[Any]) -> Argument:
         "also serve health, metrics, JSON and a page about the runs over HTTP; 0 takes a free port; with a token and "
         "no TLS on loopback only",
     ),
-    *map(_limit, dataclasses.fields(store.Limits)),
+    option(
+        "--limit NAME=N",
+        None,
+        "a limit of docs/limits.md, once for each that is not the default: "
+        + ", ".join(f"{one.name}={one.default}" for one in dataclasses.fields(store.Limits)),
+        action="append",
+    ),
 )
 async def _serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; a second one ends it at once.
@@ -221,10 +217,9 @@ def _say(what: str) -> None:
 
 
 def _limits(options: argparse.Namespace) -> store.Limits:
-    try:
-        return store.Limits(**{limit.name: getattr(options, limit.name) for limit in dataclasses.fields(store.Limits)})
-    except ValueError as error:
-        raise store.StoreUsageError(str(error)) from None
+    text = ",".join(one.replace("=", ":", 1) for one in options.limit or ())
+    limits: store.Limits = LIMIT.read(text) if options.limit else store.Limits()
+    return limits
 
 
 def _credentials(options: argparse.Namespace) -> Credentials:

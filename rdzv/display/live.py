@@ -1,4 +1,4 @@
-"""Pure: the screen of `rdzv top`.
+"""Pure: the screen of `rdzv status --watch`.
 
     summary       phase and reason, the round, the numbers of members, missing and waiting nodes; its cost
     exceptions    nodes that are missing, since when and why; refused ones; waiting ones

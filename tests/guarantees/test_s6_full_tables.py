@@ -178,7 +178,7 @@ async def test_s6_a_client_that_stands_still_beside_a_full_table_of_sessions_goe
 ) -> None:
     """Its session is among the restored ones, and keeps its place for 10 s."""
     port = free_port()
-    serve = ("-m", "rdzv", "serve", "--port", str(port), "--data-dir", str(tmp_path), "--connections-max", "10")
+    serve = ("-m", "rdzv", "serve", "--port", str(port), "--data-dir", str(tmp_path), "--limit", "connections_max=10")
     async with contextlib.AsyncExitStack() as stack:
         async with start_python(*serve) as server:
             await server.says("listens on")

@@ -81,7 +81,7 @@ async def memory_without_them(client: store.Client, port: int, pid: int) -> int:
 
 async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_limit() -> None:
     """The server spends less on it than its outbox limit while 1 GB of events passes."""
-    limits = ("--outbox-bytes-max", str(OUTBOX), "--history-bytes-max", str(4 * MIB))
+    limits = ("--limit", f"outbox_bytes_max={OUTBOX}", "--limit", f"history_bytes_max={4 * MIB}")
     async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
         before = await memory_without_them(client, port, pid)
         async with watchers(port, 1) as (deaf,):
@@ -96,7 +96,14 @@ async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_limit()
 async def test_s6_many_clients_that_read_nothing_cost_less_than_the_limit_of_all_memory() -> None:
     """Eight of them, each below its own limit, together meet the limit of all memory."""
     most = 2 * OUTBOX
-    limits = ("--memory-bytes-max", str(most), "--frame-bytes-max", str(40 * MIB), "--history-bytes-max", str(4 * MIB))
+    limits = (
+        "--limit",
+        f"memory_bytes_max={most}",
+        "--limit",
+        f"frame_bytes_max={40 * MIB}",
+        "--limit",
+        f"history_bytes_max={4 * MIB}",
+    )
     async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
         before = await memory_without_them(client, port, pid)
         async with watchers(port, 8):
@@ -109,7 +116,7 @@ async def test_s6_many_clients_that_read_nothing_cost_less_than_the_limit_of_all
 
 async def test_s6_many_clients_that_do_not_read_the_same_large_values_share_them() -> None:
     """Eight of them held 384 MiB for 48 MiB of values."""
-    limits = ("--memory-bytes-max", str(4 * OUTBOX), "--history-bytes-max", str(4 * MIB))
+    limits = ("--limit", f"memory_bytes_max={4 * OUTBOX}", "--limit", f"history_bytes_max={4 * MIB}")
     async with serving(*limits) as (port, pid), store.connect(f"tcp://127.0.0.1:{port}") as client:
         before = await memory_without_them(client, port, pid)
         async with watchers(port, 8):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WITHIN = 1.0  # seconds until the sentence, besides the start of a Python with our modules
 START = 3.0  # seconds for that start, on a busy machine
-ENDS_BY_ITSELF = {"serve", "demo", "top"}  # these run until they are stopped, or take long
+ENDS_BY_ITSELF = {"serve", "demo"}  # these run until they are stopped, or take long
 
 LINES: dict[str, str] = {
     "run": "run {url}?min_nodes=1 -- true",

@@ -1,6 +1,6 @@
 """Pure: slow or stuck members of a round, by their steps, for displays.
 
-`rdzv status`, `rdzv top`, the metrics and the page share these rules. The rule for stuck members is the coordinator's
+`rdzv status`, the metrics and the page share these rules. The rule for stuck members is the coordinator's
 (`rdzv.core.stuck.judging`) at half of its time, so that a member is shown before it is dropped. It takes one pass, as
 displays call it often.
 """

@@ -39,7 +39,7 @@ async def test_a_healthy_run_passes_and_one_with_an_expected_node_missing_fails(
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as node:
             await node.next_rendezvous()
             expected.write_text("a\n")
-            status, checks = await examined(url, "--expected", str(expected))
+            status, checks = await examined(f"{url}?expected_file={expected}")
             assert status == 0, checks
             assert checks["expected"]["found"] == "all 1 are here"
             assert "rank 0" in checks

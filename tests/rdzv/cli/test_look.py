@@ -170,7 +170,7 @@ async def test_output_whose_reader_ends_early_is_no_error() -> None:
 async def test_history_and_timeline_show_the_rounds_and_join_no_run(tmp_path: Path) -> None:
     async with store.serve() as server:
         url = f"{server.url}/job"
-        for words in (("history",), ("history", "--json"), ("timeline", "-o", "-"), ("top",)):  # a mistyped run id
+        for words in (("history",), ("history", "--json"), ("timeline", "-o", "-")):  # a mistyped run id
             status, output = await run(*words, url)
             assert (status, output) == (1, [f"rdzv {words[0]}: the store has no run job; it has none under /rdzv"])
         async with rdzv.connect(f"{url}?min_nodes=1", node_id="a", is_host=False) as handler:
@@ -195,7 +195,7 @@ async def looked(words: list[str]) -> int:
     """Run a subcommand in this process. Errors are raised, not turned into lines."""
     options = _parse(words)
     assert options is not None
-    return await command_named(words[0]).run(options)
+    return await command_named(options.command).run(options)
 
 
 async def test_without_rich_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ async def test_without_rich_the_error_names_the_extra_to_install(monkeypatch: py
 
 
 async def test_on_a_terminal_that_cannot_be_redrawn_each_change_is_a_line() -> None:
-    """Regression: `rdzv top` wrote nothing at all."""
+    """Regression: `rdzv top`, an alias of `status --watch`, wrote nothing at all."""
     async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, _):
         async with on_terminal("top", f"{server.url}/job", TERM="dumb") as terminal:
             await terminal.shows("run job: training: round 0 stands with 2 nodes")

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+# What users of etcdctl, kubectl and torchrun type first.
+GUESSES = (
+    {"scale": "resize", "cordon": "ban", "uncordon": "unban", "remove": "drain", "get": "status", "ls": "runs"}
+    | {"watch": "status --watch", "snapshot": "backup", "stop": "close", "rm": "forget", "logs": "history"}
+    | {"launch": "run", "start": "serve", "health": "ping"}
+)
+
+
 async def run(*arguments: str, **env: str) -> tuple[int, list[str]]:
     """Run a real command. Return its exit status and the lines of its output."""
     async with start_python("-m", "rdzv", *arguments, env=env) as child:
@@ -34,6 +42,8 @@ async def run(*arguments: str, **env: str) -> tuple[int, list[str]]:
     ("line", "meant"),
     [
         ("statsu", "did you mean stats?"),
+        *((word, f"did you mean {ours}?") for word, ours in GUESSES.items()),
+        ("snapshots", "did you mean backup?"),
         ("status --token-file f tcp://127.0.0.1:1/job", "put it into the URL (tcp://head:29400/job-7?token_file=...)"),
         ("run tcp://127.0.0.1:1/job python train.py", "the command comes after --"),
     ],
@@ -171,7 +181,7 @@ async def test_a_commands_timeout_limits_it_as_a_whole_or_until_its_first_output
 
 def test_every_command_with_a_timeout_is_limited_by_it_or_limits_itself() -> None:
     asks = [each for each in map(cli.command_named, cli.ROOMS) if each.takes_url and not each.takes_command]
-    assert {each.name for each in asks if not each.limited} == {"top", "doctor", "chaos"}
+    assert {each.name for each in asks if not each.limited} == {"doctor", "chaos"}
 
 
 # ------------------------------------------------------------------------------------------ ways to ask
@@ -202,6 +212,17 @@ def test_help_and_version_are_shown(arguments: tuple[str, ...], shown: str, caps
     output = capsys.readouterr().out
     assert output.startswith(shown)
     assert not shown.endswith("rdzv") or all(name in output for name in cli.ROOMS)
+
+
+def test_the_help_lists_each_command_once_in_its_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_of("--help") == 0
+    _, *groups = re.split("\n\n(?=(?:" + "|".join(cli.GROUPS) + "):\n)", capsys.readouterr().out)
+    listed = {group.partition(":")[0]: re.findall("^    ([a-z]+) ", group, re.MULTILINE) for group in groups}
+    assert listed == {title: list(group) for title, group in cli.GROUPS.items()}
+
+
+def test_top_is_status_watch() -> None:
+    assert cli._parse(["top", "tcp://h/job", "--json"]) == cli._parse(["status", "--watch", "tcp://h/job", "--json"])
 
 
 @pytest.mark.parametrize(("word", "rooms"), [("--version", set()), ("token", {"command", "data"})])

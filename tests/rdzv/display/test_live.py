@@ -1,4 +1,4 @@
-"""The screen of `rdzv top`: readable with ten thousand nodes and in a narrow window, and clear about a lost store."""
+"""The screen of `rdzv status --watch`: readable with ten thousand nodes in a narrow window, clear on a lost store."""
 
 from __future__ import annotations
 
