@@ -20,18 +20,18 @@ NUMBER_DIGITS_MAX: Final = 4000  # Python does not write integers of more than 4
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Raise the error for a wrong setting; lets an expression end in one."""
+    """Raise `RendezvousSettingsError`; a function, so that an expression can raise."""
     raise RendezvousSettingsError(sentence)
 
 
 def shown(value: object) -> str:
-    """Return the value's repr for an error, shortened."""
+    """Return a value's repr, shortened for an error."""
     if isinstance(value, int) and abs(value) >= 10**NUMBER_DIGITS_MAX:
         return f"a whole number of more than {NUMBER_DIGITS_MAX} digits"
     return _brief.repr(value)
 
 
 def suggest(name: str, known: Mapping[str, object], *, within: float = 0.6) -> str:
-    """Return " (did you mean ...?)" if a known name is close, else an empty text."""
+    """Return " (did you mean ...?)" if a known name is similar, else an empty text."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=within)
     return f" (did you mean {close[0]}?)" if close else ""

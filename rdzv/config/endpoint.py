@@ -1,11 +1,11 @@
-"""Pure: the parts of a URL, and the endpoint in it: the store's address.
+"""Pure: the parts of a URL, and the endpoint in it, the store's address.
 
     tcp://head:29400/job-7?min_nodes=2&max_nodes=4
     ─┬─   ────┬─────  ─┬──  ──────────┬──────────
    scheme  endpoint  run_id       parameters
 
-`split_url` only takes a URL apart, which is all that a foreign backend needs; `Endpoint` checks the scheme and the
-hosts. `parameters` describes the parameters. Names of hosts are not looked up here.
+`split_url` checks nothing but the form, as the rest is a foreign backend's matter. `Endpoint` checks scheme and hosts,
+and looks up no names. `parameters` describes the parameters.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 class Scheme:
     """The properties of a URL's scheme."""
 
-    family: str  # "tcp" for our store, "etcd" for a cluster
+    family: str  # "tcp" or "etcd"
     is_encrypted: bool  # True if connections use TLS
-    port: int  # the default port of the store
-    prefix: str  # the default of `prefix`
+    port: int  # the default port
+    prefix: str  # the default of the parameter `prefix`
 
 
 # 29400 and /torchelastic/p2p are PyTorch's defaults, 2379 is etcd's.
@@ -47,7 +47,7 @@ class Endpoint:
     """The address of the store."""
 
     scheme: str  # one of `SCHEMES`
-    # Names or addresses without brackets, and ports: of an etcd cluster, or of hosts that may serve the store in turn.
+    # Names or addresses without brackets, and ports; of an etcd cluster, or of hosts that may serve the store in turn.
     hosts: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
@@ -61,36 +61,36 @@ class Endpoint:
     @classmethod
     @functools.lru_cache(maxsize=16)  # nodes of one process mostly have the same store
     def parse(cls, scheme: str, authority: str) -> Endpoint:
-        """Parse the part of a URL between "//" and the next "/"; raise an error unless it is a list of hosts."""
+        """Parse the hosts in a URL; raise `RendezvousSettingsError` if they are wrong."""
         _check_scheme(scheme)  # an unknown scheme is the first thing to report
-        if "@" in authority:  # not shown: a password may precede it
+        if "@" in authority:  # do not show it, as it may contain a password
             refuse(
                 'the URL\'s host contains "@", but users and passwords do not belong into a URL, which is '
                 "shown in process lists; give user= and password_file= for etcd, token_file= for tcp"
             )
         written = authority.split(",")
         port = SCHEMES[scheme].port
-        if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # the last port holds for hosts without one
+        if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # the last port is that of hosts without one
             port = next((last for host in reversed(written) if (last := _host_and_port(host, 0)[1])), port)
         return cls(scheme=scheme, hosts=tuple(_host_and_port(host, port) for host in written))
 
     @property
     def info(self) -> Scheme:
-        """The scheme's properties."""
+        """The properties of the scheme."""
         return SCHEMES[self.scheme]
 
     @property
     def has_successors(self) -> bool:
-        """True if several hosts are listed, of which the next serves the store if the one that serves it dies."""
+        """True if several hosts may serve the store: if one dies, the next does."""
         return len(self.hosts) > 1 and self.info.family == "tcp"
 
     @property
     def url(self) -> str:
-        """The endpoint as a URL without run or parameters."""
+        """The URL without run id and parameters."""
         return f"{self.scheme}://{','.join(_written(*one) for one in self.hosts)}"
 
     def at(self, host: tuple[str, int]) -> Endpoint:
-        """Return the endpoint of one of the hosts."""
+        """Return the endpoint with this host only."""
         return replace(self, hosts=(host,))
 
 
@@ -113,7 +113,7 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         host = host[1:-1]
         is_host = _is_ipv6(host)
         if is_host and (mapped := ipaddress.IPv6Address(host).ipv4_mapped) is not None:
-            host = str(mapped)  # an IPv6-only socket takes no mapped address
+            host = str(mapped)  # an IPv6-only socket rejects mapped addresses
     else:
         is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # the names that DNS allows
     if not match or not is_host:
@@ -146,7 +146,7 @@ def _is_ipv6(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlParts:
-    """The parts of a URL, percent-decoded and not checked; all that a foreign backend needs."""
+    """The parts of a URL, percent-decoded and not checked."""
 
     scheme: str
     authority: str  # hosts and ports, as written
@@ -155,30 +155,32 @@ class UrlParts:
 
     @property
     def url(self) -> str:
-        """The URL; `split_url` returns the same parts for it."""
+        """The URL of these parts."""
         query = "&".join(f"{name}={quote(value, safe='')}" for name, value in self.parameters.items())
         return f"{self.scheme}://{self.authority}/{quote(self.run_id, safe='')}" + (f"?{query}" if query else "")
 
 
-# RFC 3986, appendix B, with underscores as in PyTorch's backends. `urllib.parse.urlsplit` silently drops newlines and
-# tabs, and in some versions rejects a list of IPv6 hosts.
+# RFC 3986, appendix B, and underscores, as in PyTorch's backends. `urllib.parse.urlsplit` drops newlines and tabs, and
+# in some versions rejects several IPv6 hosts.
 _URL: Final = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<authority>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>[^#]*))?", re.ASCII
 )
 
 
 def split_url(url: str) -> UrlParts:
-    """Split `scheme://host[:port]/run_id?parameters`, or raise an error. A "+" is a plus sign, unlike in forms."""
+    """Split `scheme://host[:port]/run_id?parameters`; raise `RendezvousSettingsError` for another form.
+
+    A "+" is a plus sign, unlike in forms.
+    """
     given: object = url
     if not isinstance(given, str):
         refuse(f"the URL {shown(given)} must be a str; write for example tcp://head:29400/job-7")
     return _split(url)
 
 
-@functools.lru_cache(maxsize=16)  # each handler's URL is parsed twice: for the registry, and for its backend
+@functools.lru_cache(maxsize=16)  # the registry and the backend parse the same URL
 def _split(url: str) -> UrlParts:
-    # The part of a URL that an error may show: no parameters, and no password.
-    visible = shown(url.partition("?")[0] if "@" not in url else "...")
+    visible = shown(url.partition("?")[0] if "@" not in url else "...")  # errors show no parameters and no passwords
     if "://" not in url:
         refuse(f"the URL {visible} has no scheme; write for example tcp://head:29400/job-7")
     match = _URL.fullmatch(url)

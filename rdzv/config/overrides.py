@@ -1,7 +1,7 @@
-"""Pure: the keywords of `connect`, for type checkers: every parameter, its other names, and its type.
+"""Pure: the keywords of `connect`, for type checkers.
 
-Text is read as in a URL, so that a script can pass on its command line's values. A keyword that is None is ignored.
-Keywords of foreign backends are not listed here: their users write them in the URL.
+Text is read as in a URL, so that a script can pass its command line's values. Keywords that are None are ignored. The
+parameters of foreign backends are not here: their users write them in the URL.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Overrides(TypedDict, total=False):
     limits: Limits | Mapping[str, float] | str | None
     token: str | bytes | None
     token_file: File
-    tls: Any  # an ssl.SSLContext; pure rooms do not name what belongs to sockets
+    tls: Any  # an ssl.SSLContext, which a pure room does not import
     ca: File
     cert: File
     key: File

@@ -1,6 +1,6 @@
-"""Pure: the description of a parameter: its values, and the places in which it may be given.
+"""Pure: the description of a parameter: its type, and the places in which it may be given.
 
-The parameters are the fields of `settings.Settings`. Their declarations drive the parsing of URLs, keywords and the
+Each parameter is a field of `settings.Settings`. Its declaration drives the parsing of URLs, keywords and the
 environment, and the documentation.
 """
 
@@ -20,40 +20,39 @@ if TYPE_CHECKING:
 
 
 class Source(Enum):
-    """A place in which a parameter may be given; the value completes "ttl=0 ... must be"."""
+    """A place in which a parameter may be given; its value completes "ttl=0 ... must be" in errors."""
 
     ENVIRONMENT = " in the environment"
     URL = " in the URL"
     KEYWORD = ""
 
     def spell(self, name: str) -> str:
-        """Return the parameter's name as written in this place."""
+        """Return a parameter's name as written in this place."""
         return f"RDZV_{name.upper()}" if self is Source.ENVIRONMENT else name
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One setting of the user."""
+    """The description of one parameter."""
 
     name: str  # the field of `Settings`
-    kind: value_types.Kind  # its type
+    kind: value_types.Kind
     _: KW_ONLY
-    default: Any = None  # `default_text` describes a derived default
-    default_text: str = ""
-    # Returns the default for a `settings.Settings`.
-    derive: Callable[[Any], Any] | None = None
+    default: Any = None
+    default_text: str = ""  # the default in words, if `derive` computes it
+    derive: Callable[[Any], Any] | None = None  # returns the default from a `Settings`
     aliases: tuple[str, ...] = ()  # older names
     sources: frozenset[Source] = frozenset(Source)  # the places in which it may be given
-    family: str = ""  # the kind of store it is for, "tcp" or "etcd"; empty for any
-    encrypted_only: bool = False  # for `tcps` and `etcds` only
-    is_secret: bool = False  # its value must not be shown
+    family: str = ""  # the kind of store that has it, "tcp" or "etcd"; empty: both
+    encrypted_only: bool = False  # only for `tcps` and `etcds`
+    is_secret: bool = False  # errors do not show its value
 
     def called(self, name: str) -> Parameter:
-        """Return it with its name."""
+        """Return this description with a name."""
         return replace(self, name=name)
 
     def read(self, raw: object, *, source: Source = Source.KEYWORD, written: str = "") -> Any:
-        """Return the canonical value, or raise an error that names `source` and `written`, its place and text."""
+        """Return the canonical value, or raise an error with the parameter's name as `written` in `source`."""
         try:
             return self.kind.convert(raw)
         except (ValueError, TypeError, OverflowError) as error:
@@ -67,13 +66,13 @@ class Parameter:
 
 
 def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
-    """Declare a field of `settings.Settings`, with the parameter's description except its name."""
+    """Declare a field of `settings.Settings`; `more` are further fields of `Parameter`."""
     said = Parameter("", kind, default=default, **more)
     return field(default=default, repr=not said.is_secret and kind is not value_types.TLS, metadata={"parameter": said})
 
 
 RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
-# The defaults of PyTorch's `dynamic_rendezvous.create_handler` for the missing one of the pair.
+# The defaults are those of PyTorch's `dynamic_rendezvous.create_handler`, if one of the pair is missing.
 KEEP_ALIVE: Final = {
     one.name: one
     for one in (

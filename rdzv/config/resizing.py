@@ -1,8 +1,8 @@
-"""Pure: a run that is resized while it lives: its settings get a new minimum and maximum, and keep the old ones.
+"""Pure: the settings of a run that is resized: they get a new minimum and maximum, and keep the earlier ones.
 
-A node gets the run's numbers when it starts, and a run may outlive them by weeks. So the settings keep the earlier
-numbers, under `RESIZED_FROM`: a node that comes with any of them was right at that time, and takes the current ones; a
-node with other numbers gets an error (promise R18).
+A node is started with the numbers of its time, and the run may be resized after that. So a node with any earlier pair
+of numbers, which are under `RESIZED_FROM`, gets the present ones. A node with other numbers gets an error (promise
+R18).
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from rdzv.config.settings import PARAMETERS, describe_difference
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# In a run's settings: its earlier pairs of minimum and maximum, the first ones and then the last ones.
-RESIZED_FROM: Final = "resized_from"
-FORMER_MOST: Final = 16  # pairs that are kept: an autoscaler may resize a run every minute, and nodes know the first
+RESIZED_FROM: Final = "resized_from"  # the field of the settings for earlier pairs of minimum and maximum
+FORMER_MOST: Final = 16  # pairs: the first, which most nodes have, and the last ones
 
 
 def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
-    """Return a run's settings with other numbers of nodes, which must not contradict; None keeps a number."""
+    """Return a run's settings with other numbers of nodes; None keeps a number. Raise an error if they contradict."""
     old = [agreed["min_nodes"], agreed["max_nodes"]]
     given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
     read = [None if value is None else PARAMETERS[name].read(value) for name, value in given.items()]
@@ -36,7 +35,7 @@ def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int |
 
 
 def was_resized_from(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-    """Return True if the run's settings differ from a node's own by a resize alone."""
+    """Return True if the run's settings differ from a node's own only by resizes."""
     numbers = {name: ours[name] for name in ("min_nodes", "max_nodes")}
     if describe_difference(ours, {**theirs, **numbers}):
         return False
@@ -44,12 +43,12 @@ def was_resized_from(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool
 
 
 def sizes_of(agreed: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the fewest and the most nodes of a round, in units."""
+    """Return the fewest and the most nodes of a round, as multiples of the unit."""
     unit = agreed["node_unit"]
     return needed_of(agreed["min_nodes"], unit), capacity_of(agreed["max_nodes"], unit)
 
 
 def describe_size(min_nodes: int, max_nodes: int) -> str:
-    """Return the numbers in words."""
+    """Return "2 to 4 nodes"."""
     count = f"{min_nodes}" if min_nodes == max_nodes else f"{min_nodes} to {max_nodes}"
     return f"{count} node{'' if max_nodes == 1 else 's'}"

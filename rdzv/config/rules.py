@@ -1,4 +1,4 @@
-"""Pure: parameters that exclude each other, or a kind of store."""
+"""Pure: parameters that contradict each other, or the kind of store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
-    """Reject a parameter that this kind of store would ignore."""
+    """Raise an error for a parameter that this kind of store ignores."""
     if parameter.family not in ("", endpoint.info.family):
         refuse(
             f"{parameter.name} is for {parameter.family} and {parameter.family}s, but the scheme is "
@@ -27,7 +27,7 @@ def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
 
 
 def check_together(it: Any) -> None:
-    """Reject `settings.Settings` in which two contradict each other; the error names both, and the remedy."""
+    """Raise an error for a `settings.Settings` in which two values contradict each other."""
     least, most = it.min_nodes, it.max_nodes
     if least is None and most is not None:
         refuse(f"max_nodes={most} needs min_nodes beside it; give min_nodes from 1 to {most}")
@@ -64,7 +64,7 @@ def check_together(it: Any) -> None:
 
 
 def check_sizes(least: int, most: int, unit: int = 1) -> None:
-    """Reject numbers of nodes with which no round can complete."""
+    """Raise an error for numbers of nodes with which no round can complete."""
     if most < least:
         refuse(f"max_nodes={most} must not be less than min_nodes={least}; raise one or lower the other")
     needed = needed_of(least, unit)

@@ -1,21 +1,20 @@
 """Pure: the user's settings, from keywords, a URL or the environment: checked once, then frozen.
 
-`parse` returns `Settings`. A field declares its parameter (`PARAMETERS`), and the text below it documents it;
-docs/parameters.md is made of that. If a parameter is given in several places, the more deliberate one wins:
+`parse` returns `Settings`. Each field declares a parameter (`PARAMETERS`); docs/parameters.md is made of the text below
+the field. If a parameter is given in several places, this order decides:
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
-A keyword that is None is ignored. A wrong value from any place raises an error at once: one sentence with the
-parameter, the value, the limit and the remedy. Unknown names are errors in keywords and URLs; in the environment they
-are ignored, as launchers set RDZV_ROUND and others there.
+Keywords that are None are ignored. A wrong value in any place is an error, with the parameter, the value, the limit and
+the remedy. Unknown names are errors, but not in the environment, in which launchers set RDZV_ROUND and others.
 
-Three settings have rival forms: `token` and `token_file`; `tls` and `ca`, `cert`, `key`; `ttl` and PyTorch's
-`keep_alive_interval` x `keep_alive_max_attempt`. A form from the winning place overrides the other; forms from one
-place must not contradict each other. One of the keep-alive pair suffices: the other has the default of PyTorch's
-`create_handler`, 5 seconds or 3 attempts.
+Three settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`; `ttl` and PyTorch's
+`keep_alive_interval` x `keep_alive_max_attempt`. A form overrides the other form in a weaker place; two forms in one
+place must not contradict each other. Of the keep-alive pair, a missing one has PyTorch's default, 5 seconds or 3
+attempts.
 
-`Settings` checks itself, so one made by hand or by `dataclasses.replace` is as valid as a parsed one. Files are only
-named here, not read, and the caller passes the environment.
+The constructor of `Settings` checks all values, so `dataclasses.replace` does, too. Files are not read here, and the
+caller passes the environment.
 """
 
 from __future__ import annotations
@@ -43,11 +42,10 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 
-# In seconds. Leases are renewed several times per TTL; below this, a pause of 0.3 s (a garbage collection, a busy
-# hypervisor, one retransmission) would count as a death.
+# In seconds. Leases are renewed several times per TTL. Below this, a pause of 0.3 s (a garbage collection, a busy
+# hypervisor, a retransmission) would count as a death.
 TTL_MIN: Final = 0.5
-# In seconds. Reconnecting takes milliseconds: a process disconnected for this long counts as gone.
-DISCONNECT_TTL: Final = 1.0
+DISCONNECT_TTL: Final = 1.0  # in seconds: reconnecting takes milliseconds
 GONE_TTL_MIN: Final = 0.01  # in seconds: some round trips in one building, and a pause of the interpreter
 STALL_TIMEOUT_MIN: Final = 1.0  # in seconds: a briefly busy machine is not stuck
 _NOT_IN_A_URL: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
@@ -56,10 +54,9 @@ _KEYWORD_ONLY: Final = frozenset({Source.KEYWORD})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The checked, frozen settings of a handler.
+    """The checked settings of a handler.
 
-    The repr has no secrets. Both node counts are None for an observer, which may look and close, but not join.
-    `Parameter.derive` computes defaults that depend on other settings.
+    The repr has no secrets. Both node counts are None for an observer, which may not join.
 
     Raises:
         RendezvousSettingsError: A value is wrong, or two contradict each other.
@@ -199,7 +196,7 @@ class Settings:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))
         for name, one in PARAMETERS.items():
             value = getattr(self, name)
-            # Most are not given, and defaults are canonical.
+            # Defaults need no check.
             if value is not None and value is not one.default:
                 object.__setattr__(self, name, one.read(value))
                 if value is not False:
@@ -210,22 +207,22 @@ class Settings:
 
     @property
     def can_join(self) -> bool:
-        """True if this node may be a member; an observer has no node counts."""
+        """True if this node may join; False for an observer."""
         return self.min_nodes is not None
 
     @property
     def uses_tls(self) -> bool:
-        """True if connections are encrypted: by the scheme, or by a TLS context."""
+        """True if connections are encrypted, by the scheme or by `tls`."""
         return self.endpoint.info.is_encrypted or self.tls is not None
 
     @property
     def needed(self) -> int:
-        """The fewest nodes of a round: the minimum, rounded up to a unit; raises an error for an observer."""
+        """The fewest nodes of a round, rounded up to a unit; raises an error for an observer."""
         return needed_of(self._joiner(self.min_nodes), self.node_unit)
 
     @property
     def capacity(self) -> int:
-        """The most nodes of a round: the maximum, rounded down to a unit; raises an error for an observer."""
+        """The most nodes of a round, rounded down to a unit; raises an error for an observer."""
         return capacity_of(self._joiner(self.max_nodes), self.node_unit)
 
     def _joiner(self, nodes: int | None) -> int:
@@ -237,7 +234,7 @@ class Settings:
         return nodes
 
     def shared(self) -> dict[str, Any]:
-        """Return, as plain data, the settings on which all nodes of a run must agree, and those stored with them."""
+        """Return the settings on which all nodes of a run must agree, as plain data."""
         agreed = {name: _plain(getattr(self, name)) for name in _SHARED}
         given = {name: getattr(self, name) for name in _SHARED_IF_GIVEN}
         agreed |= {name: value for name, value in given.items() if value != PARAMETERS[name].default}
@@ -245,13 +242,13 @@ class Settings:
 
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
-# The same, left out if they have their default, so that nodes that do not know them agree.
-HOSTS: Final = "hosts"  # the list in the URL, if it has several
+HOSTS: Final = "hosts"  # the hosts in the URL, if there are several
+# These are left out if they have their default, so that releases without them agree.
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
 
 def _plain(value: Any) -> Any:
-    """Return a function's qualified name, which stands for its code, and other values unchanged."""
+    """Return the qualified name of a function, and other values unchanged."""
     if not callable(value):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)
@@ -261,7 +258,7 @@ def _plain(value: Any) -> Any:
 def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return the differences of two results of `Settings.shared`: "min_nodes is 2 here and 3 in the run", or "".
 
-    Compared by field, as releases differ: a missing field has its default, and an unknown one is ignored.
+    As releases differ, a missing field has its default, and an unknown one is ignored.
     """
     known = [name for name in dict.fromkeys((*ours, *theirs)) if name in (*PARAMETERS, HOSTS)]
     default = {HOSTS: "a single host"} | {name: one.default for name, one in PARAMETERS.items()}
@@ -295,7 +292,7 @@ _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
     if Source.ENVIRONMENT in parameter.sources
 }
 
-# Kubernetes sets this in every pod for a Service called rdzv-http: RDZV_HTTP_PORT=tcp://10.96.0.7:29401.
+# Kubernetes sets RDZV_HTTP_PORT=tcp://10.96.0.7:29401 in every pod if a Service is called rdzv-http.
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://[^/?]+:[0-9]+$")
 
 _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
@@ -307,7 +304,7 @@ _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
 
 
 def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Return the settings from the environment, the URL and the keywords of `connect`, or raise an error."""
+    """Return the settings from the environment, the URL and the keywords; raise `RendezvousSettingsError` if wrong."""
     parts = split_url(url)
     endpoint = Endpoint.parse(parts.scheme, parts.authority)
     if not parts.run_id:
@@ -337,22 +334,21 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
 
 @functools.cache
 def _warn(sentence: str) -> None:
-    """Log a warning once per process: settings are often read more than once."""
+    """Log a warning once per process, as settings are often parsed more than once."""
     log.warning("%s", sentence)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters from the environment; other variables are ignored.
+    """Return the parameters in the environment.
 
-    Surrounding white space is removed: a secret from Kubernetes ends with its file's last newline.
+    Surrounding white space is removed, as a secret from Kubernetes may end with a newline.
     """
-    # Iterate over the environment, which has few of these names or none.
     there = sorted(name for name in environ if name in _IN_THE_ENVIRONMENT and not _LINK.match(environ[name]))
     return {_IN_THE_ENVIRONMENT[variable]: environ[variable].strip() for variable in there}
 
 
 def _read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """Return one source's checked values, by parameter name."""
+    """Return the checked values of one place, by parameter name."""
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for written, raw in given.items():
@@ -380,7 +376,7 @@ def _keep_alive_ttl(values: Mapping[str, Any]) -> float:
 
 
 def _overlay(chosen: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Override the same parameters of weaker sources, and their rivals."""
+    """Override the values of weaker places, also those in the other form."""
     for name in values:
         for rival in _RIVALS_OF.get(name, ()):
             chosen.pop(rival, None)

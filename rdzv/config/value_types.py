@@ -1,7 +1,6 @@
-"""Pure: the types of parameters: each `Kind` reads a value from text or from the value itself, and states its limit.
+"""Pure: the types of parameters: a `Kind` converts text, or a value itself, and states the limit.
 
-A kind knows no source and no other value: `parameters` assigns kinds, and `settings` checks combinations. Converting
-twice changes nothing, so that a value can be checked again. Paths are only named here, never followed.
+A converted value can be converted again, unchanged. `rules` checks combinations of values. Files are not read here.
 """
 
 from __future__ import annotations
@@ -19,31 +18,24 @@ import msgpack
 from rdzv.config.config_errors import shown, suggest
 from store.limits import Limits
 
-# As msgpack. The coordinator holds every node's payload in memory: 10,000 of this size are 40 MB.
-PAYLOAD_BYTES_MAX: Final = 4096
-# Of nested lists and maps: readers of it, such as JSON, have limits of their own.
-PAYLOAD_LEVELS_MAX: Final = 32
-# As msgpack. A rack, a zone and a host take a tenth of it; larger data belongs in the payload.
-ATTRIBUTES_BYTES_MAX: Final = 1024
-NAMES_MOST: Final = 20_000  # expected nodes: twice as many as were tested in one run
-# In characters, for run and node ids: like a file name, and well below a store's limit for keys.
-NAME_LENGTH_MAX: Final = 255
-NODES_MAX: Final = 1_000_000  # a hundred times the largest measured run; a larger count is a typo
-# In seconds, 31 years: below the limits of threads (`threading.TIMEOUT_MAX`) and etcd leases, 9e9 each.
-DURATION_MAX: Final = 1e9
-# The named orders; `topology:rack` names the attribute with the domain.
+PAYLOAD_BYTES_MAX: Final = 4096  # of msgpack; the coordinator holds every node's payload: 10,000 of this size are 40 MB
+PAYLOAD_LEVELS_MAX: Final = 32  # of nested lists and maps, as readers such as JSON have limits
+ATTRIBUTES_BYTES_MAX: Final = 1024  # of msgpack; a rack, a zone and a host take a tenth
+NAMES_MOST: Final = 20_000  # expected nodes: twice the largest tested run
+NAME_LENGTH_MAX: Final = 255  # characters of a run or node id, as of a file name; far below a store's limit for keys
+NODES_MAX: Final = 1_000_000  # a hundred times the largest measured run
+DURATION_MAX: Final = 1e9  # seconds, below the limits of threads (`threading.TIMEOUT_MAX`) and etcd's leases, 9e9 each
+# `topology` also as `topology:rack`, with the attribute.
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 PORT_MAX: Final = 65535
-# The store for PyTorch's process groups of a round: ours, or a TCPStore that rank 0 hosts.
-TORCH_STORES: Final = ("rdzv", "tcp")
-# The embedded store runs in a thread of the node's process, or in a process of its own.
-HOSTS: Final = ("inside", "process")
+TORCH_STORES: Final = ("rdzv", "tcp")  # the store of PyTorch's process groups: the round's, or a TCPStore at rank 0
+HOSTS: Final = ("inside", "process")  # the embedded store is in a thread of the node's process, or in another process
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 
 class Unfit(ValueError):
-    """Raised by a `Kind` with more detail than its limit; the reader of a value makes it an error."""
+    """Raised by `Kind.convert` to add a detail to the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +43,22 @@ class Kind:
     """The type of a parameter."""
 
     limit: str  # completes "it must be ..."
-    # Returns the canonical value, from text or from itself; raises `ValueError` or `TypeError` for others.
-    convert: Callable[[Any], Any]
-    example: str  # a valid value, as text, for the remedy in an error
+    convert: Callable[[Any], Any]  # returns the canonical value; raises `ValueError` or `TypeError` for a wrong one
+    example: str  # a valid value as text, for errors
 
 
 _NUMBER: Final = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?", re.ASCII)
 
 
 def plain_number(text: str, kind: type[int] | type[float]) -> Any:
-    """Return the number in a text, or raise `ValueError`; Python's types accept `1_0`, `+1` and ` 1`, too."""
+    """Return the number in a text; raise `ValueError` also for `1_0`, `+1` and ` 1`, which Python accepts."""
     if not _NUMBER.fullmatch(text):
         raise ValueError
     return kind(text)
 
 
 def whole_number(at_least: int, at_most: int = NODES_MAX, *, limit: str = "", example: str = "") -> Kind:
-    """Return the type of a count or another whole number; `limit` describes it."""
+    """Return the type of whole numbers in a range; `limit` describes them."""
 
     def convert(raw: Any) -> int:
         if isinstance(raw, bool):
@@ -98,7 +89,7 @@ def _seconds(raw: Any) -> float:
 
 
 def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -> Kind:
-    """Return the type of a duration in seconds; `because` explains the minimum."""
+    """Return the type of durations in seconds; `because` explains the minimum."""
 
     def convert(raw: Any) -> float:
         seconds = _seconds(raw)
@@ -122,7 +113,7 @@ def _flag_or_auto(raw: Any) -> bool | None:
 
 
 def _text(raw: Any) -> str:
-    """Return visible, non-empty text: no control characters, no lone surrogates."""
+    """Return text that is not empty, without control characters and lone surrogates."""
     if not isinstance(raw, str):
         raise TypeError
     if not raw or not raw.isprintable():
@@ -150,7 +141,7 @@ def _path(raw: Any) -> str:
 
 
 def _prefix(raw: Any) -> str:
-    # One leading slash, none at the end: "rdzv", "/rdzv" and "/rdzv/" must be one place, or nodes would not meet.
+    # "rdzv", "/rdzv" and "/rdzv/" are one prefix, so that nodes meet.
     return "/" + _text(_text(raw).strip("/"))
 
 
@@ -169,7 +160,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _payload(raw: Any) -> Any:
-    # Through msgpack and back: later changes of the object have no effect, and all nodes read the same.
+    # Through msgpack and back, so that later changes of the object have no effect, and all nodes read the same.
     try:
         packed = msgpack.packb(raw)
         copy = msgpack.unpackb(packed, strict_map_key=False)
@@ -240,7 +231,7 @@ def _ports(raw: Any) -> str:
 
 
 def _one_that(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return a converter that accepts values for which `is_one` is true, unchanged."""
+    """Return a converter that accepts the values for which `is_one` is true."""
 
     def convert(raw: Any) -> Any:
         if not is_one(raw):
@@ -283,5 +274,5 @@ HTTP_PORT: Final = whole_number(
     0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
 )
 FUNCTION: Final = Kind("a function", _one_that(callable), "check_gpus")
-# A context is recognised by a method: importing ssl here would bring sockets into a pure room.
+# By a method, as a pure room does not import `ssl`.
 TLS: Final = Kind("an ssl.SSLContext", _one_that(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")
