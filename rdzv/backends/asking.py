@@ -203,7 +203,8 @@ class DialOfMany(TcpDial):
         found = await ask_all(self.hosts, context or self._context, within=self._within)
         for host, asked in zip(self.hosts, found, strict=True):
             if asked.answer is Answer.SERVES:
-                self.found, self.addresses = host, host.addresses
+                self.found = host
+                self.addresses: Addresses = host.addresses
                 self._within = max(ATTEMPT, 3 * (time.monotonic() - began))
                 return
         if all(asked.answer in {Answer.REFUSED, Answer.ENDED} for asked in found):
