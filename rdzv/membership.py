@@ -129,14 +129,14 @@ class Membership:
 
     round: Round
     rank: int
-    arrival: int  # this node's arrival that it holds
+    arrival: int  # the arrival of this node by which it is a member
     beats: Beats  # this member's steps
     node_id: str = ""
     store_id: str | None = None  # of the store that the round is in; None for a backend without ids
     head: Head = field(default_factory=Head)  # the last head taken in; it changes no more once the membership is over
-    over: str | None = None  # the reason for which the node is not in the round any more; None while it is
-    over_at: float | None = None  # the time of that, on this node's clock
-    dropped: bool = False  # the node was put out
+    over: str | None = None  # why the node is no longer in the round; None while it is
+    over_at: float | None = None  # when that happened, on this node's clock
+    dropped: bool = False  # the node was removed from the round by others, or lost its lease
     record_gone: bool = False  # the head reports this node as lost
     expelled: bool = False  # it was lost by a decision, and not because its record had lapsed
     lost_ids: tuple[str, ...] = ()  # the members known by name to have died since the round completed

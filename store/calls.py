@@ -432,7 +432,7 @@ def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Calla
 
 
 class Block(contextlib.AbstractContextManager[T]):
-    """A blocking context made of an awaited one that never waits."""
+    """The blocking form of an async context whose steps never suspend."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context

@@ -50,7 +50,7 @@ DEFAULT_TIMEOUT = 30.0  # seconds per call, unless the client or the call has an
 class Watch(ABC):
     """An ordered stream of the changes under a prefix. Iteration can be left and resumed, also within a revision."""
 
-    _rest: Iterator[Event] = iter(())  # of a revision whose iteration was left
+    _rest: Iterator[Event] = iter(())  # the events of a revision that the reader has not taken yet
 
     @abstractmethod
     async def __aenter__(self) -> Self:
@@ -160,7 +160,7 @@ class Store(Calls):
 class BlockingWatch(ABC):
     """The blocking twin of `Watch`: a context manager and iterator of events."""
 
-    _rest: Iterator[Event] = iter(())  # of a revision whose iteration was left
+    _rest: Iterator[Event] = iter(())  # the events of a revision that the reader has not taken yet
 
     @abstractmethod
     def __enter__(self) -> Self:

@@ -21,8 +21,8 @@ def _limit(default: float, help: str, *, past: str, used: str | None = None) -> 
 class Limits:
     """The limits of a server, in bytes, counts or seconds.
 
-    Each limit's metadata has its meaning and the effect past it; docs/limits.md shows both. The bounds after them are
-    the same for every server. `LimitExceeded` names the value, the limit and the remedy; the request has changed
+    Each limit's metadata has its meaning and the effect past it; docs/limits.md shows both. The constants of the class
+    are the same for every server. `LimitExceeded` names the value, the limit and the remedy; the request has changed
     nothing, and other clients are not disturbed.
     """
 

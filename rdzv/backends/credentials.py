@@ -112,8 +112,8 @@ class Credentials:
     def server_tls(self, *, renews: bool = False) -> ssl.SSLContext | None:
         """Return a context to serve TLS; None without TLS or a certificate, and for etcd.
 
-        Each call reads the files, also for the contexts of earlier calls. With `renews` each handshake reads them
-        again, in the server's event loop.
+        New connections at this context use the files as last read: by a later call, or, with `renews`, at each
+        handshake, in the server's event loop.
         """
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":

@@ -1,8 +1,8 @@
 """Shell: when a node starts the embedded store, and when it ends it.
 
 A node on the machine of the URL's host starts the store when it first looks for one, if no process listens yet. Of
-several nodes there, the one whose bind succeeds does. `bind_address` decides if this is the machine, and where to
-listen. A node never starts a store on a reconnect, so that there is no second, empty store beside a live run.
+several nodes there, one binds the port, and starts the store. `bind_address` decides if this is the machine, and where
+to listen. A node never starts a store on a reconnect, so that there is no second, empty store beside a live run.
 
 The store runs in a thread of the process, and dies with it. After its own node is done, it stays until no other client
 is connected, for at most `close_timeout`: so rank zero may leave first.

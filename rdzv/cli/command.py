@@ -290,7 +290,8 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
     """Limit a block by `--timeout`, until it calls the function it is given, which removes the limit.
 
     Raises:
-        StoreTimeoutError: The limit has passed. Waits inside have the same limit, end first and say more.
+        StoreTimeoutError: The limit has passed. Calls of the store in the block have the same limit; their errors,
+            which say more, mostly come first.
     """
     with anyio.move_on_after(seconds + LAST_WORD_WITHIN) as limit:
         yield lambda: setattr(limit, "deadline", math.inf)

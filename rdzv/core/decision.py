@@ -1,15 +1,7 @@
 """Pure: the decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
-`decide` returns the first act that is due, and changes nothing in its picture:
-
-    Resize      the run has new numbers of nodes
-    Expel       a live member has to be taken out of the round
-    Complete    a round can be completed
-    Report      the progress has changed and is due
-    Ask         the members should agree on a step to stop at, or have answered
-    Wait        none of these is due
-
-An act that is not due yet does not delay the acts behind it. A round completes without a report before it.
+`decide` returns the first due act, in the order of `Act`, and changes nothing in its picture. An act that is not due
+yet does not delay the acts behind it. A round completes without a report before it.
 
 The phases of a run:
 
@@ -379,7 +371,8 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
 
     At once if its kind changes. Else 1 ms per node after `last_at`, at least 50 ms and at most 5 s, so that a thousand
     arrivals do not send a thousand messages to each node; three times that if only the count of arrivals has changed.
-    A last call's remaining time is written each second or tenth of it, for a successor.
+    The remaining time of a last call is written every second, or after every tenth of it if that is longer, for a
+    successor.
     """
     if last is None or _kind(last) != _kind(current):
         return now

@@ -218,10 +218,10 @@ class Chronicle:
         Args:
             history: The history in the store.
             began: When the last round completed, if this node saw it.
-            now: The present. Without a round, the run's time begins `waited` seconds before.
+            now: The present.
             ended: When this node left that round, if it did: after an outage, long before `now`.
-            waited: Seconds for which too few nodes have waited.
-            hour: The hour of the run, if the coordinator before reported it.
+            waited: Seconds for which too few nodes have waited; without a round, the run begins then.
+            hour: The hour of the run, if reported.
         """
         self._history, self._began = history, began
         if not history.chapters:
@@ -261,14 +261,9 @@ class Chronicle:
     ) -> History:
         """Return the history with a round that is about to be committed.
 
-        Args:
-            number: Of the round.
-            nodes: The members' addresses by id, in order of rank.
-            known: The members of the round before.
-            now: The present, on the coordinator's clock.
-            at: The present, in seconds since 1970.
-            arrived: When the last node arrived, on the coordinator's clock.
-            lost_store: The host of the run's former store, if that was lost.
+        `nodes` has the members' addresses by id, in order of rank; `known` the members of the round before. `at` is
+        `now` in seconds since 1970. The last node `arrived` then. `lost_store` is the host of a former store that was
+        lost.
         """
         node_ids = list(nodes)
         before = frozenset(known)

@@ -45,7 +45,7 @@ class Keys:
 
     # Prefixes. After these comes a node's id, which has no slash ...
     nodes: ClassVar[_Name] = _Name("nodes/")  # a node's record
-    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # then the accused and the accuser
+    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # followed by the accused and the accuser
     begun: ClassVar[_Name] = _Name("begun/")  # a member's answer to `stop`
     drains: ClassVar[_Name] = _Name("head/draining/")
     hosted: ClassVar[_Name] = _Name("head/hosted/")  # a node in the store's process, if several hosts may serve

@@ -1,8 +1,8 @@
 """Pure: the orders in which the members of a round get their ranks (promise R12).
 
-A rank order is a function. Its arguments are the next members, in order of arrival, and the last round's ranks. It
-returns the same nodes in order of rank. Only the coordinator calls it, so all members agree. If some members go and as
-many newcomers join, the survivors
+A rank order is a function of the next members, in order of arrival, and of the last round's ranks. It returns these
+nodes in order of rank. Only the coordinator calls it, so all members agree. If some members go and as many newcomers
+join, the survivors
 
     survivors   keep their order and close gaps: each moves down by the number of lost ranks below its own. Rank 0 was a
                 member before.

@@ -7,11 +7,10 @@ the members agree on a step: the largest that any member has begun, plus one.
     member:      its node sees the question      >  answers; the member begins no further step before the decision
     coordinator: every live member has answered  >  writes the decision: all leave before step `stop_of`
 
-The node's thread answers at once, while the member computes in its own thread. They share a `StepGate`: the member
-passes it at each step, and the node closes it. No member may begin a step that its answer does not cover. So both write
-first and then read: the member writes its step, then reads if it was asked; the node writes that it asked, then reads
-the step. At least one sees the other's write. If the member does, it waits for the decision. (CPython's interpreter
-lock, or its per-object locks, keep these single accesses in one order.)
+The node's thread answers at once, while the member computes in its own thread. They share a `StepGate`. No member may
+begin a step that its answer does not cover. So both write first and then read: the member writes its step, then reads
+if it was asked; the node writes that it asked, then reads the step. At least one sees the other's write. If the member
+does, it waits for the decision. (CPython's locks keep these single accesses in one order.)
 
 A member that has begun no step answers None. If all answer None, all leave at once, except that a body may make
 newcomers wait until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a

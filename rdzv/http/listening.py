@@ -143,13 +143,7 @@ async def listening(
 ) -> AsyncIterator[int]:
     """Serve routes during the context, which gives the port.
 
-    Args:
-        routes: The paths and their handlers.
-        door: The access rules.
-        table: The table that limits the connections.
-        host: The address to listen on; "" for every address.
-        port: The port to listen on; 0 for a free one.
-        tls: The context for TLS; None: no TLS.
+    `host` "" is every address, and `port` 0 a free one.
 
     Raises:
         OSError: The address cannot be bound.

@@ -44,13 +44,8 @@ async def serve_node(
 ) -> None:
     """Serve a node's metrics from its first arrival on, until cancelled.
 
-    Args:
-        node: The node; this runs in its loop.
-        host: The address to listen on; "" for every address.
-        port: The port to listen on; 0 for a free one.
-        token: The token that a request must give, if any.
-        tls: The context for TLS; None: no TLS.
-        insecure: True if the token may cross the network in the clear.
+    Call this in the node's loop. `host` "" is every address, and `port` 0 a free one. `insecure` lets the token cross
+    the network in the clear.
     """
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     metrics = _NodeMetrics(node)

@@ -210,7 +210,7 @@ class MemberOfRound(ABC):
         newest = round.newest
         self.newest: tuple[int, int] | None = newest
         self.gate: StepGate = membership.gate
-        finished = node.progress  # as this member's arrival reported, and as `newest` was chosen by
+        finished = node.progress  # the step that this member's arrival reported, from which `newest` was computed
         self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
         self.store = info.store
         self._info = info

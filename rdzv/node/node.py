@@ -127,8 +127,8 @@ class Node:
         self.hosts_store: Callable[[], bool] = lambda: False
         self.store_settings: Callable[[], Settings] = lambda: settings
         self.handed_on: bool = False
-        self._store_gone: StoreError | None = None  # of the last link, while there is none
-        self._unreached: Exception = TimeoutError()  # of the last attempt to connect that failed
+        self._store_gone: StoreError | None = None  # why the last link was given up, until there is a new one
+        self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
 
     # ------------------------------------------------------------------------------------------ life
 

@@ -56,7 +56,7 @@ ADD_MAX: Final = 2**63 - 1
 
 
 class RoundKeys(ABC):
-    """The keys of one round's store, and the begin of an operation on them: what both twins have."""
+    """The part that the awaited and the blocking store of a round have in common: its keys, and how a call begins."""
 
     prefix: str
     lease: int | None

@@ -77,7 +77,6 @@ class Cluster:
         seed: The seed of all random choices.
         nodes: All nodes so far, by number, in their latest lives.
         rounds: All rounds so far, in order.
-        story: The events so far, one line each.
         settings: Parameters of the run; a URL's own override them.
     """
 

@@ -42,12 +42,7 @@ class _Cluster(Protocol):
 def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: int, during: float) -> None:
     """Play random faults on a cluster, until they are over.
 
-    Args:
-        cluster: A cluster whose nodes run a body.
-        rng: Draws the faults and their times.
-        faults: The kinds to draw from.
-        most: The most faults; there is at least one.
-        during: Seconds in which they begin.
+    There are 1 to `most` faults of the kinds `faults`, which begin within `during` seconds.
 
     Raises:
         ValueError: One of the kinds does not exist.

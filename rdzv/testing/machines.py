@@ -45,10 +45,7 @@ NODE_THREAD = " node thread"
 class World:
     """A timeline, and the network between its processes.
 
-    Args:
-        seed: The seed of the order of turns, and of latencies.
-        timeline: The timeline; None for a new one.
-        of_network: Further arguments of the network.
+    `seed` decides the order of turns, and latencies; `of_network` are further arguments of the network.
     """
 
     network_kind: ClassVar[type[MemoryNetwork]] = MemoryNetwork

@@ -394,7 +394,7 @@ class Client(Reconnecting):
             item.timer.cancel()
         self._connection.abandon(item)
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
-            # Else it would stay at the server.
+            # Tell the server, at which the request would otherwise stay.
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
             if item.sent and self._ready:

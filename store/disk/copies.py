@@ -104,7 +104,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
             if version != rows.FORMAT:
                 carry_over(partial, version)
             with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
-                _load(database)  # before new seals are made
+                _load(database)  # check the copy's seals before the first write
                 database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))
                 database.execute("DELETE FROM sessions")
                 database.execute("DELETE FROM replies")

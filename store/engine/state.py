@@ -186,7 +186,7 @@ class State:
         return values
 
     def check_told(self, keys: Collection[str]) -> None:
-        """Refuse to change more keys at once than their watches can be found for in time."""
+        """Raise LimitExceeded if it would take too long to find the watches of so many keys."""
         most = self.watches.affordable(keys)
         if most < len(keys):
             raise LimitExceeded(

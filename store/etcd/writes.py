@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Writing:
-    """One write, if `guard` holds, dependent on one of `receipts`; `doubt`: it may have been done without an answer."""
+    """One write on condition of `guard`, with a receipt; `doubt` records if it may have been done without an answer."""
 
     def __init__(
         self,

@@ -74,7 +74,8 @@ _idle_packers: list[msgpack.Packer] = []
 def _pack(fields: object) -> bytes:
     """Return an array as bytes, from any thread; packers are reused, since a new one costs more than a message.
 
-    No two threads share one: packing makes an iterator, which may start garbage collection and switch threads.
+    Each is used by one thread at a time: packing makes an iterator, which may start garbage collection and switch
+    threads.
     """
     try:
         packer = _idle_packers.pop()

@@ -286,7 +286,7 @@ class Dispatcher:
         if peers.outboxes.bytes > peers.outboxes_kept_back and peers.outboxes_hold_too_much:
             for reader in (*self.dirty, *self._later):
                 if peers.outboxes_hold_too_much:
-                    reader.flush()  # that may free enough
+                    reader.flush()  # it may make enough room
             peers.make_room_in_outboxes()
 
     def flush(self) -> None:

@@ -26,8 +26,7 @@ TLS_BYTES: Final = 24 * 1024  # that TLS adds to a connection, nearly all of it 
 HANDSHAKE: Final = 0x16  # the content type of a client's first record: RFC 8446, B.1
 RECORD_BYTES: Final = 16 * 1024  # the most that a record carries before it is encrypted: RFC 8446, 5.1
 HANDSHAKE_BYTES: Final = 64 * 1024  # the most of a handshake, certificates included
-# Seconds within which a healthy client with TLS begins to speak; others try again.
-SILENCE: Final = 3.0
+SILENCE: Final = 3.0  # seconds within which a healthy client with TLS begins to speak; others try again
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
 _REASONS: Final = {
@@ -111,7 +110,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._decrypt()
             return
         agreed = self._shake_hands()
-        # Afterwards: the client's last handshake message may precede a first request of any size.
+        # Count after the handshake: its last message may be followed by a first request of any size.
         self._said += nbytes
         if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of an endless hello
             self._turn_away(f"it has agreed on nothing with {self._said} bytes")
