@@ -30,19 +30,6 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from store.net.racing import Resolved
 
-__all__ = [
-    "Asked",
-    "DialOfMany",
-    "Host",
-    "Word",
-    "answers_of_hosts",
-    "ask_all",
-    "find_blocking",
-    "in_words",
-    "read_frame",
-    "tell_lost",
-]
-
 ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
 ATTEMPT: Final = 0.4  # seconds; a client has half a second for an attempt to connect

@@ -26,18 +26,6 @@ from store.printable import escaping, first_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = [
-    "NO_SUCH_ADDRESS",
-    "BindAddress",
-    "HostedElsewhereError",
-    "NotResolvedError",
-    "PortTakenError",
-    "choose_bind_address",
-    "in_words",
-    "listening",
-    "split_addresses",
-]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ANSWERS_WITHIN: Final = 3.0  # seconds for an address to accept or refuse a connection

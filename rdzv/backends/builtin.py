@@ -42,17 +42,6 @@ if TYPE_CHECKING:
 
     ClientToEnter = contextlib.AbstractAsyncContextManager[Store]
 
-__all__ = [
-    "Connection",
-    "client_of",
-    "connect",
-    "create_etcd",
-    "create_handler",
-    "create_tcp",
-    "maker_of_handlers",
-    "tcp_handler",
-]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 ETCD_TTL_LEAST = 6.0  # seconds, so that an election of etcd leaves time for two renewals

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
 
-__all__ = ["Credentials", "with_expected_nodes"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+from abc import ABC, abstractmethod
 from ssl import CERT_REQUIRED
 from typing import TYPE_CHECKING, Final
 
@@ -53,9 +54,7 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from store import Server, Store
 
-    OpenClient = Callable[[], contextlib.AbstractAsyncContextManager[Store]]
-
-__all__ = ["HostedStore", "Hosting", "address_to_listen_on", "host_if_called_for", "serve_on"]
+    OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # within so many seconds
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -106,7 +105,7 @@ class HostedStore:
     async def _hand_over(self, open_client: OpenClient) -> None:
         """Send all nodes to the next host, which may serve from now on, and wait until they have left."""
         try:
-            async with open_client() as client:
+            async with open_client(MEETS_WITHIN) as client:
                 for run in {self._keys, *await read_nodes_of_all_runs(client)}:
                     await client.put(run.moving, b"", ttl=self._linger + ENDING_TTL)
         except StoreError as error:
@@ -119,7 +118,7 @@ class HostedStore:
         since, said_of, said_at, until = 0, "", 0.0, None
         while True:
             try:
-                async with open_client() as client:
+                async with open_client(MEETS_WITHIN) as client:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
                 if not self.server.way_out.taken:  # else the last client has just left
@@ -178,51 +177,43 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
     return revision, ", ".join(newcomers)
 
 
-class Hosting:
-    """Decides if this process starts the store, when its node first looks for one.
-
-    It tries again, until the node has found a store, if the URL's name has no address (DNS is often late when a job
-    starts), or if the port is taken, perhaps by a store that is starting or shutting down.
-    """
+class Starting(ABC):
+    """Finds out, in a task, if this process starts the store of its run, while no store is found."""
 
     def __init__(
-        self,
-        settings: Settings,
-        credentials: Credentials,
-        open_client: Callable[[float], contextlib.AbstractAsyncContextManager[Store]],
-        rng: random.Random,
+        self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
     ) -> None:
         self._settings, self._credentials, self._rng = settings, credentials, rng
-        self._ending = Keys(settings.prefix, settings.run_id).ending
         self._open_client = open_client
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # one attempt was made
         self._settled = asyncio.Event()
         self.problem: str = ""  # why no store starts here
 
+    @abstractmethod
+    async def _run(self) -> HostedStore | None:
+        """Return the store, once it is started; None if this process need not start one, or one was found."""
+
     async def begin(self) -> None:
-        """Start the store if this process should; only the first call has an effect. Raise an error if it cannot.
+        """Return after the first attempt. Raise an error if this process should start the store, and cannot.
 
         A cancellation does not interrupt the start, which is in a thread. `aclose` ends it.
         """
-        if self._task is None:
-            self._task = asyncio.create_task(self._start(), name=f"host the store of run {self._settings.run_id}")
-            await self._asked.wait()
-            if self._task.done():
-                self._task.result()
+        self.resume()
+        await self._asked.wait()
+        if self._task is not None and self._task.done():
+            self._task.result()
 
-    async def begin_again(self) -> None:
-        """Decide again, as the store that was found is shutting down, and this node was not in it."""
-        if self._task is None or self.hosts:
-            return
-        self.settle()
-        await asyncio.wait([self._task])
-        self._task = None
-        self._asked.clear()
+    def resume(self) -> None:
+        """Go on, or begin again, since no store is found."""
         self._settled.clear()
+        if not self.hosts and (self._task is None or self._task.done()):
+            self._asked.clear()
+            name = f"find or host the store of run {self._settings.run_id}"
+            self._task = asyncio.create_task(self._run(), name=name)
 
     def settle(self) -> None:
-        """Record that a store was found: this process does not start one any more."""
+        """Record that a store was found: this process does not start one now."""
         self._settled.set()
 
     @property
@@ -235,17 +226,37 @@ class Hosting:
     @property
     def hosts(self) -> bool:
         """True if this process serves the store; from any thread."""
-        return self._host is not None
+        return self._host is not None and not self._host.ended
 
     async def aclose(self) -> None:
-        """End the start, or the store that this process hosts."""
+        """End the attempts, or the store that this process hosts."""
         self.settle()
         if self._task is not None:
             await asyncio.wait([self._task])
             if self._host is not None:
-                await self._host.aclose(lambda: self._open_client(MEETS_WITHIN))
+                await self._host.aclose(self._open_client)
 
-    async def _start(self) -> HostedStore | None:
+
+class Hosting(Starting):
+    """Decides if this process starts the store at the one host of the URL, when its node first looks for it.
+
+    It tries again, until the node has found a store, if the URL's name has no address (DNS is often late when a job
+    starts), or if the port is taken, perhaps by a store that is starting or shutting down.
+    """
+
+    async def begin(self) -> None:
+        """Start the store if this process should; only the first call has an effect: see `begin_again`."""
+        if self._task is None:
+            await super().begin()
+
+    async def begin_again(self) -> None:
+        """Decide again at the next `begin`, as the store is shutting down, and this node was not in it."""
+        if self._task is not None and not self.hosts:
+            self.settle()
+            await asyncio.wait([self._task])
+            self._task = None
+
+    async def _run(self) -> HostedStore | None:
         say_at = anyio.current_time() + SAY_TAKEN_AFTER
         while True:
             try:
@@ -298,7 +309,7 @@ class Hosting:
         """Accept new nodes in a store that continues from disk: delete the rejection by its last host."""
         try:
             async with self._open_client(CALL_TIMEOUT) as client:
-                await client.delete(self._ending)
+                await client.delete(Keys(self._settings.prefix, self._settings.run_id).ending)
         except StoreError as error:
             log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
@@ -317,7 +328,7 @@ class Hosting:
         """Return True if the store at that address is shutting down."""
         try:
             async with self._open_client(MEETS_WITHIN) as client:
-                return await client.get(self._ending) is not None
+                return await client.get(Keys(self._settings.prefix, self._settings.run_id).ending) is not None
         except StoreError:
             return False
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
     from store import Server
 
-__all__ = ["http_room", "metrics_server", "serve_embedded"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 

@@ -35,17 +35,6 @@ from rdzv.interface import RendezvousHandler
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoints
 
-__all__ = [
-    "ENTRY_POINT_GROUP",
-    "ParameterValue",
-    "RendezvousHandlerCreator",
-    "RendezvousHandlerFactory",
-    "RendezvousHandlerRegistry",
-    "RendezvousParameters",
-    "register",
-    "rendezvous_handler_registry",
-]
-
 ENTRY_POINT_GROUP: Final = "rdzv.backends"
 
 ParameterValue: TypeAlias = (

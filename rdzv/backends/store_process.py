@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
 
-__all__ = ["StoreProcess", "main"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed

@@ -20,7 +20,7 @@ import anyio
 
 from rdzv.backends.asking import DialOfMany, Word, ask_all, in_words, read_frame
 from rdzv.backends.bind_address import NotResolvedError, PortTakenError
-from rdzv.backends.hosting import HostedStore, address_to_listen_on, serve_on
+from rdzv.backends.hosting import HostedStore, Starting, address_to_listen_on, serve_on
 from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
 from store import ProtocolError
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from rdzv.backends.hosting import OpenClient
     from rdzv.config.settings import Settings
 
-__all__ = ["Succession"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ASK_EVERY: Final = (0.02, 0.06)  # seconds, drawn each time; short, as all nodes wait for the host
@@ -53,59 +51,16 @@ ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then it is asked ag
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the time limit for an operator's word
 
 
-class Succession:
-    """Decides when this process serves the store of its run; has the methods of `hosting.Hosting`."""
+class Succession(Starting):
+    """Decides when this process serves the store of its run."""
 
     def __init__(
         self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
     ) -> None:
-        self._settings, self._credentials, self._rng = settings, credentials, rng
-        self._open_client = open_client
+        super().__init__(settings, credentials, open_client, rng)
         dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
         self._hosts, self._first_tls = dial.hosts, dial.tls
-        self._task: asyncio.Task[HostedStore | None] | None = None
-        self._asked = asyncio.Event()  # all hosts were asked once
-        self._settled = asyncio.Event()
         self._lost: set[str] = set()  # the hosts that an operator says are lost
-        self.problem: str = ""  # why no host serves
-
-    async def begin(self) -> None:
-        """Take part until `settle`; return once all hosts were asked. Raise an error if this process cannot serve."""
-        self.resume()
-        await self._asked.wait()
-        if self._task is not None and self._task.done():
-            self._task.result()
-
-    def resume(self) -> None:
-        """Take part again, as the store was lost."""
-        self._settled.clear()
-        if not self.hosts and (self._task is None or self._task.done()):
-            self._asked.clear()
-            self._task = asyncio.create_task(self._run(), name=f"find or host the store of run {self._settings.run_id}")
-
-    def settle(self) -> None:
-        """Record that a store was found."""
-        self._settled.set()
-
-    @property
-    def _host(self) -> HostedStore | None:
-        task = self._task
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return None
-        return task.result()
-
-    @property
-    def hosts(self) -> bool:
-        """True if this process serves the store; from any thread."""
-        return self._host is not None and not self._host.ended
-
-    async def aclose(self) -> None:
-        """End the candidacy, or the store that this process hosts."""
-        self.settle()
-        if self._task is not None:
-            await asyncio.wait([self._task])
-            if self._host is not None:
-                await self._host.aclose(self._open_client)
 
     async def _run(self) -> HostedStore | None:
         since = anyio.current_time()

@@ -174,7 +174,7 @@ async def _serve_in_turn(options: argparse.Namespace, stop: asyncio.Event) -> in
     if not settings.endpoint.has_successors:
         raise RendezvousSettingsError(f"--hosts={options.hosts[:80]} names one host; give --host and --port for that")
     credentials = Credentials(settings)
-    succession = Succession(settings, credentials, lambda: client_of(settings, credentials), random.Random())
+    succession = Succession(settings, credentials, lambda _: client_of(settings, credentials), random.Random())
     said = ""
     try:
         while not stop.is_set():

@@ -20,8 +20,6 @@ from store.printable import escaping
 if TYPE_CHECKING:
     from rdzv.node.coordinator.office import Office
 
-__all__ = ["AccusationWatch"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from rdzv.node.coordinator.office import Office
 
-__all__ = ["gather"]
-
 
 async def gather(office: Office, asking: asyncio.Event) -> None:
     """Bring the members' answers to the deciding task, once the first question is asked."""

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rdzv.node.link.link import Link
     from rdzv.node.member.part import Part
 
-__all__ = ["Candidacy", "be_ready_to_coordinate"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     Fact = Event | Stuck | Standstill | Answered
 
-__all__ = ["Office", "SharedLease"]
-
 SHARED_RENEWALS_PER_TTL = 4
 GIVE_BACK_WITHIN = 2.0  # seconds
 

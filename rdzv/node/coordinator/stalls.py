@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.node.coordinator.office import Office
 
-__all__ = ["look_for_stalls"]
-
 LOOKS_EVERY = 0.5  # seconds ...
 LOOKS_EVERY_PER_NODE = 0.0005  # ... or per node, if longer: a response has some 60 bytes of each
 

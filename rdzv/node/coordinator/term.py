@@ -55,8 +55,6 @@ if TYPE_CHECKING:
     from rdzv.node.member.part import Part
     from store import Condition
 
-__all__ = ["Term"]
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ORDER_WITHIN = 1.0  # seconds for a user's rank order; after that it is reported as the reason for the wait

@@ -55,7 +55,7 @@ def host_of(url: str, **overrides: Any) -> HostedStore | None:
 
 async def end(host: HostedStore | None) -> None:
     assert host is not None
-    await host.aclose(lambda: store.connect(host.server.url))
+    await host.aclose(lambda _: store.connect(host.server.url))
 
 
 async def test_it_is_started_if_the_url_points_to_this_machine_and_the_port_is_free() -> None:
