@@ -283,10 +283,11 @@ async def _look_at_run(status: RunStatus, expected: tuple[str, ...], checks: lis
     remedy = "install one release, or releases of one major number, on all nodes"
     found = f"this is rdzv {__version__}; nodes: {releases or 'none'}"
     checks.append(Check("versions", found, remedy if len(majors) > 1 else ""))
-    if status.bootstrap_address is not None:
-        await _resolve(*status.bootstrap_address, checks, timeout=timeout, what="rank 0")
+    if status.bootstrap is not None:
+        await _resolve(*status.bootstrap, checks, timeout=timeout, what="rank 0")
     here = {member.node_id for member in status.members} | set(status.waiting)
-    missing = [f"{name} ({status.missing.get(name, 'never seen')})" for name in expected if name not in here]
+    fates = {one.node_id: one.describe() for one in status.missing}
+    missing = [f"{name} ({fates.get(name, 'never seen')})" for name in expected if name not in here]
     if missing:
         found = f"missing: {first_of(missing, NAMED_MOST)}"
         checks.append(Check("expected", found, "look at these nodes: run rdzv doctor there"))

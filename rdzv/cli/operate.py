@@ -147,7 +147,13 @@ async def _unban(options: argparse.Namespace) -> int:
     *RUN,
     NODE,
     REASON,
-    option("--in SECONDS", duration, "from now; then it leaves, wherever the others are", default=120.0, dest="within"),
+    argument(
+        *("--within", "--in"),
+        type=duration,
+        default=120.0,
+        metavar="SECONDS",
+        help="from now; then it leaves, wherever the others are (default: 120)",
+    ),
 )
 async def _drain(options: argparse.Namespace) -> int:
     async with open_run(options) as run:

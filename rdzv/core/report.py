@@ -42,26 +42,23 @@ class RunStatus:
     spares: tuple[str, ...]  #: the waiting nodes for which there is no room
     coordinator: str | None  #: the coordinator's node, or None
     world_size: int = 0  #: the size of the last round; 0 if there was none
-    bans: Mapping[str, Ban] = field(default_factory=dict)  #: the banned nodes: by whose command, and why
+    banned: Mapping[str, Ban] = field(default_factory=dict)  #: the banned nodes: by whose command, and why
     #: The attributes with a value, "rack=17", whose nodes are banned, also later ones
-    bans_where: Mapping[str, Ban] = field(default_factory=dict)
+    banned_where: Mapping[str, Ban] = field(default_factory=dict)
     #: The agreed settings of the run, by name; empty before the first node has joined
     settings: Mapping[str, Any] = field(default_factory=dict)
-    bootstrap_address: tuple[str, int] | None = None  #: rank 0's host and port, or None
+    bootstrap: tuple[str, int] | None = None  #: rank 0's host and port, or None
     closed: str | None = None  #: why it was closed, or None
-    #: Nodes that may not join, and why: banned, or with a failed health check
-    refused: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = field(default_factory=dict)  #: the nodes whose health check failed, and why
     releases: Mapping[str, int] = field(default_factory=dict)  #: the number of present nodes by release
-    #: Absent nodes, the first of them by name, each with its fate: "lost 41 s ago"
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[Missing, ...] = ()  #: the first missing nodes: how, since when, and why
+    missing_count: int = 0  #: the number of all missing nodes, named or not
     addresses: Mapping[str, str] = field(default_factory=dict)  #: the last address of each present or missing node
     #: Members that do not answer another one: the accused, the accuser, and why
     accused: tuple[tuple[str, str, str], ...] = ()
     #: Nodes that must leave: within how many seconds, and why
     draining: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     resized: Resized | None = None  #: the last resize of the run, until a round begins with it; else None
-    absent: tuple[Missing, ...] = ()  #: the missing nodes as data: how, since when, and why
-    absent_count: int = 0  #: the number of all missing nodes, named or not
     #: Seconds for which too few nodes have waited for a round; None if none waits, or there are enough
     waited: float | None = None
     #: The hour at which each present node arrived, by its own clock, in seconds since 1970
@@ -81,13 +78,11 @@ class RunStatus:
     last_members: tuple[Participant, ...] = ()  #: the members of the last round of a closed run
 
     @property
-    def unfit(self) -> dict[str, str]:
-        """The nodes whose health check failed, and why."""
-        return {
-            node_id: reason
-            for node_id, reason in self.refused.items()
-            if node_id not in self.bans and node_id.removeprefix(WITH) not in self.bans_where
-        }
+    def refused(self) -> dict[str, str]:
+        """The nodes that may not join, and why: the banned and the unfit ones, in words."""
+        banned = {node_id: str(ban) for node_id, ban in self.banned.items()}
+        where = {f"{WITH}{where}": str(ban.replace(where="")) for where, ban in self.banned_where.items()}
+        return {**self.unfit, **banned, **where}
 
 
 def pace_in(status: RunStatus) -> Pace:
@@ -107,10 +102,10 @@ def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
         **dict.fromkeys(pace.slow, "slow"),
         **dict.fromkeys((one[0] for one in status.accused), "accused"),
         **dict.fromkeys(pace.stuck, "stuck"),
-        **dict.fromkeys(status.bans, "banned"),
+        **dict.fromkeys(status.banned, "banned"),
         **dict.fromkeys(status.unfit, "unfit"),
     }
-    states.update((one.node_id, one.how) for one in status.absent)
+    states.update((one.node_id, one.how) for one in status.missing)
     return states
 
 
@@ -120,7 +115,7 @@ def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
     return {
         "here": len(status.members) + len(status.waiting),
         "members": len(status.members),
-        "missing": status.absent_count,
+        "missing": status.missing_count,
         **{name: found[name] for name in ("unfit", "banned", "stuck", "accused", "slow", "draining", "busy")},
         "waiting": len(status.waiting) - len(status.spares),
         "spares": len(status.spares),
@@ -151,7 +146,7 @@ def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple
 
 def report(status: RunStatus) -> dict[str, Any]:
     """Return a status as JSON's types."""
-    bootstrap, closing, resized, now = status.bootstrap_address, status.closing, status.resized, status.now
+    bootstrap, closing, resized, now = status.bootstrap, status.closing, status.resized, status.now
     pace = pace_in(status)
     states = node_states(status, pace)
     meant, words = run_state(status, pace, counts := counts_of(status, states))
@@ -169,8 +164,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         }
 
     def ban(one: Ban) -> dict[str, Any]:
-        ends = {"ends_in": one.left, "ends_at": hour(one.left, ahead=True)}
-        return {"reason": one.reason, "by": one.by, "at_once": one.now, **ends}
+        return _fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": hour(one.ends_in, ahead=True)}
 
     return {
         "version": VERSION,
@@ -201,22 +195,21 @@ def report(status: RunStatus) -> dict[str, Any]:
         "missing": [
             {
                 "node_id": one.node_id,
-                "how": status.missing[one.node_id],
+                "how": one.describe(),
                 "kind": one.how,
                 "seconds_ago": one.ago,
                 "at": hour(one.ago),
                 "address": status.addresses.get(one.node_id),
                 "why": one.why,
             }
-            for one in status.absent
+            for one in status.missing
         ],
-        "missing_count": status.absent_count,
         "waiting_since": hour(status.waited),
         "since": dict(status.since),
         "addresses": dict(status.addresses),
         "attributes": {node_id: _plain(dict(each)) for node_id, each in status.attributes.items()},
-        "banned": [{"node_id": node_id, **ban(one)} for node_id, one in status.bans.items()],
-        "banned_where": [{"where": where, **ban(one)} for where, one in status.bans_where.items()],
+        "banned": [{"node_id": node_id, **ban(one)} for node_id, one in status.banned.items()],
+        "banned_where": [{"where": where, **ban(one)} for where, one in status.banned_where.items()],
         "unfit": _by_node(status.unfit, "reason"),
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
@@ -231,7 +224,7 @@ def report(status: RunStatus) -> dict[str, Any]:
 
 UNCHANGED: Final = (
     *("now", "run_id", "phase_for", "last_call_left", "reason", "waits_for", "round", "world_size", "coordinator"),
-    *("closed", "waited"),
+    *("closed", "waited", "missing_count"),
 )
 """The fields of a report that are the fields of the status."""
 
@@ -288,10 +281,11 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
     def later(age: float | None) -> float | None:
         return None if age is None else age + seconds
 
-    absent = tuple(one.replace(ago=later(one.ago)) for one in status.absent)
-
     def ending(bans: Mapping[str, Ban]) -> dict[str, Ban]:
-        return {name: one if one.left is None else one.replace(left=one.left - seconds) for name, one in bans.items()}
+        return {
+            name: one if one.ends_in is None else one.replace(ends_in=one.ends_in - seconds)
+            for name, one in bans.items()
+        }
 
     left = status.last_call_left
     return replace(
@@ -300,11 +294,10 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
         now=status.now + seconds,
         phase_for=later(status.phase_for),
         last_call_left=None if left is None else max(left - seconds, 0.0),
-        absent=absent,
-        missing={one.node_id: one.describe() for one in absent},
+        missing=tuple(one.replace(ago=later(one.ago)) for one in status.missing),
         waited=later(status.waited),
-        bans=ending(status.bans),
-        bans_where=ending(status.bans_where),
+        banned=ending(status.banned),
+        banned_where=ending(status.banned_where),
         draining={name: (max(left - seconds, 0.0), why) for name, (left, why) in status.draining.items()},
         steps={
             name: replace(one, age=one.age + seconds, report_age=one.report_age + seconds)

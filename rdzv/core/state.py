@@ -131,21 +131,21 @@ class Ban(Stored, kw_only=True):
     """A ban of one node, or of all nodes with an attribute."""
 
     called = "a ban"
-    outside: ClassVar[tuple[str, ...]] = ("left", "seen_at")
+    outside: ClassVar[tuple[str, ...]] = ("ends_in", "seen_at")
 
     reason: Prose  # the caller's; may be empty
     by: Prose = ""  # the node or person that wrote it
     now: bool = False  # a member is also removed from its round at once
     lasts: float | None = None  # seconds from this write until it expires; None: until it is lifted
-    left: float | None = None  # in a status, the seconds that remain
+    ends_in: float | None = None  # in a status, the seconds that remain
     where: str = ""  # the attribute and value, "rack=17"; empty for a single node
     seen_at: float = 0.0  # when this node received it, on its own clock
 
     def __str__(self) -> str:
         by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
         span = "" if self.lasts is None else f" for {in_words(self.lasts)}"
-        if self.left is not None:
-            span = f" for {in_words(self.left)} more"
+        if self.ends_in is not None:
+            span = f" for {in_words(self.ends_in)} more"
         return f"banned{by}{span}{f': {self.reason}' if self.reason else ''}"
 
 

@@ -52,14 +52,14 @@ def draw(frame: Frame, *, height: int) -> list[Line]:
     """Return the lines for a screen of this height, or some more."""
     status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary(status)
-    lines = [_link(frame), Line(first, "bad" if status.absent_count else "good" if status.members else "")]
+    lines = [_link(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
     lines += map(Line, rest)
     if frame.cost is not None:
         lines.append(Line(str(frame.cost), "soft"))
     texts, most = exceptions(status), max(height // 2, 1)
     lines += [Line(text, "bad" if text.lstrip().startswith("missing") else "") for text in texts[:most]]
     if len(texts) > most:
-        unnamed = max(status.absent_count - len(status.absent) - 1, 0)  # one line counts them all
+        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # one line counts them all
         lines.append(Line(f"             and {len(texts) - most + unnamed:,} more that are missing, refused or wait"))
     lines += [Line(text, may_be_cut=True) for text in member_lines(status, slice(height))]
     return [line._replace(text=printable(line.text)) for line in lines]

@@ -30,8 +30,8 @@ def summary(status: RunStatus) -> list[str]:
         f"run {status.run_id}: {status.phase.value}: {status.reason}",
         f"state: {run_state(status, pace, found)[1]}",
     ]
-    if status.round is not None and status.bootstrap_address is not None:
-        where = host_and_port(*status.bootstrap_address)
+    if status.round is not None and status.bootstrap is not None:
+        where = host_and_port(*status.bootstrap)
         lines.append(f"round {status.round}: world size {status.world_size}, rank 0 at {where}")
     counts = {name: found[name] for name in ("members", "waiting", "spares", "missing")}
     counts["refused"] = len(status.refused)
@@ -62,9 +62,9 @@ def describe_health(health: Mapping[str, Any]) -> str:
 
 def exceptions(status: RunStatus) -> list[str]:
     """Return a line for each node that is missing, stuck, slow, accused, draining, refused or waiting."""
-    lines = [f"    missing  {_named(status, one.node_id)}: {one.describe()}" for one in status.absent]
-    if status.absent_count > len(status.absent):
-        lines.append(f"    missing  and {status.absent_count - len(status.absent)} more")
+    lines = [f"    missing  {_named(status, one.node_id)}: {one.describe()}" for one in status.missing]
+    if status.missing_count > len(status.missing):
+        lines.append(f"    missing  and {status.missing_count - len(status.missing)} more")
     pace = pace_in(status)
     for kind, found in (("stuck", pace.stuck), ("slow", pace.slow)):
         lines.extend(f"  {kind:>9}  {node_id}: {why}" for node_id, why in found.items())

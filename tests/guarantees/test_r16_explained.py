@@ -35,7 +35,7 @@ async def test_r16_why_the_coordinator_itself_was_lost_is_said_too() -> None:
         heard = await listen(run, rest[0])
         await heard.until(NodesLost(1, (coordinator,)))
         status = await rest[0].status()
-        assert {one.node_id: one.why for one in status.absent} == {coordinator: "its process ended"}
+        assert {one.node_id: one.why for one in status.missing} == {coordinator: "its process ended"}
         (chapter,) = await rest[0].history()
         assert [(one.kind, one.node_ids, one.reason) for one in chapter.incidents] == [
             ("lost", (coordinator,), "its process ended")

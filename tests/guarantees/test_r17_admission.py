@@ -70,7 +70,7 @@ async def test_r17_a_temporary_ban_ends_by_itself_and_the_status_shows_the_time_
         await asyncio.sleep(30)
         status = await a.status()
         assert status.refused == {"b": "banned by a for 9 min 30 s more: slow disk"}
-        assert status.bans["b"].left == pytest.approx(570, abs=1)
+        assert status.banned["b"].ends_in == pytest.approx(570, abs=1)
         await asyncio.sleep(569)
         with pytest.raises(rdzv.RendezvousRefusedError):
             await b.next_rendezvous()
@@ -201,11 +201,11 @@ async def test_r17_a_ban_of_an_attribute_holds_for_present_and_later_nodes_with_
         with pytest.raises(rdzv.RendezvousRefusedError, match="rack=17"):
             await d.next_rendezvous()
         status = await a.status()
-        assert status.bans == {}
+        assert status.banned == {}
         assert status.refused == {"nodes with rack=17": "banned by a for 10 min more: its switch"}
-        shown = status.bans_where["rack=17"]
+        shown = status.banned_where["rack=17"]
         assert shown.reason == "its switch"
-        assert shown.left == pytest.approx(600, abs=1)
+        assert shown.ends_in == pytest.approx(600, abs=1)
         await a.unban_where("rack", "18")
         with pytest.raises(rdzv.RendezvousRefusedError):
             await d.next_rendezvous()

@@ -220,7 +220,10 @@ async def test_r22_a_wait_for_a_round_names_the_missing_nodes_and_since_when() -
         lost = "lost 1 min ago: its process ended"
         words = f"2 of at least 3 nodes; waiting 40 s for c at 10.0.0.2 ({lost}) and gpu-023 (never seen)"
         assert a.reason == (await b.status()).reason == words
-        assert (await a.status()).missing == {"c": lost, "gpu-023": "never seen"}
+        assert {one.node_id: one.describe() for one in (await a.status()).missing} == {
+            "c": lost,
+            "gpu-023": "never seen",
+        }
         for task in waiting:
             with pytest.raises(
                 rdzv.RendezvousTimeoutError, match=r"waiting 1 min for c at 10.0.0.2 \(lost 1 min 20 s ago: its process"

@@ -12,7 +12,7 @@ from rdzv.core.history import History, gone_before
 from rdzv.core.keys import Keys
 from rdzv.core.report import RunStatus, closing_of
 from rdzv.core.round import Member, Participant, Round, bucket_of
-from rdzv.core.state import WITH, Ban, Head, NodeRecord, Phase, unpack_settings
+from rdzv.core.state import Ban, Head, NodeRecord, Phase, unpack_settings
 from rdzv.core.stopping import Drain
 from rdzv.core.stored import pass_over
 from rdzv.core.stuck.accusing import SOMEBODY, Accusation
@@ -91,23 +91,19 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
         spares=tuple(spares),
         coordinator=head.coordinator.node_id if head.coordinator else None,
         world_size=head.round.size if head.round else 0,
-        bans=bans,
-        bans_where={ban.where: ban for ban in all_bans.values() if ban.where},
+        banned=bans,
+        banned_where={ban.where: ban for ban in all_bans.values() if ban.where},
         settings=settings,
-        bootstrap_address=(head.round.host, head.round.port) if head.round else None,
+        bootstrap=(head.round.host, head.round.port) if head.round else None,
         closed=head.closed.reason if head.closed else None,
-        refused={
-            **{
-                entry.key.removeprefix(keys.unfits): entry.value.decode(errors="replace")
-                for entry in await store.list(keys.unfits)
-            },
-            **{node_id: str(ban) for node_id, ban in bans.items()},
-            **{f"{WITH}{ban.where}": str(ban.replace(where="")) for ban in all_bans.values() if ban.where},
+        unfit={
+            node_id: entry.value.decode(errors="replace")
+            for entry in await store.list(keys.unfits)
+            if (node_id := entry.key.removeprefix(keys.unfits)) not in bans
         },
         releases=dict(releases),
-        missing={one.node_id: one.describe() for one in absent.missing},
-        absent=absent.missing,
-        absent_count=absent.count,
+        missing=absent.missing,
+        missing_count=absent.count,
         waited=absent.waited,
         since=since,
         addresses={**{one.node_id: one.address for one in absent.missing if one.address}, **addresses},
@@ -164,7 +160,7 @@ def _settings(entry: Entry | None) -> dict[str, Any]:
 
 
 async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
-    """Return the bans by name; those that expire have `left`."""
+    """Return the bans by name; those that expire have `ends_in`."""
     bans = {}
     for entry in await store.list(keys.bans):
         ban = Ban.unpack_at(entry.key, entry.value)
@@ -175,7 +171,7 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
                 left = await Lease(store, id=entry.lease, ttl=ban.lasts).time_to_live()
             except LeaseNotFound:
                 continue  # it has just expired
-            ban = ban.replace(left=left)
+            ban = ban.replace(ends_in=left)
         bans[entry.key.removeprefix(keys.bans)] = ban
     return bans
 

@@ -45,7 +45,7 @@ async def test_all_nodes_with_an_attribute_are_banned_also_those_that_come_later
             assert await said(server, "a", "--where", "rack=17") == await said(server) == 2
             assert await said(server, "--where", "rack=17", "--reason", "its switch", "--for", "1h") == 0
             assert "nodes with rack=17 are banned from run job for 1 h: now a, c\n" in capsys.readouterr().out
-            assert set((await handlers[1].status()).bans_where) == {"rack=17"}
+            assert set((await handlers[1].status()).banned_where) == {"rack=17"}
             with pytest.raises(rdzv.RendezvousRefusedError, match="node d is banned, as all nodes with rack=17, by"):
                 await late.next_rendezvous()
         finally:

@@ -56,7 +56,7 @@ def test_ten_thousand_quiet_members_take_one_pass() -> None:
     assert (found.stands, len(found.stuck)) == (True, 0)
 
 
-LOST = {"absent": (Missing(node_id="x", how="lost"),), "absent_count": 1}
+LOST = {"missing": (Missing(node_id="x", how="lost"),), "missing_count": 1}
 
 
 MEMBERS = tuple(Participant(node_id=f"n{rank}", rank=rank, address="") for rank in range(2))
@@ -99,6 +99,6 @@ def test_the_state_of_a_run_in_words(given: dict[str, Any], state: tuple[str, st
 def test_a_missing_node_is_shown_as_lost_or_left_not_as_its_last_state() -> None:
     absent = tuple(Missing(node_id=name, how=how) for name, how in (("n1", "lost"), ("n7", "left")))
     plain: dict[str, Any] = {"waiting": (), "spares": (), "coordinator": None, "settings": {}}
-    status = RunStatus(run_id="job", phase=Phase.TRAINING, round=1, reason="", members=MEMBERS, absent=absent, **plain)
+    status = RunStatus(run_id="job", phase=Phase.TRAINING, round=1, reason="", members=MEMBERS, missing=absent, **plain)
     states = node_states(status, pace_in(status))
     assert (states["n0"], states["n1"], states["n7"]) == ("in the round", "lost", "left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -43,12 +44,11 @@ def test_every_fact_is_a_field() -> None:
         spares=("d",),
         coordinator="a",
         world_size=2,
-        bootstrap_address=("10.0.0.1", 29500),
-        bans={"e": Ban(reason="slow disk", by="admin", now=True)},
-        refused={"e": "banned by admin: slow disk", "f": "no GPU"},
-        missing={"b": "lost 3 s ago: its process ended"},
-        absent=(Missing(node_id="b", how="lost", ago=3.0, address="10.0.0.2", why="its process ended"),),
-        absent_count=1,
+        bootstrap=("10.0.0.1", 29500),
+        banned={"e": Ban(reason="slow disk", by="admin", now=True)},
+        unfit={"f": "no GPU"},
+        missing=(Missing(node_id="b", how="lost", ago=3.0, address="10.0.0.2", why="its process ended"),),
+        missing_count=1,
         since={"a": 1.8e9},
         addresses={"b": "10.0.0.2", "c": "10.0.0.3"},
         settings={"min_nodes": 2, "rank_order": object},
@@ -59,6 +59,7 @@ def test_every_fact_is_a_field() -> None:
     )
     plain = report(status)
     assert "waits 41 s in the round's store, for key 'a'" in member_lines(status)[0]
+    assert status.refused == {"e": "banned by admin: slow disk", "f": "no GPU"}
     check(plain)
     assert plain["members"] == [
         {
@@ -82,7 +83,7 @@ def test_every_fact_is_a_field() -> None:
     assert plain["bootstrap"] == {"host": "10.0.0.1", "port": 29500}
     assert (plain["waiting"], plain["spares"]) == (["c"], ["d"])
     assert plain["banned"] == [
-        {"node_id": "e", "reason": "slow disk", "by": "admin", "at_once": True, "ends_in": None, "ends_at": None}
+        {"node_id": "e", "reason": "slow disk", "by": "admin", "now": True, "ends_in": None, "ends_at": None}
     ]
     assert plain["state"] == {"meant": "warn", "words": "Training: 1 missing"}
     assert (plain["phase_since"], plain["pace"]["step"]) == (1.8e9 + 60, 1204)
@@ -100,6 +101,12 @@ def test_every_fact_is_a_field() -> None:
     ]
     assert (plain["missing_count"], plain["since"]) == (1, {"a": 1.8e9})
     assert plain["settings"]["min_nodes"] == 2
+
+
+def test_the_status_and_its_json_call_the_same_things_by_the_same_names() -> None:
+    """Those of the status that are not in the JSON stand in its members, and in `closing`."""
+    only_in_status = {one.name for one in dataclasses.fields(RunStatus)} - set(SCHEMA["properties"])
+    assert only_in_status == {"steps", "awaits", "closed_at"}
 
 
 def test_the_schema_allows_unknown_fields_but_no_missing_ones() -> None:

@@ -24,11 +24,11 @@ def status_of(members: int, *, missing: int = 0, waiting: tuple[str, ...] = ()) 
         spares=(),
         coordinator="gpu-00000",
         world_size=members + missing,
-        bootstrap_address=("10.0.0.0", 29500),
-        absent=tuple(
+        bootstrap=("10.0.0.0", 29500),
+        missing=tuple(
             Missing(node_id=f"bad-{number:03}", how="lost", ago=3.0, why="its process ended") for number in range(named)
         ),
-        absent_count=missing,
+        missing_count=missing,
     )
 
 

@@ -57,7 +57,7 @@ def test_returned_nodes_are_not_missing_and_the_outage_is_not_counted_as_trainin
             town.advance(APART)
         town.advance(60)
         assert [one.world_size for one in town.rounds] == [4, 4], town.story
-    assert (len(told.status.members), told.status.absent_count, told.status.missing) == (4, 0, {})
+    assert (len(told.status.members), told.status.missing_count, told.status.missing) == (4, 0, ())
     # Until the second round, a member trains until its lease is over by its own clock, or it hears from the others.
     assert told.cost.spent.trained == pytest.approx(TRAINED + TTL, abs=TTL / 2), told.cost
     assert told.cost.seconds == pytest.approx(TRAINED + AWAY + len(cut_off) * APART, abs=2), told.cost

@@ -112,7 +112,7 @@ async def test_a_killed_process_is_noticed_and_the_others_meet_again(url: str) -
         with pytest.raises(MembersLostError) as missed:
             await stores[0].get("never")
         assert missed.value.node_ids == ("paused",)
-        assert {one.node_id: one.why for one in (await nodes[0].status()).absent} == {
+        assert {one.node_id: one.why for one in (await nodes[0].status()).missing} == {
             "paused": "nothing was heard of it for its ttl"
         }
         infos = await asyncio.gather(*(node.next_rendezvous() for node in nodes))

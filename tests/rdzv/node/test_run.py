@@ -60,7 +60,7 @@ async def test_a_ban_that_is_interrupted_after_any_write_leaves_no_banned_member
         await asyncio.wait([banning])
         await asyncio.sleep(1)
         status = await a.status()
-        banned = bool(status.bans or status.bans_where)
+        banned = bool(status.banned or status.banned_where)
         assert banned is ("b" not in {member.node_id for member in status.members})
         if banned:
             (chapter,) = await a.history()

@@ -78,8 +78,8 @@ async def test_a_lost_member_is_missing_also_after_the_next_round_has_completed(
         await run.meet(b, c)
         status = await run.handler("observer", min_nodes=None, max_nodes=None).status()
         assert (status.phase, status.world_size) == (Phase.TRAINING, 2)
-        assert [(one.node_id, one.how) for one in status.absent] == [("a", "lost")]
-        assert status.absent_count == 1
+        assert [(one.node_id, one.how) for one in status.missing] == [("a", "lost")]
+        assert status.missing_count == 1
 
 
 @pytest.mark.parametrize(("own", "told"), [("", "drained: its turn"), ("it is full", "it is full")])
@@ -93,7 +93,7 @@ async def test_a_departure_has_its_own_reason_or_else_that_of_the_drain(own: str
         b.leaves_because(own)
         await b.aclose()
         status = await a.status()
-        assert [(one.node_id, one.how, one.why) for one in status.absent] == [("b", "left", told)]
+        assert [(one.node_id, one.how, one.why) for one in status.missing] == [("b", "left", told)]
 
 
 HOUR = 3600.0
@@ -131,7 +131,7 @@ async def test_ages_do_not_depend_on_the_clock_of_the_observer(ahead: float, mon
         await heard.until(NodesLost)
         await run.meet(b, c)
         await asyncio.sleep(10)
-        (lost,) = (await clocks.ask(run, ahead=ahead))[0].absent
+        (lost,) = (await clocks.ask(run, ahead=ahead))[0].missing
         assert lost.node_id == "a"
         assert (await clocks.ask(run, ahead=ahead))[0].phase_for == pytest.approx(10, abs=1)
         assert lost.ago == pytest.approx(10, abs=2)
@@ -142,7 +142,7 @@ async def test_ages_do_not_depend_on_the_clock_of_the_observer(ahead: float, mon
         await run.join(c)
         await asyncio.sleep(10)
         status, _, _, _ = await clocks.ask(run, ahead=ahead)
-        ago = {one.node_id: one.ago for one in status.absent}
+        ago = {one.node_id: one.ago for one in status.missing}
         assert ago["b"] == pytest.approx(10, abs=1)
         assert status.waited == pytest.approx(10, abs=1)
 
