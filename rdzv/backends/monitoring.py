@@ -61,7 +61,7 @@ def _serve_page(
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
     """Return a function that begins to serve the metrics of a node's process, if the settings say so.
 
-    Call it in the node's loop at each arrival: only the first call has an effect.
+    Call it in the node's loop; only the first call has an effect.
 
     Raises:
         RendezvousSettingsError: The extra is not installed.

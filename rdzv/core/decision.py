@@ -211,7 +211,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= missing <= 0 and bool(survivors)
     if view.live or not enough:
-        # A last call may run while live members have yet to leave: its end is reported.
+        # If a last call runs, wait until its end, to report that. The round waits for the live members in any case.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.admitted(placed):

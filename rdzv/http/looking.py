@@ -75,7 +75,7 @@ class Runs:
     """The runs under a prefix of a store.
 
     Attributes:
-        followed: The runs with nodes, kept up to date by watches.
+        followed: The runs that were read lately, kept up to date by watches.
     """
 
     def __init__(self, client: Client, *, prefix: str) -> None:

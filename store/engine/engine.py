@@ -285,8 +285,7 @@ class Engine:
             message = f"request {request_id} was applied before the connection broke, but its reply is no longer kept"
             return Failed(kind=FailureKind.FORGOTTEN, message=message)
         if isinstance(replayed, Granted):
-            # A client that repeats its grant has come back: renew the lease.
-            lease = self._leases.get(replayed.lease)
+            lease = self._leases.get(replayed.lease)  # a client that repeats its grant has come back: renew the lease
             if lease is not None:
                 self._leases.keep_alive(lease, peer=peer)
         return replayed
@@ -321,7 +320,7 @@ class Engine:
         return self._leases.next_due_in()
 
     def look(self, *, now: float) -> bool:
-        """Update served time; return True if a lease is due. The server calls this at least every 0.1 s."""
+        """Advance the leases' clock; return True if a lease is due. The server calls this at least every 0.1 s."""
         self._leases.advance(now)
         due = self._leases.next_due_in()
         return due is not None and due <= 0

@@ -136,7 +136,7 @@ class Addresses:
         self._standing.update(dict.fromkeys(addresses, SILENT))
         # Not a generator: closing one may swallow a handler's exception.
         if {self._standing.get(one[4]) for one in self._resolved} <= {SILENT}:
-            self._standing.clear()  # all are equal again
+            self._standing.clear()  # no address has worked: rank all equally again
 
 
 class Race:

@@ -87,7 +87,7 @@ def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 
 
 def _queued_bytes(sock: Any) -> tuple[int, int]:
-    """Return the bytes not acknowledged, and those not sent. Without answers to probes all count as the former."""
+    """Return the bytes sent but not acknowledged, and those not sent; all count as sent if probes are unanswered."""
     held = unsent = 0
     with SystemErrorsSuppressed(OSError, ValueError):  # closed, or the system is not Linux
         held, unsent = (

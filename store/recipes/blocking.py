@@ -1,4 +1,4 @@
-"""Shell: the blocking recipes; see `store.recipes`. Each wraps an awaited one.
+"""Shell: the blocking recipes; see `store.recipes`. Each wraps the awaited recipe of its name.
 
 If a block loses its lock it goes on to its end and then raises `LeaseNotFound`: fence its writes by `held.fence`.
 """

@@ -270,7 +270,7 @@ class Conversations:
             await anyio.lowlevel.checkpoint()  # each pass of the loop begins with turns while any peer waits
 
     def unheard(self, now: float) -> dict[int, float]:
-        """Return the peers that wait for a turn or for the disk, and not for themselves, and for how many seconds."""
+        """Return the peers, by id, whose requests wait for a turn or for the disk, and for how many seconds."""
         waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.holding())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
 

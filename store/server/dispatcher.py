@@ -140,7 +140,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ in the next passes
 
     def go_on(self, turn: float) -> None:
-        """Send pending notifications for a turn of each kind; the bytes are written later, with what follows."""
+        """Do one turn of each kind of pending work: chores, notifications, and writes to sockets."""
         self._queued_in = self._later
         try:
             self._for_a_turn(self._do_chore, turn)

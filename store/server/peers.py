@@ -50,9 +50,9 @@ class Peers:
 
     @property
     def lasting_bytes(self) -> int:
-        """Return the same without what is freed when a request needs room: all beyond the reserved bytes.
+        """Return `held_bytes` without the bytes that are freed when a request needs room: those beyond the reserves.
 
-        Else a few slow readers would fill the store, and every write would be refused.
+        Else a few slow readers would fill the store, so that every write fails.
         """
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)

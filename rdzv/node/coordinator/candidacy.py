@@ -58,7 +58,7 @@ class Candidacy:
             self.changed()
 
     def changed(self) -> None:
-        """Start an election if the head has changed and the role is free."""
+        """Start an election if the role is free. The follower calls this when the head has changed."""
         if self._is_free and self._running is None:
             self._run(None)
 

@@ -305,7 +305,7 @@ async def set_closed(node: Node, reason: str = "") -> None:
 
 @goes_on
 async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
-    """Close the run with the verdict not to go on; every launcher ends with this status, or see `GiveUp`."""
+    """Close the run because it cannot go on; `status` is the exit status of every launcher: see `GiveUp`."""
     status, remark = exit_status(status)
     reason = reason + remark if remark else reason
     await _close(node, reason, given_up=True, status=status)
@@ -357,7 +357,7 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
     """Announce that this node, or another one, is to leave: the members of its round stop together before it does.
 
     A member that uses `rounds()` leaves at a `check`, the same for all; for others `changes()` gives `Draining`. After
-    `within` seconds the node leaves its round in any case, which then is an ordinary departure.
+    `within` seconds the node leaves at any step; for the others that is then an ordinary departure.
 
     Raises:
         RendezvousStateError: No such node is in the run.

@@ -82,7 +82,7 @@ class Joining:
     async def join(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
         """Return once this node is a member of the next round; raise StoreReplaced if that needs another link."""
         part, link = self.part, self.link
-        # Whether the node is still in it or has left it: the coordinator takes both in before newcomers.
+        # A member of the last round, also one that has left it, is admitted before newcomers.
         last, mine = link.follower.head.round, part.membership
         self._me = self._new_me(was_member=bool(last and mine and mine.round.revision == last.revision))
         part.refusal = None
