@@ -64,6 +64,7 @@ LOOK_AGAIN_AFTER: Final = 2.0  # seconds between two checks if other clients sti
 ENDING_TTL: Final = 10.0  # seconds of the key's lease; more, as a check may be late
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between two warnings that the process stays for others
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice that a local connection has closed
+EVERY_MACHINE: Final = ("0.0.0.0", "0", "::")  # hosts that each machine takes for itself  # noqa: S104
 CALL_TIMEOUT: Final = 30.0  # seconds for one request
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down
 FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a new store
@@ -383,7 +384,7 @@ def address_to_listen_on(settings: Settings, credentials: Credentials, host: tup
     insist, tls = settings.is_host is True, credentials.server_tls()
     is_closed_to_strangers = credentials.token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
     bound = choose_bind_address(*host, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)
-    if bound.foreign and not insist:
+    if not insist and (bound.foreign or host[0] in EVERY_MACHINE):
         _refuse_shared_name(settings, host[0], bound)
     return bound
 
@@ -418,8 +419,8 @@ def serve_on(
 
 def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> None:
     """Raise an error for a name of several machines, if several nodes may join; else warn."""
-    others = in_words(bound.foreign)
-    problem = f"{host} also names {others}, of other machines, and each of them would start a store of its own"
+    others = f"also names {in_words(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
+    problem = f"{host} {others}, and each of them would start a store of its own"
     remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"
     if settings.max_nodes != 1:
         raise RendezvousSettingsError(f"run {settings.run_id}: {problem}; {remedy}")

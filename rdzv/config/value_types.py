@@ -151,6 +151,8 @@ def _address(raw: Any) -> str:
         address = address[1:-1]
     if len(address) > NAME_LENGTH_MAX or not re.fullmatch(r"[\w.%-]+|[^:\s/]*:[^:\s/]*:[^\s/]*", address):
         raise ValueError
+    if address in {"0.0.0.0", "::"}:  # noqa: S104  no other machine reaches this one there
+        raise ValueError
     return address
 
 
@@ -253,7 +255,7 @@ NAMES: Final = Kind(
 TEXT: Final = Kind("text that is not empty, in printable characters", _text, "rack")
 PATH: Final = Kind("the path of a file or directory, not empty", _path, "/run/secrets/rdzv")
 PREFIX: Final = Kind("the beginning of a key, in printable characters and more than slashes", _prefix, "/rdzv")
-ADDRESS: Final = Kind("a host name or an IP address, without a port", _address, "10.0.0.7")
+ADDRESS: Final = Kind("a host name or an IP address of this machine, without a port", _address, "10.0.0.7")
 SECRET: Final = Kind("text or bytes, not empty", _one_that(lambda raw: isinstance(raw, str | bytes) and raw), "...")
 PAYLOAD: Final = Kind(
     f"at most {PAYLOAD_BYTES_MAX} bytes of msgpack, nested at most {PAYLOAD_LEVELS_MAX} deep", _payload, "8xH100"

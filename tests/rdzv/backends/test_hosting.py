@@ -117,6 +117,16 @@ async def test_it_is_not_opened_to_strangers_unless_told_so() -> None:
     await end(host_of(url, is_host=True, insecure=True))
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0"])
+async def test_an_address_that_every_machine_takes_for_its_own_is_refused_unless_insisted_on(host: str) -> None:
+    """Two machines began two jobs under one URL."""
+    url = f"tcp://{host}:{free_port()}/job"
+    with pytest.raises(RendezvousSettingsError, match=r"stands for any machine, .*write a name or an address"):
+        host_of(url, insecure=True, min_nodes=1, max_nodes=2)
+    await end(host_of(url, insecure=True, min_nodes=1, max_nodes=1))
+    await end(host_of(url, insecure=True, min_nodes=1, max_nodes=2, is_host=True))
+
+
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Return the addresses of the names in `.test`, to be filled by the test. Other names resolve as usual."""

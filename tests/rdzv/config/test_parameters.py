@@ -86,6 +86,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("node_id", "a\x07", NAME_LIMIT),
     ("node_id", "\ud800", NAME_LIMIT),
     ("address", "head:29400", "without a port"),
+    ("address", "0.0.0.0", "of this machine"),
     ("address", "x" * 256, "host name"),
     ("payload", bytes(4094), "at most 4096 bytes of msgpack"),
     ("payload", DEEP, "nested more deeply"),
