@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.cli.command import DONE, FAILED, RUN, argument, command, duration, flag, option, say
+from rdzv.cli.command import DONE, FAILED, NAMED_MOST, NODE, RUN, command, duration, flag, option, say
 from rdzv.cli.reach import open_store
 from rdzv.core.asking import ANSWER_TTL, KILL, STACKS, Question, unpack_answer
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-NODES_NAMED_MOST: Final = 8
 ANSWER_WITHIN: Final = 5.0  # seconds for a launcher to answer
 REFUSED: Final = "refused"
 
@@ -42,19 +41,12 @@ async def _ask(client: Store, keys: Keys, what: str, node_id: str) -> str:
 # ------------------------------------------------------------------------------------------ stacks
 
 
-@command(
-    "stacks",
-    "show the Python stacks of the processes that a node's rdzv run has started",
-    *RUN,
-    argument("node", metavar="NODE", help="the node's id"),
-)
+@command("stacks", "show the Python stacks of the processes that a node's rdzv run has started", *RUN, NODE)
 async def _stacks(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
         there = set(await read_nodes(client, keys))
-        if not there:
-            raise RendezvousStateError(f"run {keys.run_id} has no nodes")
         if options.node not in there:
-            here = first_of(sorted(there), NODES_NAMED_MOST)
+            here = first_of(sorted(there), NAMED_MOST) or "none"
             raise RendezvousStateError(f"run {keys.run_id} has no node {options.node}; it has {here}")
         with anyio.move_on_after(options.timeout):
             say(*(await _ask(client, keys, STACKS, options.node)).splitlines())

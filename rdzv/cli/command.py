@@ -75,11 +75,11 @@ def argument(*names: str, **settings: Any) -> Argument:
 def option(
     named: str, kind: Callable[[str], Any] | None, help: str, *, default: Any = None, **settings: Any
 ) -> Argument:
-    """Describe an option with a value, as `--grace SECONDS`. The help names the default."""
-    name, _, metavar = named.partition(" ")
+    """Describe an option with a value, as `--grace SECONDS`, or with two names. The help names the default."""
+    *names, metavar = named.split(" ")
     shown = f"{default:g}" if isinstance(default, float) else default
     told = f"{help} (default: {shown})" if default not in (None, ()) else help
-    return argument(name, metavar=metavar, type=kind, default=default, help=told.replace("%", "%%"), **settings)
+    return argument(*names, metavar=metavar, type=kind, default=default, help=told.replace("%", "%%"), **settings)
 
 
 def flag(name: str, help: str, **settings: Any) -> Argument:
@@ -147,6 +147,8 @@ TIMEOUT: Final = option(
 RUN: Final = (argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]"), TIMEOUT)
 STORE: Final = (argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)
 JSON: Final = flag("--json", "as one JSON object")
+NODE: Final = argument("node", metavar="NODE", help="the node's id")
+NAMED_MOST: Final = 8  # nodes, and values of an attribute, in a message
 
 
 # ------------------------------------------------------------------------------------------ how it is carried out

@@ -26,7 +26,7 @@ from rdzv._version import __version__
 from rdzv.backends.asking import answers_of_hosts
 from rdzv.backends.bind_address import in_words, split_addresses
 from rdzv.backends.credentials import Credentials, with_expected_nodes
-from rdzv.cli.command import DONE, FAILED, JSON, STORE, command, option, put, say
+from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, put, say
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
 from rdzv.core.hosts.succession import Answer
@@ -48,7 +48,6 @@ SLOW = 0.25  # seconds per answer: a quarter of the default `disconnect_ttl`
 LEASE_TTL = 30.0
 LEASE_WATCHED = 1.0  # seconds in which the clocks are compared
 CLOCK_OFF = 0.25  # seconds of difference, beside the round trips
-NAMED_MOST = 8
 ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of 3.4 and 3.5 without a known loss of data
 
 
@@ -74,7 +73,7 @@ class Check(NamedTuple):
     "doctor",
     "look from this node for what keeps a run from meeting, and say what to do",
     *STORE,
-    option("--expected", None, argparse.SUPPRESS),  # of scripts from before the parameter `expected_file`
+    option("--expected FILE", None, argparse.SUPPRESS),  # of scripts from before the parameter `expected_file`
     JSON,
     limited=False,
 )
@@ -99,8 +98,7 @@ async def _doctor(options: argparse.Namespace) -> int:
 
 
 async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
-    given = {"expected_file": options.expected} if options.expected else {}
-    settings = with_expected_nodes(settings_of(options.url, **given))
+    settings = with_expected_nodes(settings_of(options.url, expected_file=options.expected))
     url, run_id = settings.endpoint.url, split_url(options.url).run_id
     own_address, step = "", options.timeout / STEPS
     answers = await answers_of_hosts(settings, Credentials(settings))

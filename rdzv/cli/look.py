@@ -55,10 +55,7 @@ STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
     "show how a run stands, and what it waits for",
     *RUN,
     JSON,
-    flag(
-        "--watch",
-        "again at every change, until the run is closed; on a terminal redrawn in place (q quits), as by rdzv top",
-    ),
+    flag("--watch", "again at every change, until it is closed; on a terminal redrawn in place, as by rdzv top"),
 )
 async def _status(options: argparse.Namespace) -> int:
     if options.watch:

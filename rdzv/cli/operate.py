@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rdzv.backends.asking import tell_lost
 from rdzv.backends.credentials import Credentials
-from rdzv.cli.command import DONE, RUN, argument, command, duration, flag, option, say, whole_number
+from rdzv.cli.command import DONE, NAMED_MOST, NODE, RUN, argument, command, duration, flag, option, say, whole_number
 from rdzv.cli.reach import open_run, settings_of
 from rdzv.config.resizing import describe_size
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
@@ -17,8 +17,6 @@ from store.printable import first_of, in_words
 
 if TYPE_CHECKING:
     from rdzv.node.run.run import Run
-
-NAMED_MOST = 8  # nodes, and values of an attribute
 
 
 def _attribute(text: str) -> tuple[str, str]:
@@ -30,8 +28,7 @@ def _attribute(text: str) -> tuple[str, str]:
 
 REASON = argument("--reason", default="", help="why; whom it concerns is told")
 WHERE = "--where ATTRIBUTE=VALUE"
-NODE = argument("node", metavar="NODE", help="the node's id")
-NODE_OR_WHERE = argument("node", metavar="NODE", nargs="?", help="the node's id")
+NODE_OR_WHERE = argument(*NODE.names, **NODE.settings, nargs="?")
 
 
 def _check_who_is_meant(options: argparse.Namespace) -> None:
@@ -147,13 +144,7 @@ async def _unban(options: argparse.Namespace) -> int:
     *RUN,
     NODE,
     REASON,
-    argument(
-        *("--within", "--in"),
-        type=duration,
-        default=120.0,
-        metavar="SECONDS",
-        help="from now; then it leaves, wherever the others are (default: 120)",
-    ),
+    option("--within --in SECONDS", duration, "from now; then it leaves, wherever the others are", default=120.0),
 )
 async def _drain(options: argparse.Namespace) -> int:
     async with open_run(options) as run:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import store
-from rdzv.cli.command import DONE, JSON, RUN, STORE, command, flag, option, put, say, whole_number
+from rdzv.cli.command import DONE, JSON, NAMED_MOST, RUN, STORE, command, flag, option, put, say, whole_number
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.core.report import long_duration
 from rdzv.core.round import Round
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from rdzv.node.run.run import Run
 
-NODES_NAMED_MOST: Final = 8
 DELETED_AT_ONCE: Final = 100  # keys: the limit of etcd's transactions
 GONE_WITHIN: Final = 5.0  # seconds for the nodes of a run closed by --force to leave
 
@@ -93,7 +92,7 @@ async def _forget(options: argparse.Namespace) -> int:
         client, keys = run.store, run.keys
         nodes = await _nodes(client, keys)
         if nodes and not options.force:
-            named = first_of(nodes, NODES_NAMED_MOST)
+            named = first_of(nodes, NAMED_MOST)
             raise RendezvousStateError(
                 f"run {keys.run_id} has {len(nodes)} nodes: {named}; close it first, or forget it with --force"
             )

@@ -16,7 +16,7 @@ import os
 import random
 import signal
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -39,6 +39,8 @@ from store.net.tasks import cancel_and_wait
 if TYPE_CHECKING:
     import argparse
     import ssl
+
+    from rdzv.config.settings import Settings
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ async def _serve(options: argparse.Namespace) -> int:
         StoreUsageError: The arguments contradict each other, or the data is damaged.
     """
     stop = asyncio.Event()
-    credentials = _credentials(options)
+    credentials = Credentials(_settings("tcps://localhost/any", options))
     tls, token = credentials.server_tls(), credentials.token
     host = options.host
     if host is None:
@@ -165,12 +167,9 @@ async def _serve(options: argparse.Namespace) -> int:
 
 async def _serve_in_turn(options: argparse.Namespace, stop: asyncio.Event) -> int:
     """Serve while no other of several hosts does; take part in the succession until told to stop."""
-    scheme = "tcps" if options.cert else "tcp"
-    names = ("insecure", "http_port", "token_file", "cert", "key", "ca", "data_dir")
-    given = {name: getattr(options, name) for name in names if getattr(options, name)}
+    given = {name: getattr(options, name) for name in ("insecure", "http_port", "data_dir")}
     given |= {"limits": _limits(options), "close_timeout": ENDS_WITHIN}
-    environment = {name: value for name, value in os.environ.items() if name in ("RDZV_TOKEN", "RDZV_TOKEN_FILE")}
-    settings = parse(f"{scheme}://{options.hosts}/any", given, environment)
+    settings = _settings(f"{'tcps' if options.cert else 'tcp'}://{options.hosts}/any", options, **given)
     if not settings.endpoint.has_successors:
         raise RendezvousSettingsError(f"--hosts={options.hosts[:80]} names one host; give --host and --port for that")
     credentials = Credentials(settings)
@@ -222,15 +221,14 @@ def _limits(options: argparse.Namespace) -> store.Limits:
     return limits
 
 
-def _credentials(options: argparse.Namespace) -> Credentials:
-    """Return the server's credentials by the parameters of a run; from the environment, the token alone."""
+def _settings(url: str, options: argparse.Namespace, **given: Any) -> Settings:
+    """Return the credentials and the given parameters as settings of a run; from the environment, the token alone."""
     if options.ca is not None and options.cert is None:
         raise store.StoreUsageError("--ca needs --cert beside it")
     key = options.key or options.cert  # one file may contain both
-    given = {"token_file": options.token_file, "cert": options.cert, "key": key, "ca": options.ca}
+    given |= {"token_file": options.token_file, "cert": options.cert, "key": key, "ca": options.ca}
     environment = {name: value for name, value in os.environ.items() if name in ("RDZV_TOKEN", "RDZV_TOKEN_FILE")}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    return Credentials(parse("tcps://localhost/any", chosen, environment))
+    return parse(url, given, environment)
 
 
 def _reload(credentials: Credentials, tls: ssl.SSLContext | None) -> None:

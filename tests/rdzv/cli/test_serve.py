@@ -15,11 +15,12 @@ import pytest
 
 import store
 from rdzv.cli import main as cli
+from rdzv.cli import serve
 from rdzv.cli.command import WRONG_USAGE
 from store.errors import AuthenticationError, ConnectionLost, LimitExceeded
 from store.messages import Get, Put, Watch
 from store.protocol.wire import Bye
-from tests.support.processes import Child, require, start_python
+from tests.support.processes import Child, free_port, require, start_python
 from tests.support.stores import Peer
 
 if TYPE_CHECKING:
@@ -149,6 +150,22 @@ async def test_a_server_that_finds_its_data_damaged_exits(tmp_path: Path) -> Non
                 await client.put("large", bytes(MIB))
         assert await child.wait() == WRONG_USAGE
         await child.says("restore it from a backup")
+
+
+async def test_the_one_of_several_hosts_that_serves_takes_any_free_port_for_http() -> None:
+    """Regression: `--http-port 0` was ignored beside `--hosts`."""
+    require("aiohttp")
+    hosts = f"127.0.0.1,127.0.0.2:{free_port()}"
+    async with start_python("-m", "rdzv", "-v", "serve", "--hosts", hosts, "--http-port", "0") as child:
+        await child.says("are shown at http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("url", ["tcps://localhost/any", "tcps://a,b:1/any"])
+def test_one_file_may_contain_the_certificate_and_its_key(url: str) -> None:
+    """Regression: beside `--hosts` it was refused."""
+    options = cli.parser_of(cli.command_named("serve")).parse_args(["--cert", "both.pem"])
+    settings = serve._settings(url, options)
+    assert (settings.cert, settings.key) == ("both.pem", "both.pem")
 
 
 # -------------------------------------------------------------------------------------------------------------- limits
