@@ -124,10 +124,10 @@ class Fencing:
             raise timed_out
         if not lost:
             raise RoundChanged(
-                f"the round is over for this member, and what it waited for may never come: {named(keys)}"
+                f"the round is over for this member, and these keys may never come: {named(keys)}"
             ) from timed_out
         raise MembersLostError(
-            f"the round has lost {named(lost)}, and what this node waited for may never come: {named(keys)}; "
+            f"the round has lost {named(lost)}, and these keys may never come: {named(keys)}; "
             f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same",
             node_ids=lost,
         ) from timed_out

@@ -68,7 +68,7 @@ async def tell(part: Part, link: Link) -> None:
         ]
         if (await store.transact(when=unchanged, then=writes)).succeeded:
             log.info(
-                "run %s, node %s: told the new store what it knows of the last one, up to round %d",
+                "run %s, node %s: told the new store about the last one, up to round %d",
                 *(keys.run_id, part.node_id, lost.round),
             )
             break
