@@ -99,7 +99,7 @@ async def _ban(options: argparse.Namespace) -> int:
             say(f"node {options.node} is banned from run {run.run_id}{span}")
             return DONE
         name, value = options.where
-        here = await run.ban_where(name, value, options.reason, **how)
+        here = await run.ban(reason=options.reason, where=options.where, **how)
         who = f"now {first_of(here, NAMED_MOST)}" if here else await _no_such_node(run, name)
     say(f"nodes with {name}={value} are banned from run {run.run_id}{span}: {who}")
     return DONE
@@ -131,7 +131,7 @@ async def _unban(options: argparse.Namespace) -> int:
         else:
             name, value = options.where
             who = f"nodes with {name}={value}"
-            was_banned = await run.unban_where(name, value, options.reason)
+            was_banned = await run.unban(reason=options.reason, where=options.where)
     if not was_banned:
         raise RendezvousStateError(f"there is no ban of {who} in run {run.run_id}; rdzv status shows those there are")
     say(f"{who} may come again to run {run.run_id}")

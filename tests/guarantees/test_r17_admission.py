@@ -135,9 +135,9 @@ async def test_r17_the_history_records_each_lifted_ban_once_with_its_author_and_
         await run.meet(a, b)
         for name in names:
             await a.ban(name, "slow disk")
-        await a.ban_where("rack", "17", lasts=600)
+        await a.ban(where=("rack", "17"), lasts=600)
         await a.unban("never-banned", "a slip")
-        await asyncio.gather(*(b.unban(name, "new disk") for name in names), b.unban_where("rack", "17"))
+        await asyncio.gather(*(b.unban(name, "new disk") for name in names), b.unban(where=("rack", "17")))
         await asyncio.sleep(1)
         (chapter,) = await a.history()
         assert {one.kind for one in chapter.incidents} == {"unbanned"}
@@ -190,7 +190,7 @@ async def test_r17_a_ban_of_an_attribute_holds_for_present_and_later_nodes_with_
         await run.meet(a, b)
         c = run.handler("c", attributes={"rack": "17"})
         parked = await run.join(c)
-        assert await a.ban_where("rack", "17", "its switch", lasts=600) == ("b", "c")
+        assert await a.ban(reason="its switch", where=("rack", "17"), lasts=600) == ("b", "c")
         with pytest.raises(rdzv.RendezvousRefusedError, match="rack=17"):
             await parked
         joining = await run.join(a)
@@ -206,10 +206,10 @@ async def test_r17_a_ban_of_an_attribute_holds_for_present_and_later_nodes_with_
         shown = status.banned_where["rack=17"]
         assert shown.reason == "its switch"
         assert shown.ends_in == pytest.approx(600, abs=1)
-        await a.unban_where("rack", "18")
+        await a.unban(where=("rack", "18"))
         with pytest.raises(rdzv.RendezvousRefusedError):
             await d.next_rendezvous()
-        await a.unban_where("rack", "17")
+        await a.unban(where=("rack", "17"))
         again = await run.join(d)
         await a.next_rendezvous()
         assert (await again).world_size == 2
@@ -220,7 +220,7 @@ async def test_r17_a_ban_of_an_attribute_ends_by_itself_and_with_now_takes_nodes
         a, b = run.handler("a"), run.handler("b", attributes={"rack": "17"})
         await run.meet(a, b)
         at_a, at_b = await listen(run, a), await listen(run, b)
-        assert await a.ban_where("rack", "17", now=True, lasts=60) == ("b",)
+        assert await a.ban(where=("rack", "17"), now=True, lasts=60) == ("b",)
         await at_b.until(Dropped("this node is banned, as all nodes with rack=17, by a for 1 min"))
         await at_a.until(NodesLost(1, ("b",)))
         assert (await a.next_rendezvous()).world_size == 1
@@ -234,7 +234,7 @@ async def test_r17_a_ban_of_an_attribute_ends_by_itself_and_with_now_takes_nodes
 async def test_r17_an_invalid_attribute_is_not_banned(attribute: str, value: str) -> None:
     async with VirtualRun(min_nodes=1) as run:
         with pytest.raises(rdzv.RendezvousSettingsError):
-            await run.handler("a").ban_where(attribute, value)
+            await run.handler("a").ban(where=(attribute, value))
         assert (await run.handler("a").status()).refused == {}
 
 

@@ -342,9 +342,7 @@ def of_run(
 
 resize = of_run(Run.resize, must_end=True)
 ban = of_run(Run.ban, must_end=True)
-ban_where = of_run(Run.ban_where, must_end=True)
 unban = of_run(Run.unban, must_end=True)
-unban_where = of_run(Run.unban_where, must_end=True)
 answer = of_run(Run.answer, must_end=True)
 status = of_run(Run.status)
 account = of_run(Run.account)

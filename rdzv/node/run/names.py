@@ -6,6 +6,7 @@ import msgpack
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, NAME, TEXT
+from rdzv.core.state import ban_name
 
 
 def check_node_id(node_id: str) -> None:
@@ -16,8 +17,21 @@ def check_node_id(node_id: str) -> None:
         refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
 
 
-def attribute_ban(attribute: str, value: str) -> str:
-    """Return "rack=17", as bans name it; raise RendezvousSettingsError if no node can have this attribute."""
+def name_of_ban(node_id: str, where: tuple[str, str] | None) -> tuple[str, str]:
+    """Return the name of a ban of a node, or of an attribute and its value, and that attribute: "rack=17", or "".
+
+    Raises:
+        RendezvousSettingsError: It is not one of both, or no node can have this id or attribute.
+    """
+    if (where is None) == (node_id == ""):
+        refuse(f"a ban is of a node_id or of where=(attribute, value), and not {'of both' if where else 'of neither'}")
+    if where is None:
+        check_node_id(node_id)
+        return node_id, ""
+    try:
+        attribute, value = where
+    except (TypeError, ValueError):
+        refuse(f"where={shown(where)} must be an attribute and its value: ('rack', '17')")
     try:
         name, value = TEXT.convert(attribute), TEXT.convert(value)
     except (TypeError, ValueError):
@@ -26,4 +40,5 @@ def attribute_ban(attribute: str, value: str) -> str:
         refuse(f"the attribute {shown(attribute)} cannot be banned by: there is a '=' in its name")
     if len(msgpack.packb({name: value})) > ATTRIBUTES_BYTES_MAX:
         refuse(f"the attribute {shown(attribute)}={shown(value)} has more than {ATTRIBUTES_BYTES_MAX} bytes")
-    return f"{name}={value}"
+    banned = f"{name}={value}"
+    return ban_name(banned), banned

@@ -21,12 +21,12 @@ from rdzv.config.value_types import DURATION_MAX, duration
 from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.report import account
 from rdzv.core.round import Round
-from rdzv.core.state import WITH, Ban, Closed, Head, Unban, ban_name, pack_settings, unpack_settings
+from rdzv.core.state import WITH, Ban, Closed, Head, Unban, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
 from rdzv.node.run.beats import read_hour
 from rdzv.node.run.lease import is_too_long, take_run_lease
-from rdzv.node.run.names import attribute_ban, check_node_id
+from rdzv.node.run.names import check_node_id, name_of_ban
 from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, run_ids
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
@@ -139,45 +139,45 @@ class Run:
 
     # ------------------------------------------------------------------------------------------ bans
 
-    async def ban(self, node_id: str, reason: str = "", *, now: bool = False, lasts: float | None = None) -> None:
-        """Keep a node out of the next rounds, and with `now` out of this one; it is told why.
+    async def ban(
+        self,
+        node_id: str = "",
+        reason: str = "",
+        *,
+        where: tuple[str, str] | None = None,
+        now: bool = False,
+        lasts: float | None = None,
+    ) -> tuple[str, ...]:
+        """Keep nodes out of the next rounds, and with `now` out of this one; return the ids of those that are here.
 
         Args:
             node_id: The node.
             reason: Shown to the node, and in the status.
-            now: Also remove it from its round at once. A waiting node is removed in any case.
+            where: An attribute and its value, instead of `node_id`: all nodes that have it, also those that come later.
+            now: Also remove them from their round at once. Waiting nodes are removed in any case.
             lasts: Seconds after which the ban expires; None: it stays until it is lifted.
         """
-        check_node_id(node_id)
+        name, attribute = name_of_ban(node_id, where)
 
         async def find() -> dict[str, int]:
-            there = await self.store.get(self.keys.node(node_id))
-            return {} if there is None else {node_id: there.mod_revision}
-
-        await self._impose(node_id, Ban(reason=reason, by=self.by, now=now, lasts=lasts), find)
-
-    async def ban_where(
-        self, attribute: str, value: str, reason: str = "", *, now: bool = False, lasts: float | None = None
-    ) -> tuple[str, ...]:
-        """Ban all nodes, present and future, with this attribute; return the ids of the present ones."""
-        where = attribute_ban(attribute, value)
-
-        async def find() -> dict[str, int]:
+            if where is None:
+                there = await self.store.get(self.keys.node(node_id))
+                return {} if there is None else {node_id: there.mod_revision}
             records = (await read_nodes(self.store, self.keys)).values()
-            return {each.node_id: each.arrival for each in records if each.attributes.get(attribute) == value}
+            return {each.node_id: each.arrival for each in records if each.attributes.get(where[0]) == where[1]}
 
-        ban = Ban(reason=reason, by=self.by, now=now, lasts=lasts, where=where)
-        return tuple(sorted(await self._impose(ban_name(where), ban, find)))
+        ban = Ban(reason=reason, by=self.by, now=now, lasts=lasts, where=attribute)
+        return tuple(sorted(await self._impose(name, ban, find)))
 
-    async def unban(self, node_id: str, reason: str = "") -> bool:
-        """Lift the ban of a node; the history gets the reason. Return True if it was banned."""
-        check_node_id(node_id)
-        return await self._lift_ban(node_id, Unban(who=node_id, reason=reason, by=self.by))
+    async def unban(self, node_id: str = "", reason: str = "", *, where: tuple[str, str] | None = None) -> bool:
+        """Lift the ban of a node, or of an attribute and its value; the history gets the reason.
 
-    async def unban_where(self, attribute: str, value: str, reason: str = "") -> bool:
-        """Lift the ban of an attribute; return True if there was one. Nodes banned by their names stay banned."""
-        where = attribute_ban(attribute, value)
-        return await self._lift_ban(ban_name(where), Unban(who=f"{WITH}{where}", reason=reason, by=self.by))
+        Return True if there was one. Nodes that are banned by their names stay so if their attribute is banned no more.
+        """
+        name, attribute = name_of_ban(node_id, where)
+        return await self._lift_ban(
+            name, Unban(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by)
+        )
 
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
         """Write a ban, then delete the records of the nodes that it removes; return all nodes with this ban.

@@ -57,7 +57,7 @@ async def test_the_reason_for_lifting_a_ban_reaches_the_history() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         async with rdzv.connect(f"{server.url}/job?min_nodes=1&is_host=false") as handler:  # it never coordinates
             await handler.ban("b")
-            await handler.ban_where("rack", "17")
+            await handler.ban(where=("rack", "17"))
         for who in (["b"], ["--where", "rack=17"]):
             assert await said(server, *who, "--reason", "repaired", what="unban") == 0
         notes = [Unban.unpack(entry.value) for entry in await client.list("/rdzv/job/head/unbanned/")]

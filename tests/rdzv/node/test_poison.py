@@ -48,7 +48,7 @@ CALLS: dict[str, Callable[[Handler], Awaitable[Any]]] = {
     "accuse(why=bytes)": lambda it: it.accuse(1, b"x"),  # type: ignore[arg-type]
     "unban(reason=None)": lambda it: it.unban("z", None),  # type: ignore[arg-type]
     "leaves_because(bytes)": lambda it: leave_because(it, b"x"),  # type: ignore[arg-type]
-    "ban_where(reason=7)": lambda it: it.ban_where("rack", "r1", 7),  # type: ignore[arg-type]
+    "ban(where, reason=7)": lambda it: it.ban(reason=7, where=("rack", "r1")),  # type: ignore[arg-type]
 }
 
 
@@ -75,7 +75,7 @@ PROSE: dict[str, Callable[[Handler, str], Awaitable[Any]]] = {
     "drain": lambda it, text: it.drain(reason=text),
     "resize": lambda it, text: it.resize(max_nodes=3, reason=text),
     "ban": lambda it, text: it.ban("z", text),
-    "ban_where": lambda it, text: it.ban_where("rack", "r1", text),
+    "ban(where)": lambda it, text: it.ban(reason=text, where=("rack", "r1")),
     "unban": lambda it, text: it.unban("z", text),
     "accuse": lambda it, text: it.accuse(1, text),
     "leaves_because": leave_because,

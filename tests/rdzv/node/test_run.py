@@ -21,9 +21,9 @@ pytestmark = pytest.mark.virtual_time
 
 BANS: dict[str, Callable[[Run], Awaitable[object]]] = {
     "a node": lambda run: run.ban("b", "rogue", now=True),
-    "an attribute": lambda run: run.ban_where("rack", "17", "rogue", now=True),
+    "an attribute": lambda run: run.ban(reason="rogue", where=("rack", "17"), now=True),
     "a node, for a time": lambda run: run.ban("b", "rogue", now=True, lasts=60),
-    "an attribute, for a time": lambda run: run.ban_where("rack", "17", "rogue", now=True, lasts=60),
+    "an attribute, for a time": lambda run: run.ban(reason="rogue", where=("rack", "17"), now=True, lasts=60),
 }
 
 
@@ -79,7 +79,7 @@ async def test_a_ban_of_an_attribute_removes_all_nodes_with_it(now: bool) -> Non
         handlers = [run.handler(f"n{number}", attributes={"rack": "17"}) for number in range(9)]
         await handlers[0].next_rendezvous()
         tasks = [await run.join(handler) for handler in handlers[1:]]
-        assert len(await steered.ban_where("rack", "17", now=now)) == 9
+        assert len(await steered.ban(where=("rack", "17"), now=now)) == 9
         for task in tasks:
             with pytest.raises(rdzv.RendezvousRefusedError):
                 await task
