@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import shutil
 import sys
@@ -28,9 +29,10 @@ from rdzv.display.history import as_json, describe, timeline
 from rdzv.display.live import Frame, draw
 from rdzv.display.pages import timeline_page
 from rdzv.display.status import describe_health, exceptions, member_lines, summary
+from rdzv.errors import RendezvousStateError
 from rdzv.node.link.wakeup import Wakeup
 from store import StoreError, StoreReplaced
-from store.printable import without_durations
+from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
     import argparse
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import Account, RunStatus
     from rdzv.node.run.run import Run
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds, for a store that is there
@@ -88,9 +92,12 @@ async def _watch(options: argparse.Namespace) -> int:
     wakeup, shown = Wakeup(), list[str]()
     with limited_by_timeout(options.timeout) as answered, contextlib.ExitStack() as stack:
         terminal: _Terminal | None = None
+        last: Frame | None = None
         while True:
             with contextlib.suppress(StoreReplaced):
                 async with open_run(options, follow=wakeup) as run:
+                    if last is None:
+                        await _say_if_missing(run)
                     last = await _frame(run)
                     answered()
                     if sys.stdout.isatty() and not options.json and os.environ.get("TERM", "dumb") != "dumb":
@@ -102,6 +109,14 @@ async def _watch(options: argparse.Namespace) -> int:
     if last.cost is not None and not options.json:
         say(str(last.cost))
     return DONE
+
+
+async def _say_if_missing(run: Run) -> None:
+    """Name the runs that there are if this one is not among them: its id may be mistyped."""
+    try:
+        await run.check_exists()
+    except RendezvousStateError as error:
+        log.warning("%s; waiting for it", error)
 
 
 async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list[str], *, as_json: bool) -> Frame:
