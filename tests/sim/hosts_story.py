@@ -116,6 +116,8 @@ class HostsStory(TrainingStory):
     def _is_at_work(self, node: Node) -> bool:
         """Return True if a node takes itself for a member, and its lease has not ended by its own clock."""
         membership, lease = node.node.membership, node.node.part.arrival.lease
+        if isinstance(node, Trainer) and node.inside is None:
+            return False  # it has left the round, and perhaps not heard the answer to its next arrival
         if membership is None or membership.over is not None or lease is None or node.client is None:
             return False
         sent_at = node.client.keep_alives.get(lease.id)
