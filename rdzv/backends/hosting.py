@@ -189,7 +189,7 @@ class Starting(ABC):
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # one attempt was made
         self._settled = asyncio.Event()
-        self.problem: str = ""  # why no store starts here
+        self._problem = ""  # why no store starts here
 
     @abstractmethod
     async def _run(self) -> HostedStore | None:
@@ -216,6 +216,11 @@ class Starting(ABC):
     def settle(self) -> None:
         """Record that a store was found: this process does not start one now."""
         self._settled.set()
+
+    @property
+    def problem(self) -> str:
+        """Why no store starts here, or no host serves; empty if nothing is known."""
+        return self._problem
 
     @property
     def _host(self) -> HostedStore | None:
@@ -276,9 +281,9 @@ class Hosting(Starting):
                     log.error("%s", error)  # noqa: TRY400  callers wait on; the log has the reason
                     return None
                 log.debug("%s; looking again in a moment", error)
-                if type(error) is PortTakenError and not self.problem and anyio.current_time() >= say_at:
-                    self.problem = f"{error}; the process that has that port does not answer as a store"
-                    log.warning("%s", self.problem)
+                if type(error) is PortTakenError and not self._problem and anyio.current_time() >= say_at:
+                    self._problem = f"{error}; the process that has that port does not answer as a store"
+                    log.warning("%s", self._problem)
             finally:
                 # No await from here to the end of the task, as `begin` must find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)

@@ -81,22 +81,22 @@ class Succession(Starting):
                 await self._pause(away)
         except (RendezvousError, OSError) as error:
             if isinstance(error, RendezvousError):
-                self.problem = str(error)
+                self._problem = str(error)
             else:
-                self.problem = f"the store cannot be started at {self._settings.endpoint.url}: {describe(error)}"
+                self._problem = f"the store cannot be started at {self._settings.endpoint.url}: {describe(error)}"
             if not self._asked.is_set():
                 raise (
-                    error if isinstance(error, RendezvousError) else RendezvousConnectionError(self.problem)
+                    error if isinstance(error, RendezvousError) else RendezvousConnectionError(self._problem)
                 ) from error
-            log.error("%s", self.problem)  # noqa: TRY400  callers wait on; the log has the reason
+            log.error("%s", self._problem)  # noqa: TRY400  callers wait on; the log has the reason
             return None
         finally:
             asyncio.get_running_loop().call_soon(self._asked.set)  # no await: `begin` must find the task done
 
     def _say(self, hosts: Sequence[Host], found: Sequence[Asked], away: float) -> None:
         """Log a new reason why there is no store."""
-        if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self.problem:
-            self.problem = problem
+        if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self._problem:
+            self._problem = problem
             log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
 
     async def _pause(self, away: float) -> None:
