@@ -38,6 +38,16 @@ def check_together(it: Any) -> None:
             f"disconnect_ttl={it.disconnect_ttl:g} must not be more than ttl={it.ttl:g}, when a node is gone; "
             f"lower disconnect_ttl or raise ttl"
         )
+    if it.gone_ttl > it.disconnect_ttl:
+        refuse(
+            f"gone_ttl={it.gone_ttl:g} must not be more than disconnect_ttl={it.disconnect_ttl:g}, which is for less "
+            f"certain signs of an end; lower gone_ttl or raise disconnect_ttl"
+        )
+    if it.requested_rank is not None and isinstance(it.rank_order, str) and it.rank_order != "requested":
+        refuse(
+            f"requested_rank={it.requested_rank} has no effect with rank_order={it.rank_order}; "
+            f"give all nodes rank_order=requested"
+        )
     if it.token is not None and it.token_file is not None:
         refuse(
             f"token and token_file={shown(it.token_file)} are both given, but only one can be the secret; leave one out"

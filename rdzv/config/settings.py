@@ -108,9 +108,14 @@ class Settings:
     )
     """The same once its connection has closed; at most `ttl`."""
     gone_ttl: float = parameter(
-        GONE_TTL, duration(GONE_TTL_MIN, because=", which a living process needs to come back", example=f"{GONE_TTL:g}")
+        None,
+        duration(GONE_TTL_MIN, because=", which a living process needs to come back", example=f"{GONE_TTL:g}"),
+        default_text=f"{GONE_TTL:g} s, or `disconnect_ttl` if that is less",
+        derive=lambda it: min(GONE_TTL, it.disconnect_ttl),
     )
-    """The same once all connections of its process have closed without a goodbye; at least three round trips."""
+    """The same once all connections of its process have closed without a goodbye; at most `disconnect_ttl`, at least
+    three round trips.
+    """
     stall_timeout: float | None = parameter(
         None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )

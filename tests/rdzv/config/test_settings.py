@@ -199,6 +199,8 @@ CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             ("min_nodes=5", "node_unit=4", "is 8", "max_nodes=7", "raise max_nodes to 8"),
         ),
         (TCP, {"ttl": 2, "disconnect_ttl": 3}, ("disconnect_ttl=3", "ttl=2", "lower disconnect_ttl")),
+        (TCP, {"disconnect_ttl": 1, "gone_ttl": 3}, ("gone_ttl=3", "disconnect_ttl=1", "lower gone_ttl")),
+        (TCP, {"requested_rank": 1}, ("requested_rank=1", "rank_order=survivors", "rank_order=requested")),
         (TCP, {"token": "swordfish", "token_file": "/t"}, ("token and token_file='/t'", "leave one out")),
         ("tcps://h/r", {"tls": CONTEXT, "ca": "/ca"}, ("tls and ca='/ca'", "leave out")),
         ("tcps://h/r", {"cert": "/c"}, ("cert='/c'", "give key")),
