@@ -8,6 +8,7 @@ removed authority stays trusted until a restart, as OpenSSL cannot remove one.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -25,7 +26,7 @@ from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_room
 from rdzv.backends.succession import Succession
-from rdzv.cli.command import DONE, ENDING, Wish, argument_type, command, flag, handle_signal, option
+from rdzv.cli.command import DONE, ENDING, Argument, Wish, argument, argument_type, command, flag, handle_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.parameters import Parameter
@@ -37,7 +38,6 @@ from store.net.collector import short_collections, tidy_up
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
-    import argparse
     import ssl
 
     from rdzv.config.settings import Settings
@@ -55,6 +55,19 @@ PORT: Final = argument_type(value_types.HTTP_PORT)
 LIMIT: Final = Parameter(
     "--limit", dataclasses.replace(value_types.LIMITS, limit="names of limits with numbers", example="keys_max=100000")
 )
+
+
+def _flag_of_its_own(limit: dataclasses.Field[Any]) -> Argument:
+    """Return a limit's own flag, as `--keys-max N`, of scripts from before `--limit`."""
+    name = limit.name
+    flags = [name, name.replace("group_", "run_")] if name in ("group_keys_max", "group_bytes_max") else [name]
+    return argument(
+        *(f"--{one.replace('_', '-')}" for one in flags),
+        dest="limit",
+        action="append",
+        type=lambda raw: f"{name}={raw}",
+        help=argparse.SUPPRESS,
+    )
 
 
 @command(
@@ -97,6 +110,7 @@ LIMIT: Final = Parameter(
         + ", ".join(f"{one.name}={one.default}" for one in dataclasses.fields(store.Limits)),
         action="append",
     ),
+    *map(_flag_of_its_own, dataclasses.fields(store.Limits)),
 )
 async def _serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; a second one ends it at once.

@@ -171,11 +171,16 @@ def test_one_file_may_contain_the_certificate_and_its_key(url: str) -> None:
 # -------------------------------------------------------------------------------------------------------------- limits
 
 
-async def test_a_limit_on_the_command_line_is_the_servers() -> None:
-    async with (
-        serving("--limit", "value_bytes_max=10", "--limit", "lease_ttl_max=2.5") as (_, port),
-        store.connect(f"tcp://127.0.0.1:{port}") as client,
-    ):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--limit", "value_bytes_max=10", "--limit", "lease_ttl_max=2.5"),
+        ("--value-bytes-max", "10", "--lease-ttl-max=2.5"),
+    ],
+    ids=["limit", "a flag of its own"],
+)
+async def test_a_limit_on_the_command_line_is_the_servers(words: tuple[str, ...]) -> None:
+    async with serving(*words) as (_, port), store.connect(f"tcp://127.0.0.1:{port}") as client:
         with pytest.raises(LimitExceeded, match="value_bytes_max is 10"):
             await client.put("a", bytes(11))
         with pytest.raises(LimitExceeded, match=r"lease_ttl_max is 2\.5"):
