@@ -35,9 +35,8 @@ SLOW_FOR = 15.0  # ... which halves every so many seconds
 ATTEMPT = 0.5  # seconds for the other system to answer, before the next attempt
 FIRST_ATTEMPT = 5.0  # the same before the round trip is known
 WORD_MOST = 64.0  # seconds for the first word, after many attempts that heard none
-ROUND_TRIPS = (
-    3  # the least time limit of an answer, an attempt or a greeting, in multiples of the shortest time to connect
-)
+# The least time limit of an answer, an attempt or a greeting, in multiples of the shortest time to connect.
+ROUND_TRIPS = 3
 SHARE_OF_LEASE = 4  # attempts that fit into the time left of a lease
 LEAST = 0.05  # seconds; an expired lease causes no busy loop
 

@@ -33,13 +33,12 @@ LATER_RDZV = {
     ],
     "rdzv/core/round.py": [
         ("    arrival: int\n", '    arrival: int\n    mood: str = "new"\n'),
-        ("    attributes: Mapping[str, str] = MappingProxyType({})\n",
-         '    attributes: Mapping[str, str] = MappingProxyType({})\n    mood: str = "new"\n'),
+        ("MappingProxyType({})  #: its attributes\n", 'MappingProxyType({})\n    mood: str = "new"\n'),
         ("    revision: int = 0", '    mood: str = "new"\n    revision: int = 0'),
     ],
     "rdzv/core/history.py": [
-        ("None if not recorded\n", 'None if not recorded\n    mood: str = "new"\n'),
-        ("    at: float | None = None\n", '    at: float | None = None\n    mood: str = "new"\n'),
+        ("of the run, in seconds since 1970; None if not recorded\n", 'of the run\n    mood: str = "new"\n'),
+        ("it completed, in seconds since 1970; None if not recorded\n", 'it completed\n    mood: str = "new"\n'),
     ],
 }  # fmt: skip
 

@@ -103,9 +103,9 @@ def test_one_accuser_of_a_live_member_is_not_believed() -> None:
     assert not any("is over" in line for line in story(killed=False, named=True)), "nothing else says so"
 
 
-@pytest.mark.parametrize("gone_ttl", [14, 1000])
+@pytest.mark.parametrize("gone_ttl", [14, 15])
 def test_a_members_own_error_removes_no_live_member(gone_ttl: float) -> None:
-    """Also with a gone_ttl so long that every lease may expire earlier."""
+    """Also with the longest gone_ttl, that of a cut connection."""
     told = story(killed=False, named=False, gone_ttl=gone_ttl)
     assert not any("noticed first" in line or "lost" in line for line in told)
     assert any("left: node-0" in line for line in told), "a node that failed by itself has left"
