@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 
@@ -236,6 +237,24 @@ async def test_r17_an_invalid_attribute_is_not_banned(attribute: str, value: str
         with pytest.raises(rdzv.RendezvousSettingsError):
             await run.handler("a").ban(where=(attribute, value))
         assert (await run.handler("a").status()).refused == {}
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"),
+    [
+        ({}, "not of neither"),
+        ({"node_id": "a", "where": ("rack", "17")}, "not of both"),
+        ({"node_id": "a", "where": ()}, "not of both"),
+        ({"where": "ab"}, "must be an attribute and its value"),
+        ({"where": ("rack",)}, "must be an attribute and its value"),
+    ],
+)
+async def test_r17_a_ban_is_of_one_node_or_of_one_attribute(named: dict[str, Any], problem: str) -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        handler = run.handler("a")
+        for call in (handler.ban, handler.unban):
+            with pytest.raises(rdzv.RendezvousSettingsError, match=problem):
+                await call(**named)
 
 
 async def test_r17_a_node_that_waits_is_put_out_by_a_ban_at_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgpack
 
 from rdzv.config.config_errors import refuse, shown
@@ -17,21 +19,21 @@ def check_node_id(node_id: str) -> None:
         refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
 
 
-def name_of_ban(node_id: str, where: tuple[str, str] | None) -> tuple[str, str]:
+def name_of_ban(node_id: str, where: Any) -> tuple[str, str]:
     """Return the name of a ban of a node, or of an attribute and its value, and that attribute: "rack=17", or "".
 
     Raises:
         RendezvousSettingsError: It is not one of both, or no node can have this id or attribute.
     """
     if (where is None) == (node_id == ""):
-        refuse(f"a ban is of a node_id or of where=(attribute, value), and not {'of both' if where else 'of neither'}")
+        given = "neither" if where is None else "both"
+        refuse(f"a ban is of a node_id or of where=(attribute, value), and not of {given}")
     if where is None:
         check_node_id(node_id)
         return node_id, ""
-    try:
-        attribute, value = where
-    except (TypeError, ValueError):
+    if not isinstance(where, tuple | list) or len(where) != 2:
         refuse(f"where={shown(where)} must be an attribute and its value: ('rack', '17')")
+    attribute, value = where
     try:
         name, value = TEXT.convert(attribute), TEXT.convert(value)
     except (TypeError, ValueError):
