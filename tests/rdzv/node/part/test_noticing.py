@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from rdzv.config.settings import parse
 from rdzv.core.decision import Me
-from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import Head
 from rdzv.core.stopping import Begun, Stop
 from rdzv.errors import RendezvousGracefulExitError
-from rdzv.listeners import Listeners
-from rdzv.node.link.loops import NodeLoop
-from rdzv.node.link.ports import HeldPort
 from rdzv.node.member.arrival import State
 from rdzv.node.member.noticing import Noticing
-from rdzv.node.member.part import Part
 from store.messages import Request, Transact
 from store.net.tasks import cancel_and_wait
+from tests.rdzv.node.part.parts import part_of
 from tests.support.runs import VirtualRun, connected
 
 pytestmark = pytest.mark.virtual_time
@@ -35,16 +29,8 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     The question followed at once after the commit of the round, since a newcomer was waiting. The node was still
     reading its rank then, and was not woken when it had that.
     """
-    keys, round = Keys("/rdzv", "job"), Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
-    part = Part(
-        parse("tcp://head/job?min_nodes=2", {}, {}),
-        keys,
-        node_id="a",
-        listeners=Listeners(),
-        loop=NodeLoop(),
-        rng=random.Random(1),
-        port=HeldPort(),
-    )
+    round = Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
+    part = part_of()
     part.arrival = cast(
         "Any",
         SimpleNamespace(

@@ -9,17 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from rdzv.config.settings import parse
-from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousSettingsError
-from rdzv.listeners import Listeners
 from rdzv.node.link.link import Link
-from rdzv.node.link.loops import NodeLoop
-from rdzv.node.link.ports import HeldPort
-from rdzv.node.member.part import Part
 from rdzv.node.member.record import TTL_MOST, new_record, node_ttl
 from store import Create, Limits, Put
 from store.messages import Request, Transact
+from tests.rdzv.node.part.parts import KEYS, part_of
 from tests.support.runs import VirtualRun, connected
 
 pytestmark = pytest.mark.virtual_time
@@ -54,17 +49,8 @@ class AwayStore:
 
 
 async def address_said(store: AwayStore, url: str = "tcp://head/job?min_nodes=2") -> asyncio.Task[Any]:
-    keys = Keys("/rdzv", "job")
-    link = Link(cast("Any", store), keys, node_id="a", closed_ttl=60.0, rng=random.Random(1))
-    part = Part(
-        parse(url, {}, {}),
-        keys,
-        node_id="a",
-        listeners=Listeners(),
-        loop=NodeLoop(),
-        rng=random.Random(1),
-        port=HeldPort(),
-    )
+    link = Link(cast("Any", store), KEYS, node_id="a", closed_ttl=60.0, rng=random.Random(1))
+    part = part_of(url)
 
     async def say() -> Any:
         try:

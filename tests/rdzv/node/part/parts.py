@@ -1,0 +1,27 @@
+"""A node's state, as rooms are given it."""
+
+from __future__ import annotations
+
+import random
+
+from rdzv.config.settings import parse
+from rdzv.core.keys import Keys
+from rdzv.listeners import Listeners
+from rdzv.node.link.loops import NodeLoop
+from rdzv.node.link.ports import HeldPort
+from rdzv.node.member.part import Part
+
+KEYS = Keys("/rdzv", "job")
+
+
+def part_of(url: str = "tcp://head/job?min_nodes=2") -> Part:
+    """Return the state of node a in the run at this URL; it has not arrived."""
+    return Part(
+        parse(url, {}, {}),
+        KEYS,
+        node_id="a",
+        listeners=Listeners(),
+        loop=NodeLoop(),
+        rng=random.Random(1),
+        port=HeldPort(),
+    )
