@@ -37,6 +37,7 @@ from rdzv.backends.bind_address import (
 )
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.backends.store_process import StoreProcess
+from rdzv.config.value_types import UNSPECIFIED
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError
 from rdzv.node.run.status import read_nodes_of_all_runs
@@ -64,7 +65,6 @@ LOOK_AGAIN_AFTER: Final = 2.0  # seconds between two checks if other clients sti
 ENDING_TTL: Final = 10.0  # seconds of the key's lease; more, as a check may be late
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between two warnings that the process stays for others
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice that a local connection has closed
-EVERY_MACHINE: Final = ("0.0.0.0", "0", "::")  # hosts that each machine takes for itself  # noqa: S104
 CALL_TIMEOUT: Final = 30.0  # seconds for one request
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down
 FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a new store
@@ -255,6 +255,10 @@ class Hosting(Starting):
         if self._task is None:
             await super().begin()
 
+    @property
+    def _ending(self) -> str:
+        return Keys(self._settings.prefix, self._settings.run_id).ending
+
     async def begin_again(self) -> None:
         """Decide again at the next `begin`, as the store is shutting down, and this node was not in it."""
         if self._task is not None and not self.hosts:
@@ -315,7 +319,7 @@ class Hosting(Starting):
         """Accept new nodes in a store that continues from disk: delete the rejection by its last host."""
         try:
             async with self._open_client(CALL_TIMEOUT) as client:
-                await client.delete(Keys(self._settings.prefix, self._settings.run_id).ending)
+                await client.delete(self._ending)
         except StoreError as error:
             log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
@@ -334,7 +338,7 @@ class Hosting(Starting):
         """Return True if the store at that address is shutting down."""
         try:
             async with self._open_client(MEETS_WITHIN) as client:
-                return await client.get(Keys(self._settings.prefix, self._settings.run_id).ending) is not None
+                return await client.get(self._ending) is not None
         except StoreError:
             return False
 
@@ -389,7 +393,7 @@ def address_to_listen_on(settings: Settings, credentials: Credentials, host: tup
     insist, tls = settings.is_host is True, credentials.server_tls()
     is_closed_to_strangers = credentials.token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
     bound = choose_bind_address(*host, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)
-    if not insist and (bound.foreign or host[0] in EVERY_MACHINE):
+    if not insist and (bound.foreign or host[0] in {*UNSPECIFIED, "0"}):
         _refuse_shared_name(settings, host[0], bound)
     return bound
 

@@ -30,6 +30,7 @@ RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "
 PORT_MAX: Final = 65535
 TORCH_STORES: Final = ("rdzv", "tcp")  # the store of PyTorch's process groups: the round's, or a TCPStore at rank 0
 HOSTS: Final = ("inside", "process")  # the embedded store is in a thread of the node's process, or in another process
+UNSPECIFIED: Final = ("0.0.0.0", "::")  # addresses to listen on, which lead to no other machine  # noqa: S104
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
@@ -151,7 +152,7 @@ def _address(raw: Any) -> str:
         address = address[1:-1]
     if len(address) > NAME_LENGTH_MAX or not re.fullmatch(r"[\w.%-]+|[^:\s/]*:[^:\s/]*:[^\s/]*", address):
         raise ValueError
-    if address in {"0.0.0.0", "::"}:  # noqa: S104  no other machine reaches this one there
+    if address in UNSPECIFIED:
         raise ValueError
     return address
 
