@@ -1,6 +1,6 @@
 """A key-value server for coordination, and its clients: compare-and-set, leases, watches, transactions, over TCP.
 
-It knows nothing of rendezvous, and can be used by itself::
+It can be used without `rdzv`::
 
     async with store.serve() as server, store.connect(server.url) as client:
         await client.put("greeting", b"hello")

@@ -1,4 +1,4 @@
-"""The methods of a store for the kinds of requests, written once, over its `call`.
+"""The methods of a store, one per kind of request, over its `call`.
 
 The blocking calls run the same coroutines: over a blocking store (`AtOnce`) each ends in one step (`finished`).
 """
@@ -64,7 +64,7 @@ A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 
 Keys: TypeAlias = "Iterable[str]"
-Entries: TypeAlias = "list[Entry]"  # inside the classes below, `list` is a method
+Entries: TypeAlias = "list[Entry]"  # inside the classes, `list` is a method
 KeyGroups: TypeAlias = "list[KeyGroup]"
 Notes: TypeAlias = "list[Note]"
 MaybeEntries: TypeAlias = "list[Entry | None]"
@@ -75,7 +75,7 @@ class LeaseLike(Protocol):
 
     @property
     def id(self) -> int:
-        """The id that the store gave it."""
+        """Its id."""
         ...
 
 
@@ -83,9 +83,9 @@ class LeaseTerms(TypedDict, total=False):
     """The options of `grant` and `kept_lease`, in seconds.
 
     Attributes:
-        disconnect_ttl: The most that is left of the lease once its connection has ended.
-        gone_ttl: The same once its process seems dead: all its connections closed without a goodbye. Default: 0.1 for
-            `grant` with `disconnect_ttl`, else off.
+        disconnect_ttl: The most that is left once its connection has ended.
+        gone_ttl: The most that is left once its process seems dead: all its connections closed without a goodbye.
+            Default: 0.1 for `grant` with `disconnect_ttl`, else off.
         timeout: The time for the grant.
     """
 
@@ -104,7 +104,7 @@ def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
 
 
 def time_limit(timeout: object, default: float | None) -> float | None:
-    """Return the seconds that a call may take, or None; `StoreUsageError`: `timeout` is no number of seconds."""
+    """Return the seconds that a call may take, or None; `StoreUsageError` if `timeout` is no number."""
     seconds = default if timeout is None else timeout
     if seconds is None or (type(seconds) is float and not math.isnan(seconds)):
         return seconds
@@ -117,7 +117,6 @@ def time_limit(timeout: object, default: float | None) -> float | None:
 
 
 def _several(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return several keys; reject a single string."""
     if isinstance(keys, str):
         raise StoreUsageError(f"{keys!r} is one key where several are taken: write [{keys!r}]")
     return tuple(keys)
@@ -130,9 +129,9 @@ def _there(entries: Iterable[Entry | None]) -> list[Entry]:
 class Cuts:
     """The ends of one client's connections, for the keepers of its leases. Safe to use from several threads.
 
-    After one the server may expire a lease early; a restarted server gives each its full TTL. So listeners are called
-    with the time of each end, with infinity once connecting is refused, and with the time at which that changes. `look`
-    checks for ends, for clients that only read during a call.
+    After an end the server may expire a lease early; a restarted server gives each its full TTL. So listeners are
+    called with the time of each end, with infinity once connecting is refused, and with the time at which that changes.
+    `look` checks for an end: some clients read only during a call.
     """
 
     def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
@@ -147,7 +146,7 @@ class Cuts:
         self._tell(self._time())
 
     def attempted(self, error: OSError | UnicodeError | None) -> None:
-        """Note the outcome of an attempt to connect."""
+        """Note the error of an attempt to connect, or None."""
         refused = type(error) is ConnectionRefusedError  # but not by a server that says why
         if refused != self._refused:
             self._refused = refused
@@ -160,7 +159,7 @@ class Cuts:
 
 
 class Calls(ABC):
-    """Every named call, over `call`. `cuts` is None if this store ends no lease early with its connection."""
+    """The calls of a store. `cuts` is None if it ends no lease early with its connection."""
 
     cuts: Cuts | None = None
     _failed: StoreError | None = None
@@ -171,9 +170,9 @@ class Calls(ABC):
         """Make one request and return its response.
 
         Raises:
-            ConnectionLost: The connection broke and did not come back in time.
+            ConnectionLost: The connection broke and was not replaced in time.
             StoreTimeoutError: The server did not answer in time.
-            StoreError: The request was rejected; the class says why.
+            StoreError: The request was rejected.
         """
 
     @abstractmethod
@@ -199,11 +198,11 @@ class Calls(ABC):
         return (await self.call(Get(key), timeout=timeout)).entry
 
     async def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
-        """Return the entries of several keys at one revision, in the order asked."""
+        """Return the entries of several keys at one revision, in order."""
         return list((await self.call(GetMany(keys=_several(keys)), timeout=timeout)).entries)
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
-        """Return all entries whose keys start with `prefix`, sorted by key; `keys_only` leaves their values empty."""
+        """Return the entries of all keys that start with `prefix`, sorted; `keys_only` leaves their values empty."""
         return _there((await self.call(List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
 
     async def count(self, prefix: str, *, timeout: float | None = None) -> int:
@@ -217,9 +216,8 @@ class Calls(ABC):
     async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Delete all keys that start with `prefix`; return their number.
 
-        This takes one revision, or several steps if there are more keys than `writes_max`. Then `when` is checked at
-        each step, and keys written after the first step stay. An error after the first step has `maybe_applied` and
-        says how many keys are gone.
+        More keys than `writes_max` take several steps: `when` is checked at each, keys written after the first one
+        stay, and a later error has `maybe_applied` and says how many keys are gone.
         """
         left, when = self._left(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):
@@ -229,7 +227,7 @@ class Calls(ABC):
         while True:
             try:
                 done = await self.call(_guarded(request, when), timeout=left())
-            except Unsupported:  # a server of an older release deletes the keys that exist at each step
+            except Unsupported:  # an older release deletes the keys that exist at each step
                 request = DeletePrefix(prefix=prefix, at_most=DELETED_AT_ONCE)
                 continue
             except StoreError as error:
@@ -257,10 +255,10 @@ class Calls(ABC):
     ) -> CompareAndSetResult:
         """Write a key if its mod_revision (0: it must not exist) or its value is as expected.
 
-        If not, the result has the present entry; that is no error.
+        The result has the present entry.
 
         Raises:
-            StoreUsageError: Not exactly one expectation was given (it is a `ValueError`, too).
+            StoreUsageError: Not exactly one expectation was given; it is a `ValueError`.
         """
         request = CompareAndSet(
             key=key,
@@ -293,23 +291,18 @@ class Calls(ABC):
     ) -> TransactionResult:
         """Do `then` if all conditions hold, else `otherwise`, at one revision.
 
-        Args:
-            when: The conditions.
-            then: Operations if they hold.
-            otherwise: Operations if not.
-            grants: Leases with random ids from `CHOSEN_LEASE_LEAST` on. Those that a key is put on and that do not
-                exist are granted.
-            timeout: Seconds.
+        `grants` are leases with random ids from `CHOSEN_LEASE_LEAST` on; those that a key is put on and that do not
+        exist are granted.
         """
         request = Transact(when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants))
         return await self.call(request, timeout=timeout)
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
-        """Wait until all keys exist, and return their entries. Raise `ConditionFailed` once one of `when` is false."""
+        """Wait until all keys exist, and return their entries; `ConditionFailed` once one of `when` is false."""
         return _there((await self.call(_guarded(Wait(keys=_several(keys)), when), timeout=timeout)).entries)
 
     async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
-        """Grant a lease of `ttl` seconds; for the options see `LeaseTerms`."""
+        """Grant a lease of `ttl` seconds; see `LeaseTerms`."""
         disconnect_ttl = terms.get("disconnect_ttl")
         gone_ttl = terms.get("gone_ttl", None if disconnect_ttl is None else GONE_TTL)
         request = Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
@@ -327,20 +320,20 @@ class Calls(ABC):
         return (await self.call(Stats(), timeout=timeout)).figures
 
     async def groups(self, *, timeout: float | None = None) -> KeyGroups:
-        """Return the size of each group of keys (with the same first two parts), by name. etcd: `Unsupported`."""
+        """Return the size of each group of keys (those with the same first two parts); etcd: `Unsupported`."""
         found: list[KeyGroup] = []
         more, left = True, self._left(timeout)
-        while more:  # in pages, for the sake of others
+        while more:
             page = await self.call(ListGroups(after=found[-1].name if found else ""), timeout=left())
             found += page.groups
             more = page.more
         return found
 
     async def notes(self, prefix: str, *, timeout: float | None = None) -> Notes:
-        """Return the last keep-alive's note of the leases of all keys under a prefix; see `Lease`."""
+        """Return the note of each lease with a key under a prefix; see `Lease.keep_alive`."""
         found: list[Note] = []
         more, left = True, self._left(timeout)
-        while more:  # in pages, as above
+        while more:
             page = await self.call(ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=left())
             found += page.notes
             more = page.more
@@ -361,20 +354,20 @@ class Calls(ABC):
 
     @property
     def failure(self) -> StoreError | None:
-        """The reason that made this client unusable, if it is: the store was replaced, or rejected it."""
+        """The error that made this client unusable, if any: the store was replaced, or rejected it."""
         return self._failed
 
     def on_connection(self, callback: Callable[[bool], None]) -> None:
-        """Call back with True after each welcome, with False after each loss and when the client fails."""
+        """Call back with True after each welcome, and with False after each loss and failure."""
         self._on_connection = (*self._on_connection, callback)
 
     def tell(self, connected: bool) -> None:
-        """Call those that asked by `on_connection`."""
+        """Call the callbacks of `on_connection`."""
         for callback in self._on_connection:
             callback(connected)
 
     def bound_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  not all stores know
-        """Shorten pauses between attempts to connect to the seconds left of a lease, as `remaining` returns them."""
+        """Shorten pauses between attempts to connect to the seconds that `remaining` returns."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -384,7 +377,7 @@ class Calls(ABC):
 
 
 class Lease:
-    """A lease: its keys are deleted when it ends. Only `keep_alive` renews it."""
+    """A lease; only `keep_alive` renews it."""
 
     __slots__ = ("_store", "id", "ttl")
 
@@ -394,7 +387,7 @@ class Lease:
         self.ttl: float = ttl  # as granted
 
     async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
-        """Renew it once. A note of at most 128 bytes is kept in memory until the next keep-alive: see `notes`."""
+        """Renew it once. The store keeps a note of at most 128 bytes until the next keep-alive: see `Calls.notes`."""
         await self._store.call(KeepAlive(lease=self.id, note=note), timeout=timeout)
 
     async def revoke(self, *, timeout: float | None = None) -> None:
@@ -407,7 +400,7 @@ class Lease:
 
 
 def finished(work: Awaitable[T]) -> T:
-    """Run an awaitable that never waits, and return its result."""
+    """Return the result of an awaitable that never waits."""
     try:
         next(work.__await__())
     except StopIteration as done:
@@ -422,7 +415,7 @@ class _HasAwaited(Protocol[A_co]):
 
 
 def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_HasAwaited[A], P], T]:
-    """Make a blocking method of an awaited call, with the same name, arguments and docstring."""
+    """Make a blocking method of an awaited call."""
 
     @functools.wraps(call)
     def method(self: _HasAwaited[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -432,7 +425,7 @@ def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Calla
 
 
 class Block(contextlib.AbstractContextManager[T]):
-    """The blocking form of an async context whose steps never suspend."""
+    """The blocking form of an async context that never waits."""
 
     def __init__(self, context: AbstractAsyncContextManager[T]) -> None:
         self._context = context
@@ -454,13 +447,13 @@ class Block(contextlib.AbstractContextManager[T]):
             raise
 
     def _close(self, error: BaseException) -> None:
-        """Leave the context if a signal's handler raised around it."""
+        # a signal's handler raised around the context
         with contextlib.suppress(Exception):
             finished(self._context.__aexit__(type(error), error, error.__traceback__))
 
 
 class AtOnce(Calls):
-    """A blocking store for code that awaits: each call ends at once."""
+    """A blocking store for code that awaits."""
 
     def __init__(self, store: BlockingCalls) -> None:
         self.blocking = store

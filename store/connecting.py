@@ -34,12 +34,12 @@ async def connect(
     password: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> AsyncIterator[Client]:
-    """Connect to a store, retrying within `timeout`, and stay connected during the context.
+    """Connect to a store, retrying within `timeout`.
 
     Args:
         url: `tcp://host:port`, `etcd://host:port,host:port`; `tcps://` and `etcds://` for TLS.
-        token: The shared secret, which both sides prove to know; not for etcd.
-        tls: A client-side context for TLS. Default: the system's certificates are trusted.
+        token: The secret that both sides prove to know; not for etcd.
+        tls: A client-side context; by default the system's certificates are trusted.
         user: The user to log in as; for etcd.
         password: The user's.
         timeout: Seconds for connecting, and for each call without its own `timeout`.

@@ -7,16 +7,16 @@ class StoreError(Exception):
     """Base of everything a store raises.
 
     Attributes:
-        maybe_applied: True if the request may have taken effect all the same; False if it certainly did not.
+        maybe_applied: True if the request may have taken effect; False if it certainly did not.
     """
 
     maybe_applied: bool = False
 
 
 class ConnectionLost(StoreError):
-    """The connection broke before the answer: the network or the server went away."""
+    """The connection broke before the answer."""
 
-    # The default is for a copy of the error: pickle calls this with the message only, and sets the attribute after it.
+    # pickle copies an error by the message alone, and sets the attribute afterwards.
     def __init__(self, message: str, *, maybe_applied: bool = True) -> None:
         super().__init__(message)
         self.maybe_applied = maybe_applied
@@ -43,7 +43,7 @@ class AuthenticationError(StoreError):
 
 
 class LimitExceeded(StoreError):
-    """A limit of the server was passed; the message names the value, the limit and the remedy."""
+    """A limit of the server was passed. The message names the value, the limit and the remedy."""
 
 
 class LeaseNotFound(StoreError):
@@ -55,11 +55,11 @@ class ConditionFailed(StoreError):
 
 
 class Unsupported(StoreError):
-    """The server is of an older release, and does not know this request or a part of it."""
+    """The server is of an older release, and does not know this request, or a part of it."""
 
 
 class WaitEnded(StoreError):
-    """The caller's own side has ended a wait (`BlockingStore.end_waits`); the request changed nothing."""
+    """The client ended the wait (`BlockingStore.end_waits`); it changed nothing."""
 
 
 class WatchCompacted(StoreError):
@@ -75,7 +75,7 @@ class StoreUsageError(StoreError, ValueError):
 
 
 def unsent(error: StoreError) -> StoreError:
-    """Return the same error for a request that was never sent, without the traceback of an earlier raise."""
+    """Return a copy of an error, for a request that was never sent, without an earlier traceback."""
     if isinstance(error, ConnectionLost):
         return type(error)(str(error), maybe_applied=False)
     return type(error)(str(error))

@@ -3,19 +3,19 @@
 A store on another system (an etcd cluster, a fake in tests) implements `call` and `watch` and inherits the rest.
 
 Every call takes `timeout=` in seconds, by default the client's own; `wait` has none. Write calls take `when=`,
-conditions made by `store.when`: if one is false, `ConditionFailed` is raised and nothing is written.
+conditions made by `store.when`; if one is false, nothing is written.
 
 An etcd cluster differs:
 
 - Leases have whole seconds, rounded up, and at least the cluster's minimum (2 s by default): see `Lease.ttl`. Keys of
   an expired lease are deleted up to a second late. `disconnect_ttl` and `gone_ttl` are ignored.
-- A write whose answer was lost is settled by its receipt. After a minute out of reach the receipt is gone, and the
-  caller gets `ConnectionLost` with `maybe_applied=True`.
+- A write whose answer was lost is settled by its receipt. If the cluster is out of reach for a minute the receipt is
+  gone, and the caller gets `ConnectionLost` with `maybe_applied=True`.
 - `add` and `append` read, then write if the key has not changed; with many writers on one key, some retry.
 - A request may have 1.5 MiB, and a transaction `operations_max` conditions or operations: 126.
-- Identity (S10) is the cluster's id, and revisions that never go back; data deleted and then changed more often is not
-  recognised.
-- Revisions also advance for other users of the cluster, and for a write that changed nothing after a lost answer.
+- A replaced store (S10) is recognised by another cluster id, or by a revision that went back; not if it has more
+  changes than the old one.
+- Revisions also advance for other users of the cluster, and sometimes for a write that changed nothing.
 - `ping` asks the consensus, not one member; `stats` has the few figures that etcd gives.
 """
 
@@ -48,13 +48,13 @@ DEFAULT_TIMEOUT = 30.0  # seconds per call, unless the client or the call has an
 
 
 class Watch(ABC):
-    """An ordered stream of the changes under a prefix. Iteration can be left and resumed, also within a revision."""
+    """The changes under a prefix, in order. Iteration can be left and resumed, also within a revision."""
 
     _rest: Iterator[Event] = iter(())  # the events of a revision that the reader has not taken yet
 
     @abstractmethod
     async def __aenter__(self) -> Self:
-        """Open it: from now on no event is missed."""
+        """Open it; no later event is missed."""
 
     @abstractmethod
     async def __aexit__(
@@ -64,7 +64,7 @@ class Watch(ABC):
 
     @abstractmethod
     def batches(self) -> AsyncIterator[list[Event]]:
-        """Yield one list per revision. A large snapshot comes in several lists; the last ends in `synced`."""
+        """Yield a list per revision. A large snapshot comes in several lists; the last ends in `synced`."""
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         for event in self._rest:
@@ -78,15 +78,15 @@ class Watch(ABC):
 class Store(Calls):
     """A key-value store, for async callers.
 
-    Every call raises `StoreTimeoutError` after `timeout` seconds, `ConnectionLost` if the answer did not come,
-    `StoreReplaced` if another store answers, and `LimitExceeded` past a limit; with `when=` also `ConditionFailed`,
-    with `lease=` also `LeaseNotFound`.
+    A call raises `StoreTimeoutError` after `timeout` seconds, `ConnectionLost` without an answer, `StoreReplaced` if
+    another store answers, `LimitExceeded` past a limit, `ConditionFailed` if one of `when=` is false, and
+    `LeaseNotFound` without its `lease=`.
 
     Attributes:
         tells_causes: True if the `delete` of a key says how its lease ended (`Event.cause`); not on etcd.
         operations_max: The most conditions of a transaction, or keys of a request.
         writes_max: The most operations of a transaction.
-        lease_ttl_max: The longest lease in seconds, if known.
+        lease_ttl_max: The longest lease, in seconds.
         fail_over: Seconds for which the store may be away while one of its servers replaces another.
         last_problem: Why the store was last not reached, if known.
         durable: True if the data survives the store's process, as far as known.
@@ -105,7 +105,7 @@ class Store(Calls):
     _keeping: Keeping | None = None  # made for the first lease that is kept
 
     def check_usable(self) -> None:
-        """Raise the error that made the client unusable, `UsedAfterFork`, or `StoreUsageError` in another loop."""
+        """Raise the client's fatal error, `UsedAfterFork`, or `StoreUsageError` in another event loop."""
         check_made_here(self._made_in, self.name)
         check_loop(getattr(self, "_loop", None), self.name)
         if self._failed is not None:
@@ -123,12 +123,12 @@ class Store(Calls):
 
     @property
     def seen_as(self) -> str | None:
-        """The address at which others may reach this client, as seen by the store, if known."""
+        """This client's address as the store sees it, if known."""
         return None
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of this end of the connection and of the store's, as this system names them."""
+        """The addresses of both ends of the connection, this one first, as this system names them."""
         return None
 
     @property
@@ -137,7 +137,7 @@ class Store(Calls):
         return ""
 
     def fail(self, error: StoreError) -> None:
-        """End all calls with this error, because the store will not come back."""
+        """End all calls with this error: the store will not come back."""
 
     @abstractmethod
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
@@ -146,25 +146,25 @@ class Store(Calls):
         Args:
             prefix: A prefix of the keys; a key is a prefix of itself.
             start_revision: The first revision to report. Default: everything after the watch was opened.
-            snapshot: Begin with the present entries as `put` events, then `synced`, then changes. If history is lost
-                over a long disconnection, a `reset` and a new snapshot follow.
+            snapshot: Begin with the present entries as `put` events, then `synced`. If changes are lost over a long
+                disconnection, a `reset` and a new snapshot follow.
         """
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractAsyncContextManager[HeldLease]:
-        """Return a lease that is kept during `async with`; its loss cancels the block. Arguments as in `grant`."""
+        """Return a lease that is kept during `async with`; its loss cancels the block."""
         if self._keeping is None:
             self._keeping = Keeping(self)
         return kept_lease(self._keeping, ttl, **terms)
 
 
 class BlockingWatch(ABC):
-    """The blocking twin of `Watch`: a context manager and iterator of events."""
+    """The blocking twin of `Watch`."""
 
     _rest: Iterator[Event] = iter(())  # the events of a revision that the reader has not taken yet
 
     @abstractmethod
     def __enter__(self) -> Self:
-        """Open it: from now on no event is missed."""
+        """Open it; no later event is missed."""
 
     @abstractmethod
     def __exit__(
@@ -192,7 +192,7 @@ class BlockingStore(BlockingCalls):
 
     @abstractmethod
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> BlockingWatch:
-        """Watch all keys that start with `prefix`, as `Store.watch` does."""
+        """Return a watch, as `Store.watch` does."""
 
     @abstractmethod
     def interrupt(self, error: StoreError) -> None:
@@ -200,12 +200,12 @@ class BlockingStore(BlockingCalls):
 
     @abstractmethod
     def end_waits(self) -> None:
-        """End every wait, now and later, with `WaitEnded`. Other calls go on. From any thread."""
+        """End every wait, now and later, with `WaitEnded`. From any thread."""
 
     def time(self) -> float:
         """Return seconds on this machine's monotonic clock."""
         return time.monotonic()
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingKeptLease:
-        """Return a lease that a thread keeps during `with`; arguments as in `grant`."""
+        """Return a lease that a thread keeps during `with`."""
         return BlockingKeptLease(self, ttl, **terms)

@@ -1,8 +1,8 @@
 """Shell: keeps leases: renews them in time, and knows when they may be lost.
 
 A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
-clock (promise R9). Then its holder is told. If it was granted to end early with its connection, it is valid for no
-longer than that once the client has noticed the end. A node's leases are kept in a thread, by the same `Keeping`.
+clock (promise R9). If it was granted to end early with its connection, it is valid for no longer than that once the
+client has noticed the end.
 """
 
 from __future__ import annotations
@@ -40,10 +40,9 @@ log: logging.Logger = logging.getLogger(__name__)
 RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
 LATE = 1.0  # seconds by which a keep-alive may be late before its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
-# of the time left of a lease whose connection ended: how often a blocking client looks
-LOOK_SHARE = 0.1
-LOOK_LEAST = 0.03  # seconds; the least of that
-RELEASE_WITHIN = 2.0  # seconds to revoke a lease on leaving; else it expires by itself
+LOOK_SHARE = 0.1  # a blocking client looks for lost connections after this share of `away_ttl` ...
+LOOK_LEAST = 0.03  # ... but at least after so many seconds
+RELEASE_WITHIN = 2.0  # seconds to revoke a lease; else it expires by itself
 RELEASE_SOON = 0.2  # the same if the block ends because the store did not answer
 
 
@@ -63,11 +62,11 @@ class Belief:
         return min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
 
     def heard(self, cut_at: float) -> None:
-        """Note that a connection has ended; infinity: no server is there. See `Cuts`."""
+        """Note the end of a connection; infinity if no server is there. See `Cuts`."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def renewed(self, sent_at: float, *, cut_before: float) -> None:
-        """Note an acknowledged renewal, which undoes a cut before `cut_before`."""
+        """Note an acknowledged renewal, which cancels a cut before `cut_before`."""
         self.renewed_at = sent_at
         if self.cut_at <= cut_before:
             self.cut_at = math.inf
@@ -84,8 +83,7 @@ class Belief:
 class Keeping:
     """The leases kept over one store client, in its event loop.
 
-    `on_silence` gets the time of the first keep-alive without an answer for `UNANSWERED`, and None after the next
-    answer.
+    `on_silence` gets the time of a keep-alive without an answer for `UNANSWERED`, and None after the next answer.
     """
 
     def __init__(self, store: Calls) -> None:
@@ -115,7 +113,7 @@ class Keeping:
             lease.renew_now()
 
     async def hold(self, ttl: float, on_lapse: Callable[[str], None], **terms: Unpack[LeaseTerms]) -> HeldLease:
-        """Grant a lease and keep it until it is released; `on_lapse` as in `HeldLease.keep`."""
+        """Grant a lease and keep it; `on_lapse` as in `HeldLease.keep`."""
         cuts, before = self.store.cuts, self.store.cuts and self.store.cuts.last
         granting = asyncio.create_task(_granted(self.store, ttl, terms))
         try:
@@ -161,9 +159,9 @@ class Keeping:
 
 
 class HeldLease:
-    """A lease that is kept, or that a transaction is about to grant: then call `keep` after it.
+    """A lease that is kept, or that a transaction will grant: then call `keep` after it.
 
-    `kept` is True once it was granted; `lost` says why it was lost since; `task` renews it.
+    `lost` says why it was lost; `task` renews it.
     """
 
     def __init__(self, keeping: Keeping, *, id: int, ttl: float) -> None:
@@ -186,10 +184,10 @@ class HeldLease:
         note: NoteOf | None = None,
         terms: LeaseTerms | None = None,
     ) -> None:
-        """Keep it until it is released: the request sent at `sent_at`, on the client's clock, has granted it.
+        """Keep it until it is released: a request sent at `sent_at`, on the client's clock, has granted it.
 
-        `on_lapse` is called once with the reason if it is lost. `note` returns the note of a keep-alive; its argument
-        is True if the store was out of reach until then. `terms`: those of the grant, if they may end it early.
+        `on_lapse` gets the reason if it is lost. `note` returns the note of a keep-alive; its argument is True if the
+        store was out of reach. `terms` are those of the grant, if they may end it early.
         """
         assert not self.kept, "a lease is granted once"
         self.kept = True
@@ -211,7 +209,7 @@ class HeldLease:
         self._look()
 
     def _look(self) -> None:
-        """Give it up if it may be gone, or look again when it may be: a pause may have made any other wait too long."""
+        # A pause may make any other wait too long, so this timer fires when the lease may be gone.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -271,7 +269,7 @@ class HeldLease:
         _check(self.id, self.lost)
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep, or until `renew_now`; a scope of anyio's costs more."""
+        """Sleep until `renew_now` or a timeout; cheaper than a scope of anyio."""
         loop = asyncio.get_running_loop()
         self._sleeping = loop.create_future()
         timer = loop.call_later(max(seconds, 0.0), _wake, self._sleeping)
@@ -282,7 +280,7 @@ class HeldLease:
             self._sleeping = None
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Stop keeping it and revoke it within `within` seconds, also if its grant is unknown."""
+        """Revoke it within `within` seconds, also if its grant is unknown."""
         if self.kept and not self._keeping.drop(self):
             return  # lost, or released before
         if self._timer is not None:
@@ -303,7 +301,6 @@ async def _forget(granting: asyncio.Future[tuple[Lease, float]]) -> None:
 
 
 async def _granted(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, float]:
-    """Grant a lease; return it and the start of its TTL."""
     sent_at, timeout = store.time(), terms.get("timeout")
     asked: LeaseTerms = {"gone_ttl": None, **terms}
     lease = await store.grant(ttl, **asked)
@@ -318,7 +315,7 @@ def _away_ttls(terms: LeaseTerms) -> tuple[float | None, float | None]:
 async def renewed_if_old(
     lease: Lease, sent_at: float, time: Callable[[], float], *, timeout: float | None = None
 ) -> float:
-    """Renew a lease whose grant took long, as after an outage; return when the last request was sent."""
+    """Renew a lease whose grant took long; return when the last request was sent."""
     now = time()
     if now < sent_at + lease.ttl / RENEWALS_PER_TTL:
         return sent_at
@@ -345,16 +342,15 @@ def _check(lease: int, lost: str | None) -> None:
 
 
 def retry_pause(ttl: float) -> float:
-    """Return the seconds before a failed keep-alive is retried."""
+    """Return the seconds until a failed keep-alive is retried."""
     return min(0.1, ttl / 10)
 
 
 @contextlib.asynccontextmanager
 async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) -> AsyncIterator[HeldLease]:
-    """Keep a lease during a block, and revoke it at the end; the block may end in another task.
+    """Keep a lease during a block, which may end in another task; then revoke it.
 
-    If it is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised. Blocking
-    the event loop for longer than the TTL loses it.
+    If it is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
     """
     loss = Cancelling()
     lease = await keeping.hold(ttl, loss.begin, **terms)
@@ -371,7 +367,7 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
 
 
 class _Keeper:
-    """Grants a lease in a thread, where no signal's handler runs, renews it, and revokes it after its holder."""
+    """Grants, renews and revokes a lease, in a thread, where no signal's handler runs."""
 
     lease: Lease
 
@@ -387,13 +383,12 @@ class _Keeper:
 
     @property
     def lost(self) -> str | None:
-        """The reason of its loss, or None; also while the thread waits."""
         if self._lost is None and not self.left.is_set():
             self._lost = self.belief.lost(self._store.time())
         return self._lost
 
     def start(self) -> None:
-        """Start the thread. Runs in a thread without signals: a handler could interrupt `Thread.start`."""
+        # Runs in a thread without signals: a handler could interrupt `Thread.start`.
         try:
             threading.Thread(target=self._run, name="keep a lease", daemon=True).start()
         except Exception as error:  # noqa: BLE001 - any error must end the holder's wait
@@ -426,7 +421,6 @@ class _Keeper:
         self._due = 0.0
 
     def _renew(self) -> None:
-        """Renew until it is released or lost. A broken connection may only be noticed by asking."""
         belief, cuts, time = self.belief, self._store.cuts, self._store.time
         renew_every = min(belief.ttl, self._terms.get("disconnect_ttl") or math.inf) / RENEWALS_PER_TTL
         look_every = max(belief.away_ttl * LOOK_SHARE, LOOK_LEAST)
@@ -453,10 +447,10 @@ class _Keeper:
 
 
 class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
-    """The blocking twin of `kept_lease`: a thread renews the lease, and the block cannot be cancelled.
+    """The blocking twin of `kept_lease`: a thread renews the lease, and the block is not cancelled.
 
-    A long block calls `check` before critical steps, or makes its writes conditional on the lease's key. If the lease
-    was lost the block ends with `LeaseNotFound`. `id` and `ttl`, as granted, are known in the block.
+    Call `check` before critical steps, or make writes conditional on the lease's key. If the lease was lost the block
+    ends with `LeaseNotFound`.
     """
 
     id: int
@@ -500,7 +494,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
 
 def _note_of(note: NoteOf | None, away: bool) -> bytes:
-    """Return the note of a keep-alive; none if it fails or is too long."""
+    """Return the note of a keep-alive, or b"" if it fails or is too long."""
     try:
         said = b"" if note is None else note(away)
     except Exception:  # of the caller's `note`

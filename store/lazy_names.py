@@ -1,7 +1,6 @@
 """Names of a package that are loaded at first use (PEP 562).
 
-A package imports a hundred modules and as many dataclasses, some 120 ms of CPU. Command lines, process pools, and
-scripts that only catch an error need few of them.
+Loading them all takes some 120 ms of CPU; commands, process pools, and scripts that only catch an error need few.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ def lazy_names(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose names are loaded at first use.
 
-    Args:
-        package: Its name.
-        homes: The names of each module, separated by spaces; no names: the module itself.
-        explain: Makes the error of a failed import.
+    `homes` has the names of each module, separated by spaces; without names, the module itself. `explain` makes the
+    error of a failed import.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
     home_of |= {module.rpartition(".")[2]: module for module, names in homes.items() if not names}

@@ -13,7 +13,7 @@ MIB = 1024 * KIB
 
 
 def _limit(default: float, help: str, *, past: str, used: str | None = None) -> Any:
-    """Return a limit: its default, its meaning, the effect past it, and the figure of `stats` that it bounds."""
+    """Return a field for a limit; `past` is the effect beyond it, `used` the figure of `stats` that it bounds."""
     return field(default=default, metadata={"help": help, "past": past, "used": used})
 
 
@@ -21,9 +21,8 @@ def _limit(default: float, help: str, *, past: str, used: str | None = None) -> 
 class Limits:
     """The limits of a server, in bytes, counts or seconds.
 
-    Each limit's metadata has its meaning and the effect past it; docs/limits.md shows both. The constants of the class
-    are the same for every server. `LimitExceeded` names the value, the limit and the remedy; the request has changed
-    nothing, and other clients are not disturbed.
+    docs/limits.md has the meaning of each and the effect past it. The constants of the class are the same for every
+    server. A request that gets `LimitExceeded` has changed nothing, and does not disturb other clients.
     """
 
     frame_bytes_max: int = _limit(
@@ -141,7 +140,7 @@ class Limits:
                 raise ValueError(f"{name} ({getattr(self, name)}) has no room for {for_what}: make it at least {least}")
 
 
-# each node of a run calls it per arrival, and a coordinator for all members, with few addresses
+# Cached: called at each arrival, and by a coordinator for every member, with few addresses.
 @functools.lru_cache(maxsize=1024)
 def is_loopback(address: str) -> bool:
     """Return True if an address leads back to the host that uses it."""
@@ -149,5 +148,5 @@ def is_loopback(address: str) -> bool:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address == "localhost"
-    mapped = getattr(ip, "ipv4_mapped", None)  # as a server on "::" sees clients that use IPv4
+    mapped = getattr(ip, "ipv4_mapped", None)  # as "::" sees clients that use IPv4
     return (mapped or ip).is_loopback

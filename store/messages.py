@@ -1,10 +1,9 @@
 """The messages of the store: one record per request, response and event, with the meaning of its fields.
 
-A request's type names its response: `Put` is a `Request[Written]`, so `call(Put(...))` returns a `Written`. Clients
-make these records, `wire` frames carry them, and `engine` carries them out. The words are etcd's: a *revision* is the
-store-wide counter that steps once per change; `create_revision` and `mod_revision` are the revisions at which a key was
-created and last changed; keys on a *lease* are deleted when it lapses. Times are durations in seconds: no deadline ever
-crosses the wire.
+A request's type names its response: `Put` is a `Request[Written]`, so `call(Put(...))` returns a `Written`. The words
+are etcd's: the *revision* of the store increases by one per change; a key's `create_revision` and `mod_revision` are
+those of its creation and last change; keys on a *lease* are deleted when it lapses. Times are durations in seconds,
+never deadlines.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ GONE_TTL = 0.1  # seconds that a lease outlives its process; a living one reconn
 
 
 def key_bytes(key: str) -> int:
-    """Return the bytes that a key may take in memory and in UTF-8: four per character, or one if ASCII."""
+    """Return the most bytes that a key takes in memory and in UTF-8."""
     return len(key) if key.isascii() else 4 * len(key)
 
 
 class Entry(Record, kw_only=True):
-    """The current state of a key: its value, its revisions, and its lease, if any."""
+    """The current state of a key."""
 
     key: str
     value: bytes
@@ -57,17 +56,17 @@ class Entry(Record, kw_only=True):
 EventKind = Literal["put", "delete", "synced", "reset"]
 
 Cause = Literal["", "silent", "disconnected", "gone"]
-"""Why a key was deleted: by a request (""), or by the end of its lease: it was not renewed for its TTL; its keeper's
-connection closed; its keeper's process died. Also "" if the store does not say (an etcd cluster).
+"""Why a key was deleted: by a request (""), or because its lease was not renewed for its TTL, its keeper's connection
+closed, or its keeper's process died. Also "" if the store does not say (an etcd cluster).
 """
 
 
 class Event(Record, kw_only=True):
     """One change seen by a watch.
 
-    `put` and `delete` are changes of `key` at `revision`. `synced` ends a snapshot, which stands for every change up to
-    `revision`. `reset` says that history was lost: forget everything seen so far, a new snapshot follows. `cause` of a
-    `delete` says how the key's lease ended, if that is the reason.
+    `synced` ends a snapshot, which stands for every change up to `revision`. `reset` says that history was lost: forget
+    everything seen so far, a new snapshot follows. `cause` of a `delete` says how the key's lease ended, if that is the
+    reason.
     """
 
     kind: EventKind
@@ -92,7 +91,7 @@ class Event(Record, kw_only=True):
 
 
 class Target(IntEnum):
-    """The property of a key that a condition compares. A missing key has both revisions 0 and no value."""
+    """The property of a key that a condition compares. A missing key has revisions 0 and no value."""
 
     MOD_REVISION = 0
     CREATE_REVISION = 1
@@ -101,7 +100,7 @@ class Target(IntEnum):
     VALUE_IF_ANY = 4
 
 
-# Lookup of a member by name takes as long as the rest of a condition.
+# Looking up a member takes as long as the rest of a condition.
 _MOD_REVISION, _CREATE_REVISION, _VALUE, _EXISTS, _VALUE_IF_ANY = Target
 _EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)  # by target
 
@@ -117,13 +116,13 @@ class Condition(Record, kw_only=True):
     expected: int | bytes | bool
 
     def unfit(self) -> str | None:
-        """Return an error if the key is empty, or `expected` does not have the type of its target."""
+        """Return an error if the key is empty, or `expected` has another type than the target."""
         if not self.key:
             return "has no key; a key has at least one character"
         return None if type(self.expected) is _EXPECTED[self.target] else f"cannot have expected={shown(self.expected)}"
 
     def holds(self, entry: Entry | None) -> bool:
-        """Return whether the condition holds for a key's entry."""
+        """Return True if the condition holds for a key's entry."""
         target = self.target
         if target is _MOD_REVISION:  # a commit of a large round has thousands
             return (entry.mod_revision if entry else 0) == self.expected
@@ -138,7 +137,7 @@ class Condition(Record, kw_only=True):
 
     @property
     def broken(self) -> str:
-        """The message about a condition that does not hold."""
+        """The message if it does not hold."""
         return f"{self.target.name.lower()} of {shown(self.key)} is no longer {shown(self.expected)}"
 
 
@@ -162,14 +161,14 @@ class Found(Response, code=65):
 
 
 class Listing(Response, code=66):
-    """Entries at one revision, in the requested order, with None for missing keys."""
+    """Entries at one revision, in the requested order; None for missing keys."""
 
     entries: tuple[Entry | None, ...]
     revision: int
 
 
 class ListingPart(Response, code=78):
-    """The first entries of a long listing; more follow under the same id, and a `Listing` of the last ones."""
+    """Entries of a long listing; more follow under the same id, the last in a `Listing`."""
 
     entries: tuple[Entry | None, ...]
 
@@ -182,7 +181,7 @@ class Counted(Response, code=67, kw_only=True):
 
 
 class CompareAndSetResult(Response, code=68):
-    """Whether the write happened, and the current entry, so that the loser need not read again."""
+    """Whether the write happened, and the current entry."""
 
     succeeded: bool
     entry: Entry | None
@@ -208,14 +207,14 @@ class TransactionResult(Response, code=70):
 
 
 class Granted(Response, code=71, kw_only=True):
-    """A lease, and its granted TTL, which may be longer than requested."""
+    """A lease, and its TTL, which may be longer than requested."""
 
     lease: int
     ttl: float
 
 
 class LeaseState(Response, code=72, kw_only=True):
-    """A lease at the server: its remaining seconds, its granted seconds, and its sorted keys."""
+    """The remaining seconds of a lease, its TTL, and its sorted keys."""
 
     remaining: float
     ttl: float
@@ -223,7 +222,7 @@ class LeaseState(Response, code=72, kw_only=True):
 
 
 class Watching(Response, code=73, kw_only=True):
-    """An open watch: it will get every change after `revision`, and is getting those from its start up to it."""
+    """A watch was opened at `revision`: later changes follow, after those from its start."""
 
     revision: int
 
@@ -245,7 +244,7 @@ class Figures(Response, code=76, kw_only=True):
 
 
 class KeyGroup(Record, kw_only=True):
-    """The keys that begin with `name`, their number and bytes; `age` seconds since the first, or the server's start."""
+    """The keys that begin with `name`; `age` is the seconds since the first, or the server's start."""
 
     name: str
     keys: int
@@ -269,7 +268,7 @@ class Note(Record, kw_only=True):
 
 
 class DeletedOlder(Response, code=81, kw_only=True):
-    """The number of deleted keys, the last change that counted, and the key after which more may follow, or ""."""
+    """The number of deleted keys, the newest revision deleted, and the key to go on after, or ""."""
 
     count: int
     revision: int
@@ -283,19 +282,19 @@ class NotePage(Response, code=80, kw_only=True):
     more: bool
 
 
-NOTE_BYTES_MAX = 128  # the limit of a keep-alive's note: each lease keeps one
+NOTE_BYTES_MAX = 128  # of a keep-alive; each lease keeps one
 
 
 class FailureKind(IntEnum):
-    """The error of `errors` that a refused request raises at the client."""
+    """The error that a refused request raises at the client."""
 
     USAGE = 0
     LIMIT = 1
     LEASE = 2
     CONDITION = 3
     COMPACTED = 4
-    FORGOTTEN = 5  # applied already, but the reply is not kept any more: `ConnectionLost(maybe_applied=True)`
-    UNSUPPORTED = 6  # the server does not know this request
+    FORGOTTEN = 5  # applied, but the reply is not kept: `ConnectionLost(maybe_applied=True)`
+    UNSUPPORTED = 6  # unknown to the server
     OTHER = 255  # never sent: any kind of a later release
 
 
@@ -348,14 +347,14 @@ class Delete(Request[Counted], code=3):
 
 
 class Add(Request[Added], code=4):
-    """Add to the decimal number of a key; a missing key counts from 0, on `lease`. Others keep their lease."""
+    """Add to the decimal number of a key. A missing key counts from 0 and is put on `lease`; others keep theirs."""
 
     key: str
     amount: int
     lease: int | None = None
 
     def total(self, entry: Entry | None) -> int:
-        """Return the sum for a key's entry; `StoreUsageError`: it is no number, or the sum has more than 64 bits."""
+        """Return the sum for a key's entry; `StoreUsageError` if it is no number, or the sum has more than 64 bits."""
         held = b"0" if entry is None else entry.value
         digits = held.removeprefix(b"-")
         # Python's int() accepts underscores and blanks.
@@ -368,7 +367,7 @@ class Add(Request[Added], code=4):
 
 
 class Append(Request[Added], code=5):
-    """Append bytes to a key; a missing key counts as empty, and is put on `lease`. Others keep their lease."""
+    """Append bytes to a key. A missing key counts as empty and is put on `lease`; others keep theirs."""
 
     key: str
     value: bytes
@@ -376,7 +375,7 @@ class Append(Request[Added], code=5):
 
 
 class Create(Request[Written], code=23):
-    """In a transaction: write a key that does not exist; leave an existing one unchanged."""
+    """In a transaction: write a key, if it does not exist."""
 
     key: str
     value: bytes
@@ -406,16 +405,16 @@ class Count(Request[Counted], code=8, kw_only=True):
 
 
 class DeletePrefix(Request[Counted], code=9, kw_only=True):
-    """Delete all keys that start with `prefix`, at one revision; with `at_most`, the first of them."""
+    """Delete all keys that start with `prefix`, or the first `at_most`, at one revision."""
 
     prefix: str
     at_most: int | None = None
 
 
 class DeleteOlder(Request[DeletedOlder], code=25, kw_only=True):
-    """Delete some of the keys that start with `prefix` and come after a key, if last written up to `revision`.
+    """Delete some of the keys that start with `prefix`, beginning after a key, if last written up to `revision`.
 
-    The default is the store's present revision. Keys that were written later stay.
+    The default is the present revision.
     """
 
     prefix: str
@@ -443,11 +442,11 @@ class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
 class Grant(Request[Granted], code=14, kw_only=True):
     """Grant a lease of `ttl` seconds.
 
-    With `disconnect_ttl` it lapses that long after its last keeper's connection has closed, if that is sooner and no
-    other connection has renewed it since. With `gone_ttl` it lapses that long after the last connection of its process
-    has closed, if the process seems dead and does not come back.
+    With `disconnect_ttl` it lapses at most that long after its last keeper's connection has closed, unless another
+    connection renews it. With `gone_ttl` it lapses at most that long after the last connection of its process has
+    closed, if the process seems dead and does not come back.
 
-    Only in the `grants` of a transaction has it an `id`, of at least `CHOSEN_LEASE_LEAST`.
+    Only the `grants` of a transaction have an `id`, of at least `CHOSEN_LEASE_LEAST`.
     """
 
     ttl: float
@@ -457,10 +456,9 @@ class Grant(Request[Granted], code=14, kw_only=True):
 
 
 class Transact(Request[TransactionResult], code=11, kw_only=True):
-    """If all of `when` hold, do `then`, else do `otherwise`; all at one revision. A branch writes a key once.
+    """If all of `when` hold, do `then`, else `otherwise`, at one revision. A branch writes a key once.
 
-    `grants` are leases with ids of the client's choice; those that are missing, and that an operation names, are
-    granted.
+    Of the `grants`, whose ids the client chose, those that an operation names and that do not exist are granted.
     """
 
     when: tuple[Condition, ...]
@@ -470,7 +468,7 @@ class Transact(Request[TransactionResult], code=11, kw_only=True):
 
 
 class Wait(Request[Listing], code=12, kw_only=True):
-    """Answer with their entries when all keys exist."""
+    """Wait until all keys exist, and return their entries."""
 
     keys: tuple[str, ...]
 
@@ -479,7 +477,7 @@ Guardable = Operation | GetMany | List | Count | DeletePrefix | DeleteOlder | Co
 
 
 class Guarded(Request[R_co], code=13):
-    """Do `request` if all of `when` hold, else fail with `CONDITION`. A guarded `Wait` ends when they fail."""
+    """Do `request` if all of `when` hold, else fail with `CONDITION`; a guarded `Wait`, as soon as one fails."""
 
     when: tuple[Condition, ...]
     request: Annotated[Request[R_co], Guardable]
@@ -505,10 +503,10 @@ class TimeToLive(Request[LeaseState], code=17, kw_only=True):
 
 
 class Watch(Request[Watching], code=18, kw_only=True):
-    """Watch all keys that start with `prefix`; events have this request's id until it is cancelled.
+    """Watch all keys that start with `prefix`; events have this request's id.
 
-    With `start_revision` (inclusive) every change from then on; with `snapshot` first the present keys; with neither,
-    every change after this request.
+    With `start_revision`, every change from then on; with `snapshot` first the present keys; with neither, every change
+    after this request.
     """
 
     prefix: str
@@ -531,13 +529,13 @@ class Stats(Request[Figures], code=21, kw_only=True):
 
 
 class ListGroups(Request[GroupPage], code=22, kw_only=True):
-    """List the groups of keys, from the first name after `after` on."""
+    """List the groups of keys after a name."""
 
     after: str
 
 
 class ListNotes(Request[NotePage], code=24, kw_only=True):
-    """List the notes of the leases of all keys that start with `prefix`, in pages that begin after a key."""
+    """List the notes of the leases of keys that start with `prefix`, beginning after a key."""
 
     prefix: str
     after: str = ""
@@ -550,7 +548,7 @@ class Excessive(Request[Failed]):
 
 
 class Unknown(Request[Failed]):
-    """Stands for a request that is unknown to this release, as a whole or in part."""
+    """Stands for a request that this release does not know, or not a part of it."""
 
     what: str
 
@@ -563,7 +561,7 @@ RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__s
 
 
 def checked(request: Request[Any]) -> Request[Any]:
-    """Return a request as it is sent, see `Record.check`; `StoreUsageError`: it is none, or a field does not fit."""
+    """Return a request as it is sent (`Record.check`); `StoreUsageError` if it is none, or a field does not fit."""
     if REQUESTS.get(getattr(request, "code", 0)) is not type(request):
         raise StoreUsageError(f"{shown(request)} is no request")
     try:
@@ -572,14 +570,13 @@ def checked(request: Request[Any]) -> Request[Any]:
         raise StoreUsageError(str(error)) from None
 
 
-# Requests whose repetition would change more: the server keeps their replies until acknowledged. Renewing a lease twice
-# is harmless; revoking it is not, since the second request finds none.
+# The server keeps their replies until acknowledged: a repetition would change more, or find no lease to revoke.
 MUTATIONS = frozenset((Put, Delete, Add, Append, DeletePrefix, DeleteOlder, CompareAndSet, Transact, Grant, Revoke))
-TAKE_AWAY = (Get, Delete, DeletePrefix, DeleteOlder, Revoke)  # operations that only make the store smaller
+TAKE_AWAY = (Get, Delete, DeletePrefix, DeleteOlder, Revoke)  # these only make the store smaller
 
 
 def mutates(request: Request[Any]) -> bool:
-    """Return whether a request changes the store; a guarded one counts as its inner one, a transaction as its steps."""
+    """Return True if a request changes the store."""
     inner = request.request if type(request) is Guarded else request
     if type(inner) is Transact:
         return any(type(operation) is not Get for operation in operations_of(inner))
@@ -587,11 +584,11 @@ def mutates(request: Request[Any]) -> bool:
 
 
 def operations_of(request: Request[Any]) -> tuple[Any, ...]:
-    """Return the operations of a transaction, of both branches, or any other request alone; without its guard."""
+    """Return the operations of both branches of a transaction, or any other request, without its guard."""
     inner = request.request if type(request) is Guarded else request
     return (*inner.then, *inner.otherwise) if type(inner) is Transact else (inner,)
 
 
 def waits(request: Request[Any]) -> bool:
-    """Return whether a request is answered only after an event."""
+    """Return True if a request is answered only after an event."""
     return type(request) is Wait or (type(request) is Guarded and type(request.request) is Wait)

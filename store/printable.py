@@ -1,7 +1,6 @@
 """Pure: text of others made safe for a terminal and a log, and durations in words.
 
-Names, reasons and error messages come from any client. A control character could clear a screen, change the meaning of
-a line, or forge another one.
+Names, reasons and errors come from any client. A control character could clear a screen or forge a line.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def printable(text: str, *, most: int = LETTERS_MOST) -> str:
 
 
 def escaping(log: logging.Logger) -> logging.Logger:
-    """Make a logger escape the texts among its arguments: they may be from clients."""
+    """Make a logger escape the texts among its arguments."""
     log.addFilter(_escape_arguments)
     return log
 

@@ -5,23 +5,21 @@
         value: bytes
         ttl: float | None = None
 
-A record is a tuple of its fields, in order: it is made and compared in C, and msgpack packs it directly. Type checkers
-take it for a frozen dataclass. A `code` comes first in the tuple, and distinguishes kinds of records in reading and
-comparison. Records without a code are equal if their fields are, so those must not meet others of another kind in `==`,
-sets or keys.
+A record is a tuple of its fields: it is made and compared in C, and msgpack packs it directly. Type checkers take it
+for a frozen dataclass. A `code` comes first in the tuple, and tells kinds of records apart. Records without a code are
+equal if their fields are, so do not mix their kinds in `==`, sets or keys.
 
-`Put.read` makes a record of a received tuple, and `Put.check` checks one before it is sent. Both use the same rules, so
-that everything sent can be read:
+`Put.read` makes a record of a received tuple, and `Put.check` checks one before it is sent, by the same rules:
 
-- A type accepts its own values, and those of subclasses, which it converts; but `bool` is no `int`.
+- A type accepts its own values, and converts those of subclasses; but `bool` is no `int`.
 - `float` also takes an `int`, `bytes` any buffer, and `tuple[X, ...]` a list.
 - A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any word.
 - A member of a `StrEnum` is its word; its `_missing_` converts unknown words.
 - A `Mapping` is a dict, and `tuple[X, Y]` has an element of each.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y; `Annotated[str,
   TextAs(f)]` takes a text, which becomes f(text).
-- A field missing at the end has its default; extra fields are of a later release, and are ignored. So new fields go at
-  the end, with a default.
+- A field missing at the end has its default, and extra fields (of a later release) are ignored. So new fields go at the
+  end, with a default.
 """
 
 from __future__ import annotations
@@ -67,11 +65,11 @@ class UnknownWord(Unfit):
 
 
 class _NotOf(Unfit):
-    """A value is not of this type; the error names the field where it is known."""
+    """A value is not of this type. The caller, which knows the field, raises `Unfit`."""
 
 
 def shown(value: object) -> str:
-    """Return a value as shown in errors and logs: it may be megabytes long, or deep."""
+    """Return a value for errors and logs, shortened: it may be megabytes long, or deep."""
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 128):
@@ -87,17 +85,15 @@ class _Kind:
         self.plain = plain
 
     def reader_of(self, type_: type) -> Callable[[Any], Any]:  # noqa: ARG002 - most look themselves
-        """Return the reader of values of exactly this type."""
         return self.read
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
-        """Do the same as `read`, with pauses in long work."""
         yield from ()
         return self.read(value)
 
 
 class TextAs(_Kind):
-    """A text that is converted when sent and when read: `Annotated[str, TextAs(shorten)]`."""
+    """A text that is converted when sent and read: `Annotated[str, TextAs(shorten)]`."""
 
     def __init__(self, change: Callable[[str], str]) -> None:
         super().__init__(self._read)
@@ -200,8 +196,6 @@ def _mapping(name: _Kind, what: _Kind) -> _Kind:
 
 
 class _Many(_Kind):
-    """An array of any length."""
-
     def __init__(self, kind: _Kind) -> None:
         super().__init__(self._read)
         self._read_one, self._plain = kind.read, frozenset(kind.plain)
@@ -214,7 +208,6 @@ class _Many(_Kind):
         return tuple(map(self._read_one, value))
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
-        """Do the same as `read`, with a pause after each thousand elements."""
         if type(value) not in _ARRAYS or len(value) <= CHECKED_AT_ONCE:
             return self._read(value)
         checked: list[Any] = []
@@ -282,7 +275,7 @@ class _Shape:
         self._record = record
         self._length = len(record.fields) + (record.code is not None)
         self._make: Callable[[Any], Any] = self._fit if hasattr(record, "unfit") else functools.partial(_new, record)
-        # One comparison of the types of all fields: the hot path affords no more.
+        # One comparison for all fields: the hot path affords no more.
         self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
 
     @functools.cached_property
@@ -292,7 +285,6 @@ class _Shape:
         return [(name, _kind_of(types_.get(name, int))) for name in names]
 
     def read(self, values: Any) -> Any:
-        """Make a record of an array, or check a record."""
         if not isinstance(values, _ARRAYS):
             raise _NotOf(f"{shown(values)} stands where {self._record.__name__} belongs")
         types_ = tuple(map(type, values))
@@ -318,7 +310,6 @@ class _Shape:
         return self._make(checked) if len(checked) == self._length else self._filled(checked)
 
     def read_in_steps(self, values: Any) -> Steps[Any]:
-        """Do the same as `read`, with pauses."""
         checked = []
         for (name, kind), value in zip(self._fields, values, strict=False):
             try:
@@ -353,7 +344,7 @@ class RecordType(type):
     def __new__(
         cls, name: str, bases: tuple[type, ...], body: dict[str, Any], *, code: int | None = None, **_: bool
     ) -> RecordType:
-        """Make the class. `kw_only=True` is for type checkers alone."""
+        """Make the class; `kw_only=True` is for type checkers."""
         made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
         fields = tuple(each for each, said in made.__annotations__.items() if not str(said).startswith("ClassVar"))
         made.fields, made.code = fields, code
@@ -363,7 +354,7 @@ class RecordType(type):
             setattr(made, each, getattr(_ROW, f"at_{place}"))
         taken = "".join(f", {each}=defaults[{each!r}]" if each in body else f", {each}" for each in fields)
         values = "".join(f"{each}, " for each in (fields if code is None else (code, *fields)))
-        # Like `namedtuple`: the names are from our own sources, and the function is as fast as a written one.
+        # Like `namedtuple`: as fast as a written function; the names are from our own sources.
         made.__new__ = eval(f"lambda cls{taken}: new(cls, ({values}))", {"new": _new, "defaults": made.defaults})  # noqa: S307
         shape = _Shape(made)
         made.read, made.read_in_steps = shape.read, shape.read_in_steps
@@ -377,7 +368,7 @@ else:
 
 
 class Record(_Base, metaclass=RecordType):
-    """Base of records: the names of the fields, the defaults of the last, and the kind's code, or None."""
+    """Base of records: the names of its fields, the defaults of the last ones, and the code, or None."""
 
     if TYPE_CHECKING:
         fields: ClassVar[tuple[str, ...]]
@@ -386,7 +377,7 @@ class Record(_Base, metaclass=RecordType):
 
         @classmethod
         def read(cls: type[R], values: object) -> R:
-            """Make a record of a received tuple, which begins with the code, if there is one; `Unfit` says why not."""
+            """Make a record of a received tuple, which begins with the code, if any. Raise `Unfit`."""
 
         @classmethod
         def read_in_steps(cls: type[R], values: object) -> Steps[R]:
@@ -399,16 +390,16 @@ class Record(_Base, metaclass=RecordType):
 
         @property
         def count(self) -> None:
-            """Hide tuple's own, which is no field."""
+            """Hide tuple's method."""
             raise AttributeError("count")
 
         @property
         def index(self) -> None:
-            """Hide tuple's own, which is no field."""
+            """Hide tuple's method."""
             raise AttributeError("index")
 
     def check(self: R) -> R:
-        """Return this record as it is sent, with values of the fields' own types; `Unfit`: one does not fit."""
+        """Return this record as it is sent, with values of the fields' own types. Raise `Unfit`."""
         return type(self).read(self)
 
     def replace(self: R, **changes: object) -> R:
@@ -417,7 +408,7 @@ class Record(_Base, metaclass=RecordType):
         return made
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """Return the arguments for a copy or a pickle."""
+        # for copies and pickles
         return tuple(getattr(self, name) for name in self.fields)
 
     def __repr__(self) -> str:

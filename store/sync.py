@@ -67,10 +67,10 @@ def serve(
     data_dir: str | os.PathLike[str] | None = None,
     sock: socket.socket | Sequence[socket.socket] | None = None,
 ) -> Serving:
-    """Serve a new store in a thread with its own event loop; the arguments are those of `store.serve`.
+    """Serve a new store in a thread with its own event loop; arguments as in `store.serve`.
 
-    If the caller holds the interpreter lock for long the server stops, too; that time does not count against leases. In
-    a forked child, leaving the context does nothing.
+    A caller that holds the interpreter lock stops the server, too; that time does not count against leases. In a forked
+    child, leaving the context does nothing.
     """
     from store.server import server as async_server  # a client needs neither it nor sqlite3
 

@@ -22,7 +22,7 @@ class WatchCursor:
         return self._next is not None
 
     def opening(self) -> tuple[Watch, Event | None]:
-        """Return the request that opens it now, and a first event for its reader, if any."""
+        """Return the request that opens it now, and its reader's first event, if any."""
         if self._next is not None:
             return Watch(prefix=self._prefix, start_revision=self._next), None
         reset = Event(kind="reset", revision=0) if self._seen_any else None
@@ -42,7 +42,7 @@ class WatchCursor:
             self._next = last.revision + 1  # no resumption within a snapshot
 
     def nothing_before(self, revision: int) -> None:
-        """Note that everything up to this revision has arrived: a later answer of the server shows that."""
+        """Note that a later answer has shown that everything up to this revision has arrived."""
         if self._next is not None:
             self._next = max(self._next, revision + 1)
 

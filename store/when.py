@@ -1,7 +1,7 @@
 """Conditions as Python expressions: `when.mod_revision(key) == 7`, `when.exists(key)`.
 
-`==` on these terms makes a `Condition` instead of comparing. `!=` is refused: Python would turn it into False, and the
-transaction would lack its condition.
+`==` on these terms makes a `Condition`. `!=` is refused: Python would turn it into False, and the transaction would
+lack its condition.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ __all__ = ["create_revision", "exists", "missing", "mod_revision", "value", "val
 
 
 class _Term:  # noqa: PLW1641  it does not compare, so it is no dictionary key
-    """A revision or value of a key, to be compared."""
-
     __slots__ = ("_key", "_kind", "_target")
 
     def __init__(self, key: str, target: Target, kind: type[int | bytes]) -> None:
