@@ -38,7 +38,7 @@ class Overtaken:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """A request that takes several turns: the rest of its snapshot and, of a watch, of the history."""
+    """The rest of a request: of its snapshot and, for a watch, of the history."""
 
     watcher: Watcher
     snapshot: Snapshot | None
@@ -48,7 +48,7 @@ class Work:
 
 
 class Applied(NamedTuple):
-    """The result of a request: parked without a response, partial with `work`. A tuple is fastest to make."""
+    """The result of a request. Without a response it is parked; with `work`, more follows."""
 
     response: Response | None
     deliveries: tuple[Delivery | Answer | Overtaken, ...] = ()

@@ -1,7 +1,7 @@
 """Pure: the change in progress: keys written and deleted, leases granted and ended, all at the next revision.
 
-`State` has checked each request, so no change fails half way. `close` ends the revision and returns the changes:
-for a written key its entry, which `events_of` turns into an event only if a watch is notified.
+`State` has checked each request, so no change fails half way. A written key's change is its entry, which `events_of`
+turns into an event only for a watch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Changes:
         return self._keys.revision + bool(self.made)
 
     def close(self) -> tuple[Change, ...]:
-        """End the revision in progress, which has changes; return them."""
+        """End the revision; return its changes."""
         made = tuple(self.made)
         self.made.clear()
         self._keys.revision += 1
         return made
 
     def operate(self, operation: Operation, value: bytes | None) -> int | bool | Entry | None:
-        """Carry out an admitted operation of a transaction, with the new value if it writes; return its result."""
+        """Carry out an admitted operation of a transaction; return its result. `value` is the new value, if any."""
         if isinstance(operation, Get):
             return self._keys.get(operation.key)
         if isinstance(operation, Delete):
@@ -74,14 +74,14 @@ class Changes:
         entry = Entry(key=key, value=value, create_revision=created, mod_revision=revision, lease=lease)
         self._keys.put(entry, before)
         if lease is not None:
-            record = self._leases.get_even_if_ending(lease)  # an `Add` may meet a key of an ending lease
+            record = self._leases.get_even_if_ending(lease)  # an `Add` keeps an ending one
             assert record is not None, "a put on a lease that is gone was refused"
             record.keys[key] = None
         self.made.append(entry)
         return entry
 
     def erase(self, key: str, *, cause: Cause = "") -> bool:
-        """Delete a key, if it exists; `cause` says how its lease ended, if that is the reason."""
+        """Delete a key, if it exists; `cause` says how its lease ended, if it did."""
         entry = self._keys.get(key)
         if entry is None:
             return False
@@ -107,7 +107,7 @@ class Changes:
                 self._end_lease(lease)
 
     def grant(self, asked: Grant, *, peer: int | None = None, anonymous: bool = False) -> LeaseRecord:
-        """Grant a lease, with the requested id if there is one."""
+        """Grant a lease."""
         terms = SavedLease(
             id=self._leases.next_id() if asked.id is None else asked.id,
             ttl=asked.ttl,
@@ -122,7 +122,7 @@ class Changes:
         return self._leases.grant(terms, peer=peer)
 
     def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
-        """End a lease, and delete up to `most` of its keys; return how many. Until all are deleted it is due."""
+        """End a lease, and delete up to `most` of its keys; return how many. It is due until none is left."""
         going = sorted(islice(lease.keys, most))
         for key in going:
             self.erase(key, cause=cause)

@@ -1,7 +1,7 @@
 """Pure: the state that survives a restart (promise S3).
 
-A journal makes the `Facts` of a step durable before the step is acknowledged. `Saved` is the sum of all facts, from
-which an engine restarts. Remaining lease times are not saved: after a restart each lease gets its full TTL (S5).
+A journal makes the `Facts` of a step durable before the reply. `Saved` is their sum, from which an engine restarts. The
+remaining times of leases are not saved: after a restart each gets its full TTL (S5).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from store.engine.watches import event_bytes
 if TYPE_CHECKING:
     from store.messages import Entry, Event, Response
 
-FACTS_OVERHEAD = 500  # bytes of bookkeeping per step, rounded up
+FACTS_OVERHEAD = 500  # bytes per step, rounded up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,10 @@ class KeptReply:
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """The changes of one step; empty if nothing must be made durable.
+    """The changes of one step.
 
-    `leases` and `sessions` have the new ones, and None for ended ones; the last state of an id counts. `last_lease` and
-    `last_session` are the highest assigned numbers, or 0.
+    `leases` and `sessions` have the new ones, and None for ended ones. `last_lease` and `last_session` are the highest
+    assigned numbers, or 0.
     """
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Facts:
 
     @property
     def size(self) -> int:
-        """About how many bytes the facts take until they are durable; sessions count their replies."""
+        """About the bytes of the facts, without the replies, which sessions count."""
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property
@@ -77,7 +77,7 @@ class Facts:
         self.sessions[session_id] = self.last_session = number
 
     def forgotten(self, session_id: bytes) -> None:
-        """Note the end of a session and its replies. Of one that is new in this step only the number stays."""
+        """Note the end of a session; of one that is new in this step only the number stays."""
         if session_id in self._new:
             self._new.remove(session_id)
             del self.sessions[session_id]
@@ -96,7 +96,7 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A durable store. Its history is one tuple of events per revision, without gaps after `compacted`."""
+    """A durable store. Its history has every revision after `compacted`."""
 
     store_id: str
     revision: int = 0

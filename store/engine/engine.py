@@ -1,7 +1,7 @@
 """Pure: the whole store as one state machine.
 
 It gets the time and a request, and returns the messages to send; the server has the sockets, clocks and disks. Each
-request takes effect at once and as a whole, so the store is linearizable (promise S1). One `apply`:
+request takes effect at once, so the store is linearizable (promise S1). One `apply`:
 
     1. A mutation that this session has already made gets its kept reply, and changes nothing (S2).
     2. The request is checked against every limit before anything changes (S6).
@@ -9,7 +9,7 @@ request takes effect at once and as a whole, so the store is linearizable (promi
     4. Events for watches and answers to parked waits are collected.
 
 Leases lapse only in `tick`, which the server calls after it has read its sockets, with the peers whose requests are
-delayed. So a lease never lapses before a keep-alive that has arrived (S5).
+delayed: a keep-alive that has arrived counts (S5).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from store.engine.watches import Watcher
 
 NOBODY: Final = MappingProxyType[int, float]({})
-WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB, of 4 MiB
+WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next tick follows a millisecond later
-WAITS_AT_ONCE = 512  # that one change may end in its own step: about 4 ms ...
+WAITS_AT_ONCE = 512  # of one change, looked at in the same step: about 4 ms ...
 WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
 
 
@@ -57,12 +57,12 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 class Engine:
     """The state of a store; `durable` says that a journal takes its facts (promise S3).
 
-    A store in memory begins at a random `first_revision`: no fence of an earlier store at its address holds (R9).
+    A store in memory begins at a random `first_revision`, so that no fence of an earlier store holds (R9).
 
     Attributes:
-        read_only: The reason why nothing can be written now; None if writes are possible.
-        writable_bytes: The size limit of a small write on a full disk; 0 if none is accepted.
-        postponed: Waits that have ended and that `do_chore` will answer.
+        read_only: The reason why nothing can be written now, or None.
+        writable_bytes: The limit of a write on a full disk; 0 if none is accepted.
+        postponed: Waits at which `do_chore` will look.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Engine:
 
     @property
     def only_deletes(self) -> str | None:
-        """The reason why only deletes and small writes are accepted now; None if all are."""
+        """The reason why only deletes and small writes are accepted now, or None."""
         return self._only_deletes
 
     @only_deletes.setter
@@ -108,12 +108,12 @@ class Engine:
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the store's own memory, without the server's connections and disk."""
+        """The bytes of the store itself, without the server's connections and disk."""
         return self._state.memory_bytes
 
     @property
     def unread_bytes(self) -> int:
-        """The bytes of earlier revisions that are kept for unread listings."""
+        """The bytes of earlier entries kept for unread listings."""
         return self._snapshots.held_bytes
 
     @property
@@ -122,7 +122,7 @@ class Engine:
         return self._snapshots.oldest_reader
 
     def count_elsewhere(self, held: Callable[[], int]) -> None:
-        """Count the bytes that `held` returns, for the server's connections and disk, as memory of the store."""
+        """Count the bytes that `held` returns, of connections and disk, towards the memory limit."""
         self._state.held_elsewhere = held
 
     @property
@@ -147,7 +147,7 @@ class Engine:
         return engine
 
     def take_facts(self) -> Facts | None:
-        """Return the facts that must be durable before replies are sent; None if there are none."""
+        """Return the facts that must be durable before replies are sent, or None."""
         facts = self._changes.facts
         if not facts:
             return None
@@ -201,17 +201,16 @@ class Engine:
                 self._changes.facts.forgotten(session_id)
 
     def end_watch(self, peer: int, watch_id: int) -> bool:
-        """Drop a watch whose reader is too slow; return False if it was closed already."""
+        """Close a watch of a slow reader; return False if it was closed already."""
         return self._watches.remove(peer, watch_id)
 
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
-        """Carry out one request of a connection that has said hello, at `now` on the server's monotonic clock.
+        """Carry out one request, at `now` on the server's monotonic clock.
 
-        Request ids ascend per client, and identify watches and waits. The client has the replies to all its mutations
-        up to `acknowledged`.
+        Request ids ascend per client, and identify watches and waits. The client has the replies up to `acknowledged`.
         """
         self._requests += 1
-        if now != self._now:  # requests that arrived together share one reading of the clock
+        if now != self._now:  # requests that arrived together share a time
             self._now = self._keys.groups.now = now
             self._leases.advance(now)
         session = self._session_of[peer]
@@ -223,7 +222,7 @@ class Engine:
                 return Applied(response=self._replay(session, request_id, peer))
             try:
                 self._check_mutation(session, request)
-            except LimitExceeded as error:  # not kept, for lack of room; the error says that nothing changed
+            except LimitExceeded as error:  # for lack of room its reply is not kept
                 return Applied(response=_failed(error))
         try:
             response = self._asked.carry_out(request, peer, request_id)
@@ -285,16 +284,16 @@ class Engine:
             message = f"request {request_id} was applied before the connection broke, but its reply is no longer kept"
             return Failed(kind=FailureKind.FORGOTTEN, message=message)
         if isinstance(replayed, Granted):
-            lease = self._leases.get(replayed.lease)  # a client that repeats its grant has come back: renew the lease
+            lease = self._leases.get(replayed.lease)  # a repeated grant renews the lease
             if lease is not None:
                 self._leases.keep_alive(lease, peer=peer)
         return replayed
 
     def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """Let due leases lapse, each at its own revision, and end abandoned sessions; many leases take several ticks.
+        """Let due leases lapse, each at its own revision, and end abandoned sessions.
 
-        `unheard` are peers that may have sent keep-alives which were not carried out yet, and the longest that those
-        may have waited, in seconds: leases that became due since then stay for now.
+        `unheard` has the peers with unread or waiting requests, and for how many seconds: their leases that became due
+        since then may yet be renewed, and stay for now.
         """
         self._leases.advance(now)
         room = self._state.writes_max
@@ -320,7 +319,7 @@ class Engine:
         return self._leases.next_due_in()
 
     def look(self, *, now: float) -> bool:
-        """Advance the leases' clock; return True if a lease is due. The server calls this at least every 0.1 s."""
+        """Advance the leases' clock, at least every 0.1 s; return True if a lease is due."""
         self._leases.advance(now)
         due = self._leases.next_due_in()
         return due is not None and due <= 0
@@ -362,13 +361,12 @@ class Engine:
             self._look_at_waits(stirred)
 
     def _look_at_waits(self, stirred: list[tuple[dict[str, dict[Watcher, None]], str]]) -> None:
-        """Answer the waits that a change has ended, now or, if they are many, in later steps."""
         if sum(len(standing[key]) for standing, key in stirred) <= WAITS_AT_ONCE:
             watchers = {watcher: None for standing, key in stirred for watcher in standing[key]}
             if self._waits.weigh(watchers) <= WAITED_KEYS_AT_ONCE:
                 if self.postponed:
-                    # Postponed waits are looked at for this change later, after earlier changes. Now they would be
-                    # answered although their condition failed in between.
+                    # Postponed waits must first be looked at for earlier changes, which may have broken their
+                    # conditions.
                     watchers = {watcher: None for watcher in watchers if self._waits.stands(watcher)}
                 for standing, key in stirred:
                     del standing[key]
@@ -378,7 +376,7 @@ class Engine:
         self.has_chores = True
 
     def do_chore(self) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """Do some postponed work: answer waits, oldest change first, or clean up after closed peers."""
+        """Do some postponed work: answer waits, and clean up after closed peers."""
         if self.postponed:
             self._asked.look_at_postponed()
         if self._ends and next(self._ends[0], ENDED) is ENDED:

@@ -1,11 +1,10 @@
 """Pure: the keys of the store, their entries, their order, and their memory.
 
-Memory is also counted by groups (promise S6). A group is all keys that begin with the same `GROUP_PARTS` parts:
-`/rdzv/job-7/head/round` belongs to the group `/rdzv/job-7/`. A slash at the very beginning is no part; a key with no
-more parts belongs to no group.
+Memory is also counted by groups (promise S6): the keys that begin with the same `GROUP_PARTS` parts.
+`/rdzv/job-7/head/round` belongs to `/rdzv/job-7/`; a key with no more parts belongs to no group.
 
-Keys are in a list of short sorted lists: a prefix is one range, and an insert moves a few hundred pointers rather than
-a million. They are ordered by code point, which is the order of the UTF-8 bytes, and so etcd's.
+Keys are in short sorted lists, so that an insert moves few pointers. They are ordered by code point, as UTF-8 bytes,
+and so etcd's, are.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-ENTRY_OVERHEAD = 300  # bytes of bookkeeping per key: the entry, two dictionaries, the index
-GROUP_PARTS = 2  # of a key, between slashes, name its group: one run
-CHUNK_MAX = 1024  # keys of one short list: splitting and searching cost about the same
-COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms. With more groups, none holds much
+ENTRY_OVERHEAD = 300  # bytes per key: the entry, two dictionaries, the index
+GROUP_PARTS = 2  # between slashes: one run
+CHUNK_MAX = 1024  # keys of one list: splitting and searching cost about the same
+COMPARED_MOST = 50_000  # groups: about 3 ms; if there are more, none holds much
 
 Change = Entry | Event
 """A written key's entry, or an event."""
@@ -35,7 +34,7 @@ def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:
 
 
 def answer_bytes(entry: Entry | None) -> int:
-    """Return about how many bytes an entry takes in an answer."""
+    """Return about the bytes of an entry in an answer."""
     return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
 
 
@@ -78,7 +77,7 @@ class Groups:
         return self._groups.get(name)
 
     def count(self, key: str, keys: int, size: int) -> None:
-        """Add this many keys and bytes, which may be negative, to the group of `key`."""
+        """Add keys and bytes, which may be negative, to the group of `key`."""
         name = self.name_of(key)
         if name is None:
             return
@@ -93,7 +92,7 @@ class Groups:
             self._index.remove(name)
 
     def page(self, *, after: str, most: int) -> list[Group]:
-        """Return the first groups after the name `after`, at most `most`, by name."""
+        """Return the first groups, at most `most`, after a name, in order."""
         return [self._groups[name] for name in self._index.stretch("", after=after, most=most)]
 
     def largest(self, *, by_keys: bool = False) -> Group | None:
@@ -103,7 +102,7 @@ class Groups:
 
 
 class Keyspace:
-    """The keys of a store at `revision`, their memory, and the most that any entry ever took in an answer."""
+    """The keys of a store; `answer_bytes_max` is the most that any entry ever took in an answer."""
 
     __slots__ = ("answer_bytes_max", "bytes", "entries", "get", "groups", "index", "revision")
 
@@ -148,7 +147,7 @@ class Keyspace:
 
 
 class Chunk(list[str]):
-    """A short sorted list of keys, unchanged since revision `born`; later snapshots may share it."""
+    """Some sorted keys, unchanged since revision `born`; later snapshots may share them."""
 
     __slots__ = ("born",)
 
@@ -201,7 +200,7 @@ class SortedKeys:
             del self._chunks[at], self._firsts[at]
 
     def stretch(self, prefix: str, *, after: str | None, most: int) -> list[str]:
-        """Return the first keys, at most `most`, that start with `prefix` and come after `after`, in order."""
+        """Return the first keys, at most `most`, that start with `prefix` and come after `after`."""
         found: list[str] = []
         if not self._chunks:
             return found
@@ -224,7 +223,7 @@ class SortedKeys:
         return self.under(prefix)[2] if prefix else self._length
 
     def under(self, prefix: str) -> tuple[list[Chunk], int, int]:
-        """Return the chunks with the keys that start with `prefix`, the index of the first key, and their number."""
+        """Return the chunks with the keys below `prefix`, the index of the first, and their number."""
         if not prefix or not self._chunks:
             return self._chunks.copy(), 0, self._length
         size = len(prefix)
@@ -240,7 +239,7 @@ class SortedKeys:
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 
     def renew_chunk_of(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
-        """Replace the chunk for `key` by a copy, and return the old one, if snapshots up to a revision may share it."""
+        """Copy the chunk for `key` if snapshots up to a revision may share it; return the old one."""
         at = self._chunk_of(key)
         if not self._chunks or (shared := self._chunks[at]).born > shared_until:
             return None

@@ -1,11 +1,11 @@
 """Pure: the leases, their deadlines, and their keys (promises S5, R20).
 
 Deadlines are in *served time*, which follows the server's monotonic clock, but counts at most `STALL_AFTER` between two
-looks at it. So a server that was stopped, swapped out or busy does not shorten leases that clients could not renew.
+looks at it: clients cannot renew leases while the server is stopped, swapped out or busy.
 
 The connection that last granted or renewed a lease keeps it. When it closes, `disconnect_ttl` limits the remaining
-time, unless another connection renews the lease first. If the whole process seems dead (`processes`), `gone_ttl` limits
-it, too; if the process comes back, the earlier deadline applies again.
+time, unless another connection renews the lease. If the process seems dead (`processes`), `gone_ttl` limits it, too,
+until the process comes back.
 
 Each lease is in one slot of about a millisecond, in which it is looked at.
 """
@@ -28,30 +28,30 @@ if TYPE_CHECKING:
     from store.messages import Cause
 
 STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so a longer gap is a stall
-SOONEST = 1e-6  # seconds; a shorter time may round to none when added to a clock, and would be waited for without end
-LOOK_AGAIN_AFTER = 0.1  # seconds by which a lease lapses late if its keeper has unread requests
+SOONEST = 1e-6  # seconds; a shorter time, added to a clock, may round to none
+LOOK_AGAIN_AFTER = 0.1  # seconds, for a lease whose keeper has unread requests
 LOOKED_AT_ONCE = 4096  # leases: a few milliseconds
-SHORTENED_AT_ONCE = 512  # when their connection or process ends: half a millisecond
+SHORTENED_AT_ONCE = 512  # leases: half a millisecond
 SLOTS_A_SECOND = 1024  # a power of two, so that rounding is exact
-LEASE_OVERHEAD = 1024  # bytes of bookkeeping per lease: its record, slot and keeper
+LEASE_OVERHEAD = 1024  # bytes per lease: its record, slot and keeper
 UNTIDY = 64  # empty slots that are not worth a cleanup
 
 
 @dataclass(slots=True, kw_only=True)
 class LeaseRecord:
-    """One lease; its deadlines are in served time, and the earliest counts."""
+    """One lease, with deadlines in served time."""
 
     id: int
     ttl: float
     disconnect_ttl: float | None
     gone_ttl: float | None
-    anonymous: bool  # made by a put with `ttl=`: it ends with its one key
+    anonymous: bool  # of a put with `ttl=`: it ends with its one key
     lapses_at: float
     slot: int = -1  # -1: in none
     process: Process | None = None  # that keeps it, if it has a `gone_ttl`
     keeper: int | None = None  # the peer whose closing shortens it
     disconnected: bool = False  # `lapses_at` is that of `disconnect_ttl`
-    ending: bool = False  # expired; ticks delete its remaining keys
+    ending: bool = False  # ticks delete its remaining keys
     keys: dict[str, None] = field(default_factory=dict)  # in order of attachment
     note: bytes = b""  # of the last keep-alive; in memory only
     noted_at: float = 0.0  # on the server's clock, as of `advance`
@@ -70,7 +70,7 @@ class LeaseRecord:
 
     @property
     def cause(self) -> Cause:
-        """The reason for its expiry; "" if it was ending already."""
+        """The reason for its expiry; "" if it is ending already."""
         if self.ending:
             return ""
         if self.gone_at <= self.lapses_at:
@@ -79,7 +79,7 @@ class LeaseRecord:
 
 
 class Leases:
-    """All leases of a store, its served time, and about how many bytes they take without their keys."""
+    """All leases of a store, their bytes without keys, and the served time."""
 
     def __init__(self) -> None:
         self.bytes: int = 0
@@ -96,7 +96,7 @@ class Leases:
         return len(self._leases)
 
     def restore(self, saved: Iterable[SavedLease], *, last: int) -> None:
-        """Restore saved leases with their full TTL, and without keepers until a keep-alive (promises S5, R20)."""
+        """Restore saved leases with their full TTL; the next keep-alive sets the keeper (S5, R20)."""
         self._last_id = last
         for one in saved:
             self.grant(one, peer=None).ending = not one.ttl
@@ -109,12 +109,12 @@ class Leases:
         self._looked_at = now
 
     def get(self, lease: int) -> LeaseRecord | None:
-        """Return the lease of this id, or None if it lapsed, was revoked, or never existed."""
+        """Return the lease of this id, or None."""
         found = self._leases.get(lease)
         return None if found is None or found.ending else found
 
     def get_even_if_ending(self, lease: int) -> LeaseRecord | None:
-        """Return the lease of this id, also if it is ending and has keys left."""
+        """Return the lease of this id, or None; also while its keys are being deleted."""
         return self._leases.get(lease)
 
     def next_id(self) -> int:
@@ -146,14 +146,14 @@ class Leases:
         self._stand(lease, _slot_of(lease.ends_at))
 
     def begin_to_end(self, lease: LeaseRecord) -> None:
-        """Mark a lease as ending: it has more keys than one step deletes, and is due until none is left."""
+        """Mark a lease with more keys than one step deletes; it is due until none is left."""
         lease.ending = True
         lease.lapses_at = self._served
         self.due_again(lease)
         self._let_go(lease)
 
     def end(self, lease: LeaseRecord) -> None:
-        """Remove a lease that lapsed or was revoked. The caller deletes its keys."""
+        """Remove a lease. The caller deletes its keys."""
         del self._leases[lease.id]
         self.bytes -= LEASE_OVERHEAD + len(lease.note)
         self._step_away(lease)
@@ -165,15 +165,15 @@ class Leases:
         lease.process = None
 
     def peer_connected(self, peer: int, process: bytes, *, previous: int | None) -> None:
-        """Note a connection of a live process, in the place of `previous`."""
+        """Note a connection, which may replace `previous`."""
         self._processes.connected(peer, process, previous=previous)
 
     def peer_closed(self, peer: int, how: Closing) -> Iterator[None]:
-        """Limit the leases that a closed peer kept to their `disconnect_ttl`, or less, in steps."""
+        """Shorten the leases that a closed peer kept, in steps."""
         return self._shorten(peer, self._processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
-        kept = self._kept_by.get(peer, set())  # a renewal in the meantime removes a lease
+        kept = self._kept_by.get(peer, set())  # a renewal removes a lease
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
                 lease = self._leases[kept.pop()]
@@ -208,7 +208,7 @@ class Leases:
         return max(lease.ends_at - self._served, 0.0)
 
     def due(self, *, most: int = 2**62) -> list[LeaseRecord]:
-        """Return up to `most` expired leases, earliest first; the caller ends them."""
+        """Return up to `most` expired leases, earliest first."""
         over: list[LeaseRecord] = []
         for _ in range(LOOKED_AT_ONCE):
             slot = self._first_slot()
@@ -227,15 +227,15 @@ class Leases:
         return self._served - lease.ends_at
 
     def due_again(self, lease: LeaseRecord) -> None:
-        """Keep an expired lease due: it has not been ended yet."""
+        """Keep an expired lease due."""
         self._stand(lease, math.floor(self._served * SLOTS_A_SECOND))
 
     def look_again(self, lease: LeaseRecord) -> None:
-        """Look at an expired lease again soon: it may have been renewed by an unread request."""
+        """Look at an expired lease again soon: an unread request may renew it."""
         self._stand(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:
-        """Return the seconds of served time until `due` may return a lease, or 0; None without leases."""
+        """Return the seconds until a lease may be due; None without leases."""
         first = self._first_slot()
         if first is None:
             return None

@@ -1,6 +1,6 @@
 """Pure: earlier entries of changed keys, kept while a reader of an earlier revision needs them (S6, S11).
 
-A note is one entry of one key, so a write pays only for its own keys. Notes are freed oldest first, some in each step.
+A note is one entry, so a write pays only for its own keys. Notes are freed oldest first, some in each step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Past:
         return self.entries.get(key)
 
     def changed_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
-        """Return which of these keys each later revision changed, unordered."""
+        """Return which of these keys each later revision changed."""
         later: dict[int, list[str]] = {}
         for name in names & self._before.keys():
             noted = self._before[name]

@@ -1,13 +1,12 @@
 """Pure: the connections of each process, and whether they end like those of a dead process (R20).
 
-When a process dies, its system closes all its connections within a millisecond, without a goodbye. After a network
-fault a process reconnects at once. So a process is assumed dead when its last connection was closed from its side
-without a goodbye, until it says hello again. Two exceptions:
+When a process dies, its system closes all its connections within a millisecond, without a goodbye. So a process is
+assumed dead when its last connection was closed in that way, until it says hello again. Two exceptions:
 
 - The server has closed one of its connections, or the system has given one up (`Closing.CUT`).
-- Many processes seem to die at once (`_are_many`): they share a failed proxy, switch or network path.
+- Many processes seem to die at once (`_are_many`), as after the failure of a proxy, switch or network path.
 
-Only processes with leases are judged, and count among the many, since only leases depend on it.
+Only processes with leases count, since only leases depend on it.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-AT_ONCE = 0.05  # seconds; resets by one proxy or switch arrive within a few milliseconds, on a busy server a few more
-# A failed machine takes one process with leases along, rarely more than a few. Eight at once are a network fault, or
-# the end of a job, where death need not be known soon.
+AT_ONCE = 0.05  # seconds; resets by one proxy or switch arrive within a few milliseconds
+# A failed machine takes few processes with leases along. Eight at once are a network fault, or the end of a job, where
+# death need not be known soon.
 MANY = 8
 
 
@@ -31,13 +30,13 @@ class Closing(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Process:
-    """One client process, while it has a connection or a lease."""
+    """A client process with a connection or a lease."""
 
     id: bytes
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # that its connections keep
-    cut: bool = False  # one of its connections was cut, and none was made since
-    died_at: float | None = None  # in served time; None: not assumed dead
+    cut: bool = False  # and no connection was made since
+    died_at: float | None = None  # in served time, if assumed dead
 
 
 class Processes:
@@ -54,8 +53,8 @@ class Processes:
         return len(self._by_id)
 
     def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
-        """Note a connection of a live process, in the place of `previous`, if any."""
-        if previous is not None:  # its end may not have been seen yet, and means nothing now
+        """Note a connection, which may replace `previous`."""
+        if previous is not None:  # its end means nothing now
             self._detach(previous)
         if not id:
             return
@@ -66,7 +65,7 @@ class Processes:
         process.died_at = None
 
     def closed(self, peer: int, how: Closing, *, now: float) -> Process | None:
-        """Handle the end of a connection, at `now` in served time; return the process that is dead by it, if any."""
+        """Handle the end of a connection, at `now` in served time; return the process if it seems dead."""
         process = self._detach(peer)
         if process is None:
             return None
@@ -85,13 +84,13 @@ class Processes:
         return process
 
     def _are_many(self) -> bool:
-        """Return True if a network fault is likelier: `MANY` have fallen at once, or more than half of several."""
+        """Return True if a network fault is likelier: `MANY` have fallen, or more than half of several."""
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)
 
     def keeps(self, peer: int, lease: int) -> Process | None:
-        """Make the process of this connection, if known, the only holder of this lease; return it."""
+        """Make the process of this connection, if known, the holder of a lease; return it."""
         self.lets_go(lease)
         process = self._of_peer.get(peer)
         if process is not None:

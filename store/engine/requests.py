@@ -1,8 +1,7 @@
 """Pure: the handlers of all kinds of requests, one method each, and the table that finds them.
 
-A handler looks, rejects a request past a limit, and only then changes the state; the engine announces the changes. The
-request is known to be new. A long answer begins with a first part, and continues as `work`. None as an answer means
-that the request is parked.
+A handler rejects a request past a limit, or else changes the state; the engine announces the changes. A long answer
+begins with a first part, and continues as `work`. The answer to a parked request is None.
 """
 
 from __future__ import annotations
@@ -80,16 +79,16 @@ if TYPE_CHECKING:
     from store.engine.leases import LeaseRecord
     from store.engine.state import State, Write
 
-REPLAY_REVISIONS = 2048  # of history per step: about half a millisecond
-GROUPS_AT_ONCE = 512  # of one page: about half a millisecond
+REPLAY_REVISIONS = 2048  # per step: about half a millisecond
+GROUPS_AT_ONCE = 512  # of a page: about half a millisecond
 NOTES_AT_ONCE = 512
-LOOKS_A_STEP = 2048  # at keys of postponed waits: about half a millisecond
+LOOKS_A_STEP = 2048  # at keys: about half a millisecond
 LOOKS_OF_A_WAIT = 32  # cost of a wait beside its keys and conditions
 PUTS_ON_LEASE = (Put, Create, Add, Append)  # operations that may name a lease
 
 
 class Requests:
-    """Carries out requests on a store; `deliveries` are messages to others, `work` the rest of the request."""
+    """Carries out requests; `deliveries` are messages to others, `work` the rest of the request."""
 
     def __init__(self, state: State, changes: Changes, *, figures: Callable[[], dict[str, Any]]) -> None:
         self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
@@ -148,7 +147,6 @@ class Requests:
         return self._list_part(Work(watcher=self._asker, snapshot=snapshot))
 
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
-        # else the sum cannot pass the limit
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:
             self._state.at_most("frame_bytes_max", sum(map(answer_bytes, entries)))
         return Listing(entries, revision)
@@ -371,7 +369,7 @@ class Requests:
         return Watching(revision=self._keys.revision)
 
     def _open_watch(self, work: Work) -> None:
-        """Send the snapshot, or the history so far; then open the watch for new changes."""
+        """Send the snapshot and the history so far, then open the watch."""
         watcher = (work.watcher,)
         assert work.prefix is not None
         snapshot = work.snapshot
@@ -417,7 +415,7 @@ class Requests:
                 self._waits.move(watcher, missing)
 
     def look_at_postponed(self) -> None:
-        """Look at some postponed waits, at the revision that affected each, and at all later ones."""
+        """Look at some postponed waits, as of the revision that affected each and of later ones."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
             watcher, since = self._postponed.next()
@@ -427,9 +425,9 @@ class Requests:
                 left -= 1
 
     def _look_back(self, watcher: Watcher, since: int) -> int:
-        """Answer a wait if it has ended at a revision or a later one; return the number of keys looked at.
+        """Answer a wait if it has ended at this revision or a later one; return the number of keys looked at.
 
-        At a later revision only its changed keys are looked at. After many revisions, the next step goes on.
+        After many revisions, the next step goes on.
         """
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}
@@ -467,7 +465,7 @@ class Requests:
         return looks
 
     def _look_at_wait(self, watcher: Watcher, entries: Mapping[str, Entry], revision: int) -> int | None:
-        """Answer a wait if it has ended at this revision and return None; else return the index of a missing key."""
+        """Answer a wait that has ended at this revision; else return the index of a missing key."""
         peer, request_id = watcher
         parked = self._waits.parked[watcher]
         response: Response
@@ -486,7 +484,7 @@ class Requests:
 
 
 def _all_hold(when: Sequence[Condition], entries: Mapping[str, Entry]) -> bool:
-    for condition in when:  # noqa: SIM110 - twice as fast as a generator; members of a round always have conditions
+    for condition in when:  # noqa: SIM110 - twice as fast as a generator
         if not condition.holds(entries.get(condition.key)):
             return False
     return True

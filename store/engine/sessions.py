@@ -1,12 +1,12 @@
 """Pure: replies kept until acknowledged, so that a repeated request is applied once (promise S2).
 
-A session belongs to a client and outlives its connections. The client numbers its requests upwards; each says up to
-which number it has the replies to its mutations. After a reconnect it repeats its unanswered requests; for those that
-were applied already the session has the reply.
+A session belongs to a client and outlives its connections. Each request has a higher number than the last, and says up
+to which number the client has the replies. After a reconnect the client repeats its unanswered requests; for those that
+were applied the session has the reply.
 
-A client that finds another number of its session knows that the server has forgotten it. A flag in the welcome would
-not do: if the welcome that says "unknown" is lost, the next one says "known", of an empty session, and applied requests
-would be applied again. The memory of kept replies is counted (promise S6).
+A new number of its session tells a client that the server has forgotten the old one. A flag in the welcome would not
+do: if the welcome that says "unknown" is lost, the next one says "known", of an empty session, and applied requests
+would be applied again.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from store.engine.changeset import SavedSession
     from store.messages import Operation, Request
 
-AWAY_LEAST = 10.0  # seconds that an abandoned session is kept although a newcomer finds no place
+AWAY_LEAST = 10.0  # seconds that an abandoned session is kept although newcomers wait for room
 FORGOTTEN_AT_ONCE = 512  # sessions: about a millisecond
-REPLY = 100  # bytes of bookkeeping for a kept reply, or for a result in one
-ENTRY = 200  # and for an entry in it
+REPLY = 100  # bytes of a kept reply, or a result in one, without its entries
+ENTRY = 200  # bytes of an entry in it, without key and value
 
 
 _request_id = itemgetter(0)  # of a reply that is kept
 
 
 class ByteCount:
-    """A sum of bytes that several objects hold; each counts its own."""
+    """A sum of bytes that several objects share."""
 
     __slots__ = ("bytes",)
 
@@ -59,7 +59,7 @@ class ByteCount:
 
 
 class Session:
-    """One client's replies, the bytes that they hold, its last applied mutation, and its connection, if any."""
+    """One client's kept replies, its last applied mutation, and its connection, if any."""
 
     __slots__ = ("_budget", "_replies", "held_bytes", "highest", "id", "number", "peer")
 
@@ -88,14 +88,14 @@ class Session:
         self._budget.bytes += cost
 
     def replay(self, request_id: int) -> Response | None:
-        """Return the reply to an applied mutation; None if it is not kept any more."""
+        """Return the kept reply to a mutation, or None."""
         place = bisect_left(self._replies, request_id, key=_request_id)
         if place < len(self._replies) and self._replies[place][0] == request_id:
             return self._replies[place][1]
         return None
 
     def acknowledge(self, up_to: float) -> None:
-        """Free the replies up to this request: the client has them."""
+        """Free the replies up to this request."""
         count = freed = 0
         for request_id, _, cost in self._replies:
             if request_id > up_to:
@@ -115,13 +115,13 @@ class Sessions:
         self._sessions: dict[bytes, Session] = {}
         self.made: int = 0
         self.budget: ByteCount = ByteCount()
-        self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # since when they have no connection, longest first
+        self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # since when, longest first
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
-        """Give a session to a connection; return it and its replaced peer, if any. None: too many sessions."""
+        """Give a session to a connection; return it and its replaced peer, if any. None: no room."""
         session = self._sessions.get(id)
         if session is None:
             if len(self._sessions) >= self._max:
@@ -133,13 +133,13 @@ class Sessions:
         return session, previous
 
     def close(self, session: Session, *, peer: int, now: float) -> None:
-        """Note that the connection `peer` closed; the session waits for its client."""
+        """Keep a session whose connection `peer` has closed."""
         if session.peer == peer:
             session.peer = None
             self._abandoned[session.id] = now
 
     def end(self, session: Session, *, peer: int) -> bool:
-        """End a session at its client's goodbye on `peer`; return False if the session has a newer connection."""
+        """End a session at a goodbye on `peer`; return False if it has a newer connection."""
         if session.peer != peer:
             return False
         session.peer = None
@@ -157,13 +157,13 @@ class Sessions:
         return forgotten
 
     def make_way(self, id: bytes, now: float) -> list[bytes]:
-        """If there is no room for a newcomer, forget the session that was abandoned for longest; return its id."""
+        """Forget the longest abandoned session if a newcomer has no room; return its id."""
         if id in self._sessions or len(self._sessions) < self._max or self.place_in(now) > 0:
             return []
         return [self._forget(next(iter(self._abandoned)))]
 
     def place_in(self, now: float) -> float:
-        """Return the seconds until a session can make way for a newcomer; infinity while all clients are connected."""
+        """Return the seconds until a session can make way; infinity while all are connected."""
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
     def make_room(self, bytes_max: int) -> list[bytes]:
@@ -174,13 +174,12 @@ class Sessions:
         return forgotten
 
     def _forget(self, id: bytes) -> bytes:
-        # A client that comes back later cannot learn the outcome of its pending writes.
         self._abandoned.pop(id, None)
         self._sessions.pop(id).acknowledge(math.inf)
         return id
 
     def restore(self, saved: Iterable[SavedSession], *, last: int, now: float) -> None:
-        """Restore saved sessions, with the full time to come back; those with the latest writes make way last."""
+        """Restore saved sessions as abandoned now; those with the latest writes make way last."""
         self.made = last
         for one in sorted(
             saved, key=lambda one: (max((_revision_in(reply) for _, reply in one.replies), default=0), one.number)
@@ -197,7 +196,7 @@ def _revision_in(response: Response) -> int:
 
 
 def reply_cost(response: Response) -> int:
-    """Return about how many bytes a kept reply holds."""
+    """Return about the bytes of a kept reply."""
     if type(response) is Written or type(response) is Added:  # most are; a `match` is slow
         return REPLY
     if type(response) is CompareAndSetResult:
@@ -215,7 +214,7 @@ def _entry_cost(entry: Entry | None) -> int:
 
 
 def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> int:
-    """Return the most that the reply to a mutation would cost on a store with these entries."""
+    """Return the most bytes that the kept reply to a mutation may take."""
     if isinstance(request, Guarded):
         request = request.request
     match request:

@@ -1,8 +1,7 @@
 """Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
 
-Entries never change; a change replaces them. So a snapshot holds only the index chunks that it reads. Before a key is
-added to or removed from such a chunk, the index copies the chunk; earlier entries of changed keys are noted (`past`).
-So a write pays once, however many read. Memory that only snapshots hold is counted.
+A snapshot holds only the index chunks that it reads. Before a key is added to such a chunk or removed, the index copies
+the chunk; earlier entries of changed keys are noted (`past`). So a write pays once, however many read.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
 
 STEP_KEYS = 2048  # per step: about half a millisecond
 PART_BYTES = 256 * 1024  # of one part, to keep its frame small
-NAME_OVERHEAD = 80  # bytes of bookkeeping per requested name: the text, and a place in two lists
+NAME_OVERHEAD = 80  # bytes per requested name: the text, and a place in two lists
 
 
 class Snapshot:
-    """Entries at one revision, in order, and the progress of reading them; `bytes` is the size of requested names."""
+    """Entries at one revision, and the progress of reading them; `bytes` is the size of requested names."""
 
     __slots__ = ("_chunks", "_given", "_left", "_past", "_place", "bytes", "counted_from", "reader", "revision")
 
@@ -87,14 +86,14 @@ class Snapshot:
         return part
 
     def let_go(self) -> Iterator[None]:
-        """Release the memory in steps: it may be as large as the whole store."""
+        """Free the memory in steps: it may be as large as the store."""
         while self._chunks:
             self._chunks.popleft()
             yield
 
 
 class Snapshots:
-    """The snapshots in progress, the oldest first, and the memory kept for them alone."""
+    """The snapshots in progress, oldest first, and the memory kept for them alone."""
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
@@ -122,7 +121,7 @@ class Snapshots:
         return None if oldest is None else oldest.reader
 
     def begin(self, snapshot: Snapshot, *, reader: int) -> None:
-        """Keep the unread entries of a snapshot until its end."""
+        """Keep the entries of a snapshot until its end."""
         if snapshot not in self.unread:
             self.unread[snapshot] = None
             self._own += snapshot.bytes
@@ -130,14 +129,14 @@ class Snapshots:
             snapshot.reader, snapshot.counted_from = reader, self._counted
 
     def end(self, snapshot: Snapshot) -> None:
-        """End a snapshot: it was read to its end, or dropped."""
+        """End a snapshot that was read or dropped."""
         if self.unread.pop(snapshot, self) is None:
             self._own -= snapshot.bytes
             newest = next(reversed(self.unread), None)  # in the order of their revisions
             self._newest = -1 if newest is None else newest.revision
 
     def changing(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
-        """Keep a key's chunk, if it is still read, before the key changes; return True if `before` is read, too."""
+        """Keep a key's chunk for snapshots before the key changes; return True if they read `before`, too."""
         if index_changes:
             keys = self._keys
             shared = keys.index.renew_chunk_of(key, shared_until=self._newest, revision=keys.revision + 1)

@@ -1,7 +1,6 @@
 """Pure: the parts of a store, its limits, and its refusals (promise S6).
 
-`State` only looks and refuses. It checks a request as a whole before its first change, so a refused request has done
-nothing. Each error names the value, the limit and the remedy: `PAST` has the words, `at_most` puts them together.
+`State` checks a request as a whole before its first change. `PAST` has the words of each error.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
-SMALL_REPLY_BYTES = 64 * 1024  # the size of a reply that is accepted although all replies together take too much
+SMALL_REPLY_BYTES = 64 * 1024  # of a reply that is accepted although all replies take too much
 
 PAST = {
     "frame_bytes_max": ("the answer would take {} bytes", "ask for fewer keys at once"),
@@ -71,7 +70,7 @@ Write = Put | CompareAndSet | Create | Add | Append
 
 
 class State:
-    """The parts of a store, and its limits; `writes_max` is less while the disk is nearly full."""
+    """The parts of a store, and its limits; `writes_max` is lower on a full disk."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
@@ -85,22 +84,22 @@ class State:
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)
-        self.held_elsewhere: Callable[[], int] = int  # by the server, for its connections and disk
+        self.held_elsewhere: Callable[[], int] = int  # for connections and disk
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the store's own memory, without the server's connections and disk."""
+        """The bytes of the store itself."""
         parked = self.watches.bytes + self.waits.bytes
         kept = self.history.bytes + self.sessions.budget.bytes + self.snapshots.held_bytes
         return self.keys.bytes + self.leases.bytes + parked + kept
 
     def forget_past(self) -> bool:
-        """Free some notes on revisions that are no longer read; return True if more are left."""
+        """Free some notes that are not read any more; return True if more are left."""
         looked_at = min((revision for revision, _ in self.postponed.heaps), default=math.inf)
         return self.past.forget(min(looked_at, self.snapshots.oldest_revision))
 
     def at_most(self, limit: str, amount: float, of: object = "") -> None:
-        """Refuse an amount past a limit; the message names `of`, too."""
+        """Refuse an amount past a limit."""
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             what, remedy = PAST[limit]
@@ -117,7 +116,7 @@ class State:
     # -------------------------------------------------------------------------------------- writes
 
     def admit(self, write: Write, leases: int = 0) -> bytes:
-        """Check a write, which comes after `leases` new ones, but not its room; return the new value."""
+        """Check a write, but not its room; return the new value. The request has made `leases` before it."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)
@@ -139,7 +138,7 @@ class State:
         return value
 
     def written_bytes(self, request: Request[Any]) -> int:
-        """Return about how many bytes a mutation would write; an append writes the whole value again."""
+        """Return about the bytes that a mutation would write; an append writes the whole value."""
         size = 0
         for operation in operations_of(request):
             size += ENTRY_OVERHEAD + len(getattr(operation, "value", b""))
@@ -148,7 +147,7 @@ class State:
         return size
 
     def admit_branch(self, operations: tuple[Operation, ...]) -> list[bytes | None]:
-        """Check a branch of a transaction before its first write; return the new value of each, None for no write."""
+        """Check a branch of a transaction; return the new value of each operation, or None."""
         values: list[bytes | None] = []
         written: list[tuple[str, int]] = []
         sizes: dict[str, int] = {}  # of the new values, by key
@@ -186,7 +185,7 @@ class State:
         return values
 
     def check_told(self, keys: Collection[str]) -> None:
-        """Raise LimitExceeded if it would take too long to find the watches of so many keys."""
+        """Refuse a change of so many keys that finding their watches would take too long."""
         most = self.watches.affordable(keys)
         if most < len(keys):
             raise LimitExceeded(
@@ -206,15 +205,15 @@ class State:
             self.at_most("key_bytes_max", len(key.encode()), f"the {what} {shown(key)}")
 
     def check_room_for(self, key: str, size: int) -> None:
-        """Refuse a write of `size` bytes that the store has no room for."""
+        """Refuse a value of this size if the store has no room for it."""
         before = self.keys.get(key)
         if before is None or len(before.value) != size:
             self.check_room(((key, size),))
 
     def check_room(self, writes: Iterable[tuple[str, int]]) -> None:
-        """Refuse writes that the store has no room for; each is a key and the size of its new value."""
+        """Refuse writes, pairs of key and new size, that the store has no room for."""
         keys = size = 0  # beyond the present ones
-        grown: dict[str, list[int]] = {}  # the additional keys and bytes of each group
+        grown: dict[str, list[int]] = {}  # keys and bytes, by group
         for key, value_size in writes:
             before = self.keys.get(key)
             if before is None:
@@ -245,7 +244,7 @@ class State:
     # -------------------------------------------------------------------------------------- leases
 
     def lease(self, id: int) -> LeaseRecord:
-        """Return the lease of this id, or raise `LeaseNotFound` if it lapsed or was revoked."""
+        """Return the lease of this id; `LeaseNotFound` if it lapsed or was revoked."""
         lease = self.leases.get(id)
         if lease is None:
             raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
@@ -263,7 +262,7 @@ class State:
         record = self.lease(lease)
         if write.key in record.keys:
             return
-        if record.anonymous:  # it ends with its one key, which this transaction may delete
+        if record.anonymous:  # this transaction may delete its one key
             raise StoreUsageError(
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(write.key)} on"
             )
@@ -289,7 +288,7 @@ class State:
         self.check_lease_room(len(grants))
 
     def check_ttl(self, ttl: float, name: str = "ttl") -> None:
-        """Refuse a time to live that is too long, or not positive."""
+        """Refuse a TTL that is too long, or not positive."""
         if not ttl > 0:
             raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")
         self.at_most("lease_ttl_max", ttl, name)
@@ -310,10 +309,9 @@ class State:
     # -------------------------------------------------------------------------------------- what is kept for a client
 
     def check_reply(self, session: Session, request: Request[Any]) -> None:
-        """Refuse a mutation whose reply cannot be kept, though abandoned sessions have made room.
+        """Refuse a mutation whose reply cannot be kept.
 
-        A client that has acknowledged everything passes, unless its reply may be large: slow readers must not stop it,
-        and many clients with one large reply each must not fill the memory.
+        The total limit does not stop a client that has acknowledged everything, unless its reply may be large.
         """
         self.at_most("session_replies_max", session.replies + 1)
         self.at_most("session_replies_bytes_max", session.held_bytes + 1)
@@ -321,6 +319,6 @@ class State:
             self.at_most("replies_bytes_max", self.sessions.budget.bytes + 1)
 
     def check_open(self, peer: int, cost: int) -> None:
-        """Refuse one more watch or wait of a peer, which would take `cost` bytes."""
+        """Refuse a peer one more watch or wait of `cost` bytes."""
         self.at_most("watches_max", self.watches.of(peer) + self.waits.of(peer) + 1)
         self.check_memory(cost)

@@ -1,9 +1,8 @@
 """Pure: the waits for keys to exist, and their conditions.
 
-A wait is identified by its peer and the id of its request, as a watch is. It is registered at one missing key, and
-moves to another one when that key is written, so that a write pays for each wait once; and at the keys of its
-conditions. The engine, which has the keys, decides if a wait has ended. Waits that are too many for one step are looked
-at in several, each as of the time of the change (`Postponed`, promise S11).
+A wait is registered at the keys of its conditions, and at one missing key: when that key is written, the wait moves to
+another one, so that a write pays for each wait once. The engine decides if a wait has ended. Too many waits for one
+step are looked at in several, each as of the time of the change (`Postponed`, promise S11).
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
     from store.engine.watches import Watcher
     from store.messages import Condition
 
-_Places = dict[str, dict[tuple[int, int], None]]  # the waits at each key; dicts, for their order
+_Places = dict[str, dict[tuple[int, int], None]]  # the waits at each key, in order
 
 FORGOTTEN_AT_ONCE = 256  # waits of one peer: half a millisecond
-WAIT_OVERHEAD = 200  # bytes of bookkeeping per key: two sets, and a dictionary of waits
+WAIT_OVERHEAD = 200  # bytes per key: two sets, and a dictionary of waits
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +44,7 @@ class Parked:
 
 
 def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
-    """Return about how many bytes a wait for these keys, under these conditions, takes."""
+    """Return about the bytes of a wait."""
     size = sum(WAIT_OVERHEAD + key_bytes(key) for key in keys)
     for condition in when:
         expected = condition.expected
@@ -83,7 +82,7 @@ class Waits:
         self._stand_at_its_keys(watcher, parked)
 
     def move(self, watcher: Watcher, missing: int) -> None:
-        """Register a wait that has not ended at this missing key."""
+        """Register a wait at another missing key."""
         parked = self.parked[watcher]
         self._step_away(self._at, parked.keys[parked.missing], watcher)
         parked.missing = missing
@@ -119,10 +118,10 @@ class Waits:
                 yield
 
     def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
-        """Return the waits that the changes of one revision affect, by key.
+        """Return where the waits are that the changes of one revision affect.
 
-        A wait is affected if its key was put, or the key of a condition changed. The caller takes it out of there and
-        looks at it, now or later; until then it is not registered at that key.
+        A wait is affected if its key was put, or the key of a condition changed. The caller removes it from there until
+        it looks at it.
         """
         found = []
         for change in changes:
@@ -133,21 +132,21 @@ class Waits:
         return found
 
     def stands(self, watcher: Watcher) -> bool:
-        """Return True if a wait is registered at all its keys; a postponed one is not."""
+        """Return False for a postponed wait, which is not registered at all its keys."""
         parked = self.parked[watcher]
         return watcher in self._at.get(parked.keys[parked.missing], ()) and all(
             watcher in self._under.get(condition.key, ()) for condition in parked.when
         )
 
     def weigh(self, watchers: Iterable[Watcher]) -> int:
-        """Return about what it costs to look at these waits: their keys and conditions."""
+        """Return the cost of looking at these waits: the number of keys and conditions."""
         return sum(len(parked.keys) + len(parked.when) for parked in map(self.parked.__getitem__, watchers))
 
 
 class Postponed:
-    """Waits that are looked at in several steps, each as of the change that affected it, the earliest change first.
+    """Waits that are looked at in several steps, each as of the change that affected it, earliest first.
 
-    `Past` has the entries before each later change. A wait that two changes affect is looked at for both.
+    `Past` has the entries before each later change.
     """
 
     def __init__(self) -> None:
@@ -171,5 +170,5 @@ class Postponed:
         return watcher, revision
 
     def again(self, watcher: Watcher, revision: int) -> None:
-        """Continue a wait in the next step: it was looked at up to this revision."""
+        """Continue a wait from this revision in the next step."""
         self.heaps.appendleft((revision, [{watcher: None}]))

@@ -1,9 +1,9 @@
 """Pure: the watches by prefix, and the recent history from which a watch can resume (promise S4).
 
-Watches are kept by prefix, and prefixes by length: a change costs one lookup per distinct length, not one comparison
-per watch. The lengths are those of the change's own group (a run, see `keyspace`), and of prefixes shorter than the
-group's name: watches with thousands of lengths slow down only their own run. If the lookups for a request would take
-long, it may change fewer keys (`affordable`, promise S11).
+Watches are kept by prefix, and prefixes by length: a change costs one lookup per distinct length. Only the lengths in
+the change's own group (a run, see `keyspace`) count, and those of prefixes shorter than the group's name: watches with
+thousands of lengths slow down only their own run. If the lookups would take long, a request may change fewer keys
+(`affordable`, promise S11).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 Watcher = tuple[int, int]  # the peer, and the id of its watch
 
 CLOSED_AT_ONCE = 512  # watches of one peer: half a millisecond
-SWEPT_AT = 1024  # forgotten revisions that are not worth a sweep
-WATCH_OVERHEAD = 600  # bytes of bookkeeping per watch, the first of its prefix and peer: three dictionaries
-COMPARISONS_MOST = 131_072  # of changed keys with watched prefixes, per request: about 20 ms
+SWEPT_AT = 1024  # freed revisions
+WATCH_OVERHEAD = 600  # bytes per watch, the first of its prefix and peer: three dictionaries
+COMPARISONS_MOST = 131_072  # per request: about 20 ms
 LONG_KEY = 1024  # characters that double the time of a comparison
-LENGTHS_FEW = 10  # of one group, and as many of none: even 2,048 keys of 2 kB take no longer
-EVENT_OVERHEAD = 200  # bytes of bookkeeping per event, by sys.getsizeof, rounded up
+LENGTHS_FEW = 10  # of a group, and of no group: even 2,048 keys of 2 kB take no longer
+EVENT_OVERHEAD = 200  # bytes per event, by sys.getsizeof, rounded up
 
 
 def watch_bytes(prefix: str) -> int:
@@ -49,8 +49,8 @@ class Watches:
         self._group_of = group_of
         self.by_prefix: dict[str, dict[Watcher, None]] = {}  # dicts, for their order
         self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
-        self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of distinct prefixes of each length
-        self._sorted_lengths: dict[str, list[int]] = {}  # the same, so that prefixes longer than a key are skipped
+        self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of prefixes of each length
+        self._sorted_lengths: dict[str, list[int]] = {}  # to skip prefixes longer than a key
         self._of_many_lengths: set[str] = set()  # the groups with more than a few
         self._count = 0
         self.bytes: int = 0  # of all open watches
@@ -115,11 +115,11 @@ class Watches:
 
     @property
     def quick_to_ask(self) -> bool:
-        """True if the watched prefixes have so few lengths that a request may change any keys."""
+        """True if a request may change any keys: the watched prefixes have few lengths."""
         return not self._of_many_lengths
 
     def affordable(self, keys: Collection[str]) -> int:
-        """Return how many of these keys may change at once before the lookup of watches takes too long; at least 1."""
+        """Return how many of these keys, at least 1, may change before lookups take too long."""
         if self.quick_to_ask:
             return len(keys)
         cost = 0.0
@@ -134,16 +134,16 @@ class Watches:
         return len(keys)
 
     def interested(self, changes: Sequence[Change]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Change, ...]]]:
-        """Return the changes of one revision for groups of watches, so that each group is notified once.
+        """Return the changes of one revision for each group of watches that gets the same ones.
 
-        Sorted keys with a common prefix are adjacent, so watches with the same changes are one group.
+        Sorted keys with a common prefix are adjacent.
         """
         if len(changes) == 1:
             watchers = [each for prefix in self._watched(changes[0].key, -1) for each in self.by_prefix[prefix]]
             return [(tuple(watchers), tuple(changes))] if watchers else []
         order = sorted(range(len(changes)), key=lambda place: changes[place].key)
         stretches: dict[tuple[int, int], list[Watcher]] = {}
-        # watched prefixes of a key, the shortest first, and the index of the first key below each
+        # watched prefixes of a key, shortest first, and the index of the first key below each
         begun: list[tuple[str, int]] = []
         for at in range(len(order) + 1):
             key = changes[order[at]].key if at < len(order) else None
@@ -175,7 +175,7 @@ class Watches:
 
 
 class History:
-    """The latest changes, one entry per revision after `compacted`, bounded by bytes; the store began at `began`."""
+    """The changes of each revision after `compacted`, bounded by bytes; the store began at `began`."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -187,17 +187,17 @@ class History:
         self.compacted: int = 0
 
     def begin(self, revision: int) -> None:
-        """Begin after a revision, which a store in memory draws at random."""
+        """Begin after a revision."""
         self.began = self.compacted = revision
 
     def restore(self, saved: Iterable[tuple[Event, ...]], *, compacted: int) -> None:
-        """Restore the saved history: every revision after `compacted`."""
+        """Restore every revision after `compacted`."""
         self.compacted = compacted
         for events in saved:
             self.append(events)
 
     def append(self, changes: tuple[Change, ...]) -> None:
-        """Append the changes of one revision; free the oldest if the limit requires it."""
+        """Append the changes of one revision, and free the oldest past the limit."""
         self._revisions.append(changes)
         size = event_bytes(changes[0]) if len(changes) == 1 else sum(map(event_bytes, changes))
         self._sizes.append(size)
@@ -214,14 +214,14 @@ class History:
     def page(
         self, revision: int, prefix: str, *, most: int, bytes_max: int
     ) -> tuple[list[tuple[Event, ...]], int] | None:
-        """Return the changes under `prefix` from `revision` on, one tuple per revision, and the next revision.
+        """Return the changes under `prefix` from `revision` on, by revision, and the next revision.
 
-        None if some are gone. At most `most` revisions are looked at, and not much more than `bytes_max` is returned.
+        None if some are gone. It looks at `most` revisions, and returns little more than `bytes_max`.
         """
         revision = max(revision, self.began + 1)
         if revision <= self.compacted:
             return None
-        at = self._first + revision - self.compacted - 1  # revisions have no gaps, so this is an index
+        at = self._first + revision - self.compacted - 1  # revisions have no gaps
         found = []
         size = 0
         for changes in self._revisions[at : at + most]:
