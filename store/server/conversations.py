@@ -1,11 +1,11 @@
 """Shell: carries out the requests of peers in turns, and has `dispatcher` send the results.
 
-The hot path is plain asyncio: bytes arrive in one buffer that all peers share, `connection` cuts them into requests,
-`engine` applies them, and answers are queued per peer and written once per batch. From the first byte of a request to
-the queueing of all its results there is no `await`, so a change and its announcement are one step.
+Bytes arrive in one buffer that all peers share, `connection` cuts them into requests, `engine` applies them, and
+answers are queued per peer and written once per batch. From the first byte of a request to the queueing of all its
+results there is no `await`, so a change and its announcement are one step.
 
-A peer is served for one turn; the rest of its requests waits in a ring (`round_robin`). While answers to a peer pile
-up, its requests wait: one packet of requests may ask for gigabytes.
+A peer is served for one turn; the rest of its requests waits in a ring (`round_robin`), also while answers to it pile
+up: one packet of requests may ask for gigabytes.
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-RECEIVE_BYTES = 256 * 1024  # one buffer for all peers; larger frames are put together from pieces
+RECEIVE_BYTES = 256 * 1024  # of one buffer for all peers
 SLOW = 0.05  # seconds of one request that are logged
 SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
 
 class Conversations:
-    """All peers of a server, and their requests. Pauses are on `clock`, turns on `stopwatch`, which tests do not stop.
+    """All peers of a server, and their requests. Turns are timed on `stopwatch`, which tests do not stop.
 
-    `buffer` takes the bytes of all peers. `on_request` is called after each request: its kind, "ok" or the error, its
-    seconds.
+    `on_request` is called after each request: its kind, "ok" or the error, its seconds.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Conversations:
         self._pass_comes = False
         self.dispatcher: Dispatcher = Dispatcher(peers, stopwatch=stopwatch, have_pass=self._have_pass)
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
-        # peers that are not read until the disk or their notifications have caught up
+        # not read until the disk or their notifications have caught up
         self._slowed: dict[Peer, None] = {}
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()  # peers whose next request waits for room in a group
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
@@ -94,11 +93,11 @@ class Conversations:
             self._have_pass()
 
     def received(self, peer: Peer, size: int) -> None:
-        """Handle bytes in the buffer, without await: a change and its announcements are one step."""
+        """Handle bytes in the buffer."""
         self.bytes_in += size
         peer.received_at = now = self._clock()
         if self._durability.leaving:
-            return  # the journal writes its last group: later requests could not be answered
+            return  # the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = bytes(self.buffer[:size])  # it may wait for a turn, and the buffer is shared
         if self._pass_comes and (self._busy or self.dispatcher.owes_much(peer.id)):
@@ -116,7 +115,7 @@ class Conversations:
             self._slow_down(peer)
 
     def read_on(self, peer: Peer) -> None:
-        """Carry out the pending requests of a peer, and read it again, if the disk allows that."""
+        """Carry out the pending requests of a peer, and read it again, if possible."""
         behind = self._durability.behind
         if peer.outbox.held and (peer.outbox.bytes > PIECE_BYTES or behind):
             return
@@ -131,14 +130,14 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ turns
 
     def _done_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
-        """Carry out a request that arrived alone, as most do; return False if there is more to do."""
+        """Carry out a request that arrived alone; return False if there is more to do."""
         began = self._stopwatch()
         try:
             asked = peer.connection.only_request(data)
             if asked is None:
                 return False
             if self._durability.must_wait(asked[2], has_more=bool(peer.outbox.held)):
-                peer.stalled = asked  # it was read, and must not be again
+                peer.stalled = asked  # it is not read again
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
@@ -222,7 +221,6 @@ class Conversations:
 
     @property
     def _busy(self) -> bool:
-        """Return True if this pass has used its time, or notifications are behind."""
         return self._turns.over or self.dispatcher.behind
 
     def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
@@ -237,7 +235,7 @@ class Conversations:
 
     def _count_time(self, seconds: float) -> None:
         self._turns.spent += seconds
-        if self._turns.spent > TURN:  # a shorter rest is not worth another pass of the loop
+        if self._turns.spent > TURN:  # else it is not worth another pass
             self._have_pass()
 
     def _have_pass(self) -> None:
@@ -264,13 +262,13 @@ class Conversations:
             self._have_pass()
 
     async def hear_newcomers(self) -> None:
-        """Wait until all peers that are in the ring now have had a turn."""
+        """Wait until all peers in the ring have had a turn."""
         came = self._turns.came
         while self._turns.waits(came):
             await anyio.lowlevel.checkpoint()  # each pass of the loop begins with turns while any peer waits
 
     def unheard(self, now: float) -> dict[int, float]:
-        """Return the peers, by id, whose requests wait for a turn or for the disk, and for how many seconds."""
+        """Return the peers whose requests wait, and for how many seconds."""
         waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.holding())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
 
@@ -319,7 +317,7 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ what waits for the disk
 
     def became_durable(self, number: int) -> None:
-        """Release the frames that waited for this number, and read paused peers again."""
+        """Release the frames up to this number, and read paused peers again."""
         self.dispatcher.release(number)
         self._read_slowed()
         if self._for_disk:

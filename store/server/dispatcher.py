@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-SHARED_BYTES = 16 * 1024  # larger events and answers are encoded once, and shared by all readers
+SHARED_BYTES = 16 * 1024  # larger events and answers are encoded once for all readers
 AT_ONCE = 64  # notifications of one change before others have a turn
-CAUGHT_UP_AT_ONCE = 1024  # of one peer: beyond, its requests wait
+CAUGHT_UP_AT_ONCE = 1024  # of one peer; beyond, its requests wait
 WRITTEN_AT_ONCE = 16  # peers between looks at the clock ...
 BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or this many bytes, about a millisecond
-POSTPONED_MOST = 64  # changes with postponed waits; beyond, no more changes are made
-ANNOUNCEMENTS_MOST = 256  # in progress; beyond, no more changes are made
+POSTPONED_MOST = 64  # changes with postponed waits; beyond, requests wait
+ANNOUNCEMENTS_MOST = 256  # in progress; beyond, requests wait
 
 
 class Dispatcher:
-    """Pending notifications, and peers with something to write. `have_pass` requests a pass of the loop."""
+    """Pending notifications, and peers to write to. `have_pass` requests a pass of the loop."""
 
     def __init__(self, peers: Peers, *, stopwatch: Callable[[], float], have_pass: Callable[[], None]) -> None:
         self._peers = peers
@@ -46,19 +46,19 @@ class Dispatcher:
         self._outbox_bytes_max = peers.durability.engine.limits.outbox_bytes_max
         self._stopwatch = stopwatch
         self._have_pass = have_pass
-        # In order: the pending items of a change, by peer number; and their sender.
+        # The pending items of a change, by peer, and their sender.
         self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
         self._owed: dict[int, int] = {}  # by peer: its pending items
-        self._ended: set[tuple[int, int]] = set()  # watches that ended while notifications were pending
+        self._ended: set[tuple[int, int]] = set()  # watches with pending notifications
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
         self._queued_in = self.dirty
         self._holding: dict[Peer, None] = {}  # peers with held frames
-        self._shared = WeakValueDictionary[Any, Shared]()  # by content, of one engine: frames in outboxes
+        self._shared = WeakValueDictionary[Any, Shared]()  # by content
 
     @property
     def behind(self) -> bool:
-        """True if so much is pending that no more requests may be carried out."""
+        """True if so much is pending that requests must wait."""
         return (
             len(self._announcements) >= ANNOUNCEMENTS_MOST or len(self._durability.engine.postponed) >= POSTPONED_MOST
         )
@@ -73,7 +73,7 @@ class Dispatcher:
         return (peer for peer in self._holding if not peer.outbox.ready)
 
     def owes_much(self, peer_id: int) -> bool:
-        """Return whether a peer has so many notifications pending that its requests wait."""
+        """Return whether a peer has so many pending notifications that its requests wait."""
         return self._owed.get(peer_id, 0) > CAUGHT_UP_AT_ONCE
 
     def forget(self, peer: Peer) -> None:
@@ -86,9 +86,9 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ what has changed
 
     def deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
-        """Queue the notifications of a change; each event is encoded once for all its watches.
+        """Queue the notifications of a change.
 
-        A watch that is `opening` gets its events in steps, each of which waits until the outbox is nearly empty.
+        A watch that is `opening` gets its events in steps, each of which waits for a nearly empty outbox.
         """
         number = self._durability.pending_commits.appended  # later steps need not be durable
         self._announce([(one.peer, one) for one in deliveries if type(one) is Answer], partial(self._answer, number))
@@ -109,7 +109,7 @@ class Dispatcher:
             self._have_pass()
 
     def _announce(self, items: Sequence[tuple[int, Any]], tell: Callable[[Peer, Any], None]) -> None:
-        """Notify all of these: a few at once, many in the next passes."""
+        """Notify a few now, the others in the next passes."""
         late: Sequence[tuple[int, Any]] = items
         if len(items) <= AT_ONCE:
             late = [item for item in items if self.owes_much(item[0])]
@@ -131,7 +131,6 @@ class Dispatcher:
             self._have_pass()
 
     def _catch_up(self, peer: Peer) -> None:
-        """Send a peer its pending notifications before anything else."""
         if self._owed.pop(peer.id, 0):
             for left, tell in self._announcements:
                 for what in left.pop(peer.id, ()):
@@ -199,7 +198,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ one peer
 
     def _answer(self, number: int, peer: Peer, answer: Answer) -> None:
-        """Queue the answer to a parked wait: thousands may end at once, so these respect the outbox limit, too."""
+        """Queue the answer to a parked wait. Thousands may end at once, so the outbox limit applies."""
         frame = self.encode(answer.request_id, answer.response)
         if peer.outbox.bytes + weight(len(frame)) > self._outbox_bytes_max:
             message = (
@@ -210,7 +209,7 @@ class Dispatcher:
         self._queue(peer, frame, number)
 
     def encode(self, request_id: int, response: Response) -> Frame:
-        """Encode a response; large ones of the same content share one encoding."""
+        """Encode a response; equal large ones share the bytes."""
         if type(response) is Found:
             entries: tuple[Entry | None, ...] = (response.entry,)
         elif type(response) is Listing or type(response) is ListingPart:
@@ -226,7 +225,6 @@ class Dispatcher:
         return SharedFrame(wire.content_head(request_id, shared.size), shared)
 
     def _encode_events(self, events: tuple[Event, ...]) -> bytes | Shared:
-        """Encode events; large ones are shared by all watches."""
         if sum([len(event.value) for event in events]) < SHARED_BYTES:
             encoded = wire.encode_events(events)
             return encoded if len(encoded) < SHARED_BYTES else Shared((encoded,))
@@ -236,11 +234,11 @@ class Dispatcher:
         return shared
 
     def _tell(self, number: int, encoded: bytes | Shared, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
-        """Queue events for one watch, or end it if its reader is too slow; nothing follows its end."""
+        """Queue events for one watch, or end it if its reader is too slow."""
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
-        # A revision larger than any outbox goes to a reader that is up to date; else its watch would never pass it.
+        # An up-to-date reader gets a revision larger than any outbox; else its watch would never pass it.
         frame = _frame(watch_id, encoded)
         size = weight(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
@@ -254,12 +252,12 @@ class Dispatcher:
             self._queue(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
 
     def say(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
-        """Queue a frame, to be sent once `number`, or (None) everything so far, is durable."""
+        """Queue a frame, to be sent once `number`, or everything so far, is durable."""
         self._catch_up(peer)
         self._queue(peer, frame, self._durability.pending_commits.appended if number is None else number)
 
     def answer_alone(self, peer: Peer, frame: Frame, number: int) -> None:
-        """Queue the only answer of a batch; write it at once if nothing waits before it."""
+        """Queue the only answer of a batch, or write it at once."""
         if (
             peer.outbox.bytes
             or self._announcements
@@ -290,7 +288,7 @@ class Dispatcher:
             peers.make_room_in_outboxes()
 
     def flush(self) -> None:
-        """Write this batch, one write per peer; what exceeds one step in the next passes."""
+        """Write this batch, one write per peer; the rest in the next passes."""
         room = BYTES_AT_ONCE
         while self.dirty and room > 0:
             room -= _flush(self.dirty.popitem(last=False)[0])
@@ -298,7 +296,7 @@ class Dispatcher:
             self.write_later(self.dirty.popitem(last=False)[0])
 
     def release(self, number: int) -> None:
-        """Release the frames up to this number, and resume reading of their peers."""
+        """Release the frames up to this number, and read their peers again."""
         waiting = list(self._holding)
         few = len(waiting) <= AT_ONCE
         for peer in waiting:

@@ -1,11 +1,11 @@
 """Shell: delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
-Each step is handed to the journal before its replies, which wait until the journal's thread reports it durable;
-`pending_commits` knows which replies wait for which step. A store in memory has no journal, and no reply waits.
+Each step goes to the journal before its replies, which wait until it is durable; `pending_commits` knows which replies
+wait for which step. A store in memory has no journal.
 
-If the journal cannot write, no reply of the lost steps was sent: the server reloads the disk's state, drops its
-connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk,
-deletes continue. After a failed fsync even the disk's state is unknown: no client is accepted until it is known.
+If the journal cannot write, the server reloads the disk's state, drops its connections (clients reconnect and repeat
+unanswered requests), refuses writes, and retries each second. On a full disk, deletes continue. After a failed fsync
+the disk's state is unknown: no client is accepted until it is known.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 3.0  # seconds for the last group to reach the disk
-SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # quick to write; the others may change much at once
+SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # quick to write
 SMALL_OPERATIONS, SMALL_BYTES = 16, 16 * 1024
 NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
-TRY_AGAIN_AFTER = 1.0  # seconds between tries on a disk that failed, or has only room for deletes
+TRY_AGAIN_AFTER = 1.0  # seconds between tries
 
 
 class Durability:
-    """The store, its journal (None in memory), and replies that wait for it.
+    """The store, its journal (None in memory), and the replies that wait for it.
 
     Args:
         in_thread: Runs a function that waits for the disk.
-        on_durable: Called when everything up to this number is on disk.
-        on_restored: Called with the store that was read back from the disk, which replaces `engine`.
-        cut: Closes every connection at once.
-        ended: Called with each task that ended; its error is unreadable data, or a defect.
+        on_durable: Called with the last number on disk.
+        on_restored: Called with the store read back from the disk, which replaces `engine`.
+        cut: Closes every connection.
+        ended: Called with each ended task, whose error is unreadable data or a defect.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Durability:
 
     @property
     def is_full(self) -> bool:
-        """Return whether one group is being written and another one is full."""
+        """Return whether one group is being written and the next is full."""
         return self.journal is not None and self.pending_commits.bytes >= 2 * self.journal.group_bytes
 
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
-        """Return whether a request must wait for the disk; `has_more` says that the peer has changes on the way to it.
+        """Return whether a request must wait for the disk; `has_more`: others of its peer are waiting for the disk.
 
-        All peers fill the groups in turns, but a peer without such changes may add something small at any time.
+        A peer without waiting changes may add something small at any time.
         """
         return self.is_full and mutates(request) and (has_more or not _is_small(request))
 
@@ -97,7 +97,7 @@ class Durability:
         return None
 
     def record(self) -> None:
-        """Hand the last steps to the journal, before their replies."""
+        """Hand the last steps to the journal."""
         if self.journal is not None and self.engine.read_only is None and not self.leaving:
             facts = self.engine.take_facts()
             if facts is not None:
@@ -110,7 +110,7 @@ class Durability:
         loop = asyncio.get_running_loop()
 
         def report(what: Callable[[Any], None], how: object) -> None:
-            with contextlib.suppress(RuntimeError):  # a disk that hung, and returned after the loop had ended
+            with contextlib.suppress(RuntimeError):  # the disk hung until the loop had ended
                 loop.call_soon_threadsafe(what, how)
 
         self.pending_commits.written(self.journal.appended)
@@ -123,7 +123,7 @@ class Durability:
             self._probing.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Make pending changes durable and release their frames; no request follows."""
+        """Make pending changes durable and release their frames."""
         self.leaving = True
         journal = self.journal
         if journal is not None:
@@ -132,19 +132,19 @@ class Durability:
                 await asyncio.wait([self._probing])
             # The loop handles the last reports before this returns.
             if not await self._in_thread(lambda: journal.stop(within=STOP_WITHIN)):
-                self._cut()  # held frames must not be sent, nor any after them
+                self._cut()  # no held or later frame may be sent
 
     def _became_durable(self, number: int) -> None:
         self.pending_commits.written(number)
         self._on_durable(number)
 
     def _cannot_write(self, reason: str) -> None:
-        """Return to the disk's state: no reply to later changes was sent."""
+        """Return to the disk's state."""
         assert self.journal is not None
         # In doubt, a crash may lose or keep the last group, so no state may be told.
         what = "takes in nobody, since what is on disk is in doubt," if self.journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
-        self.engine.read_only = f"the disk does not take it ({reason})"  # so nothing more of it is recorded
+        self.engine.read_only = f"the disk does not take it ({reason})"
         self._goes_back = True
         self._cut()
         if self.leaving:
@@ -155,14 +155,14 @@ class Durability:
         self._probing.add_done_callback(self._ended)
 
     async def _go_back(self, journal: Journal, why: str) -> None:
-        """Serve the disk's state, which takes seconds to read, and accept writes when the disk does."""
+        """Read the disk's state, which takes seconds; accept writes when the disk does."""
         engine = await self._in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self._clock()))
         engine.read_only = why
         self.engine = engine
         self._goes_back = False
         self.pending_commits = PendingCommits(durable=journal.appended, revision=engine.revision)
         self._on_restored(engine)
-        if not journal.answered:  # else the reply that is kept names the error, and the disk accepts the rest
+        if not journal.answered:  # else the disk accepts the rest
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
             while not await self._in_thread(journal.try_again):  # noqa: ASYNC110 - a disk sends no notification
@@ -173,10 +173,7 @@ class Durability:
         await self._wait_for_room(journal, why)
 
     async def _wait_for_room(self, journal: Journal, why: str) -> None:
-        """Refuse all but deletes, then large writes, until the disk has room for more.
-
-        All but deletes for a second at least, since the failed write's client repeats it.
-        """
+        """Refuse all but deletes for a second at least, then large writes, until the disk has room."""
         engine = self.engine
         journal.short_of_room = True
         if journal.only_deletes:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-HELD_MOST = 5.0  # seconds that a newcomer waits for a session; clients do not retry sooner, either
+HELD_MOST = 5.0  # seconds that a newcomer waits for a session
 SOON = 0.001  # seconds that a clock may be behind
 
 
@@ -48,7 +48,7 @@ class Handshakes:
     def accepted(self, peer: Peer) -> None:
         """Handle a new connection."""
         engine, table = self._durability.engine, self._table
-        nonce = os.urandom(16)  # as `secrets.token_bytes`, in half the time
+        nonce = os.urandom(16)  # twice as fast as `secrets.token_bytes`
         peer.connection = ServerConnection(
             store_id=engine.store_id, nonce=nonce, token=self._token, limits=engine.limits
         )
@@ -70,7 +70,7 @@ class Handshakes:
         self._by_id[peer.id] = peer
         self.empty.clear()
         within = engine.limits.handshake_timeout
-        # An honest client on a busy machine is slow, too, and tries again.
+        # The client may be honest, on a busy machine, and tries again.
         why = Sorry("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.came(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
         table.expect(peer, within, partial(self._peers.hang_up, peer, why), patiently=True)
@@ -95,8 +95,8 @@ class Handshakes:
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
-            # The client came back before its old connection ended; it renews its leases on the new one. At once: a cut
-            # network would delay the close by half a minute, and its queue has no reader.
+            # The client came back before its old connection ended. At once: a cut network would delay the close by half
+            # a minute.
             replaced.abort()
         self._table.proved(peer)
         durable = self._durability.journal is not None

@@ -1,31 +1,31 @@
 """Shell: makes steps durable: SQLite, one writer thread, group commit (promise S3).
 
-The server appends the facts of each step and gets a sequence number; replies wait in the outboxes until that number is
-durable. The writer puts all appended facts into one transaction and reports its last number. While one fsync runs, the
-next group gathers, so that a hundred callers share one.
+The server appends the facts of each step and gets a number; replies wait in the outboxes until that number is durable.
+The writer puts all appended facts into one transaction and reports its last number. While one fsync runs, the next
+group gathers.
 
 SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
-disk when it returns. A lock file keeps a second server out. Another version's file is refused, or migrated. A damaged
-one is reported and never changed: it is opened for writing only after all of it has been read. Three things show
-damage: the checksum of each row (`rows`), frames of SQLite's log beyond those that it reads (`wal`), and the number of
-the last durable group in a file beside the database (`Mark`), which shows a log cut short or removed, and an old copy.
+disk when it returns. A lock file keeps a second server out. A damaged file is never changed: it is opened for writing
+only after all of it has been read. Three things show damage: the checksum of each row (`rows`), frames of SQLite's log
+beyond those that it reads (`wal`), and the number of the last durable group in a file beside the database (`Mark`),
+which shows a log cut short or removed, and an old copy.
 
 When a write fails, the group is rolled back as a whole. Then:
 
-- Another program, say a backup tool, holds SQLite's lock: the writer waits for it.
-- SQLite would refuse the same rows again, say one that is too large: the group is written step by step, and the step
-  that fails is answered with the error, by the reply that is kept for it.
-- The disk is full: SQLite's log is emptied into the database, which takes each page once. If that is not enough, a
+- Another program holds SQLite's lock: the writer waits for it.
+- SQLite would refuse the same rows again, say one that is too large: the group is written step by step, and the kept
+  reply to the failing step becomes the error.
+- The disk is full: SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
   group is written in halves, up to the step that does not fit, and the journal stops.
 - Otherwise the journal stops. No reply of the group was sent, so the server can return to the disk's state (`load`) and
   refuse writes until `try_again` succeeds.
 
-If the fsync fails, the group may be durable or not: a server that starts on the file would find it there. The journal
-is `in_doubt`, and no state may be told until a later commit is durable.
+If the fsync fails, the group may be durable or not. The journal is `in_doubt`, and the server may tell no state until a
+later commit is durable.
 
-A full disk still takes deletes. A group counts only if room is kept back (`Reserve`) for the growth of the database by
-its log, with that group, and for the log of some deletes (`_keep_room`). So the log can always be emptied. Only deletes
-may use that room. When there is nothing to write, the writer returns unused pages to the disk, a slice at a time.
+A full disk still takes deletes. A group is committed only if room is kept back (`Reserve`), for deletes alone, to empty
+the log with that group into the database, and for the log of some deletes (`_keep_room`). When there is nothing to
+write, the writer returns unused pages to the disk, a slice at a time.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# A failed write left a group without its end, which is ignored; after other errors it may be whole.
+# After these errors the group has no end in the log, and is ignored; after others it may be whole.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-MARGIN_BYTES = 1024 * 1024  # beside the reserve: must be free before more than deletes is accepted
+MARGIN_BYTES = 1024 * 1024  # free room beside the reserve that other writes require
 # Of one group, or three times as long as a small one takes: a small write waits for the rest of one group and its own.
-# With twice as long, half of a slow disk's time would go into the fixed part of its groups.
+# With twice as long, a slow disk would spend half its time on the fixed part of its groups.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
-GROUP_BYTES = 1024 * 1024  # of the first groups; their time gives the size of later ones
+GROUP_BYTES = 1024 * 1024  # of the first groups; their time limits later ones
 GROUP_BYTES_LEAST, GROUP_BYTES_MOST = 16 * 1024, 64 * 1024 * 1024
-BUSY_SECONDS = 1.0  # between checks for the end while another program holds SQLite's lock
-LOG_BYTES = 4 * 1024 * 1024  # of SQLite's log that stays after it was emptied
+BUSY_SECONDS = 1.0  # between checks for `stop` while another program holds SQLite's lock
+LOG_BYTES = 4 * 1024 * 1024  # of an emptied SQLite log
 PAGE_BYTES = 4096  # SQLite's default
 LONG_LOG_BYTES = 4 * LOG_BYTES  # a log that another program's reading has lengthened ...
 LONG_LOG = (
@@ -83,29 +83,29 @@ LONG_LOG = (
 GROUPS_LONG = 3  # ... if it stays so for this many groups
 IDLE_SECONDS = 1.0  # without writes before room is given back
 FREE_PAGES_KEPT = 1024  # 4 MiB, and a quarter of the file: for reuse
-FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte, during which a group waits
+FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte
 PAGES_WRITTEN_ANEW = 1024  # 4 MiB, some 100 ms: a file up to this size is rewritten as a whole
 
 
 class Unwritable(Exception):
-    """SQLite or Python refused a row for its content, and will again. Nothing of the group was written."""
+    """SQLite or Python refused a row for its content. Nothing of the group was written."""
 
 
 class Journal:
-    """The durable half of a store; opened by one server at a time, or `StoreUsageError`.
+    """The durable half of a store; a second server gets `StoreUsageError`.
 
-    `commits` groups took `commit_seconds`; the next may have `group_bytes`. `log_bytes` is above `LOG_BYTES` for long
-    only while another program reads the database.
+    `commits` groups took `commit_seconds`; the next may have `group_bytes`. `log_bytes` stays above `LOG_BYTES` only
+    while another program reads the database.
 
     Attributes:
         in_doubt: True if the last group may be on disk or not.
-        only_deletes: True if the disk is so full that only deletes may be appended.
-        short_of_room: True while writes are refused for their size: all unused room goes back to the disk, each second.
-        answered: True if the reply that is kept for the failed step names the error.
+        only_deletes: True if only deletes may be appended.
+        short_of_room: True while writes are refused for their size: unused pages go back to the disk each second.
+        answered: True if the kept reply to the failed step names the error.
     """
 
     group_bytes: int = GROUP_BYTES
-    _least_seconds = 0.0  # of a small group: the disk's own time
+    _least_seconds = 0.0  # of a small group
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:
         self._directory = Path(os.path.abspath(directory))  # the program may `chdir`
@@ -162,14 +162,14 @@ class Journal:
         database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
-        database.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone does not reach the platters
+        database.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone does not reach the disk
         database.execute(f"PRAGMA journal_size_limit={LOG_BYTES}")
-        # Debian's default overwrites deleted data with zeros: twice the writing
+        # Debian's default overwrites deleted data with zeros
         database.execute("PRAGMA secure_delete=OFF")
         return database
 
     def load(self) -> Saved:
-        """Return everything durable, before `start` and without a running writer; StoreUsageError: it is damaged."""
+        """Return everything durable; StoreUsageError if it is damaged. No writer may run."""
         with self._wake:
             self._pending.clear()  # it depends on lost writes, and the server returns to the disk's state
         with reporting(self._path):
@@ -183,7 +183,7 @@ class Journal:
     # ------------------------------------------------------------------------------------------ writing
 
     def append(self, facts: Facts) -> int:
-        """Add these facts to the next group, without waiting; return their number."""
+        """Add facts to the next group; return their number."""
         with self._wake:
             self.appended += 1
             self._pending.append(facts)
@@ -191,7 +191,7 @@ class Journal:
             return self.appended
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
-        """Start the writer, after `load`; it reports the last durable number, or why it failed and has ended."""
+        """Start the writer, after `load`; it reports the last durable number, or why it has ended."""
         assert self._database is not None, "what is there is read before anything is added"
         self._stopping, self._untidy = False, True
         self._thread = threading.Thread(
@@ -224,14 +224,14 @@ class Journal:
             return taken
 
     def has_room(self) -> bool:
-        """Return whether more than deletes can be written, now that others or deletes have made room."""
+        """Return whether more than deletes can be written."""
         least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
         if self.only_deletes and self._reserve.take(least + MARGIN_BYTES):
             self.only_deletes = not self._reserve.take(least)  # the margin is for others to use
         return not self.only_deletes
 
     def room(self) -> int:
-        """The limit of a write in bytes: it is stored twice, as an entry and in the history, and first in the log."""
+        """The limit of a write in bytes: it is stored as an entry, in the history and in the log."""
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
@@ -251,10 +251,9 @@ class Journal:
         return True
 
     def close(self, *, within: float | None = None) -> None:
-        """Write pending facts, and release the directory.
+        """Write pending facts, and release the directory; do nothing in a forked child.
 
-        A disk that hangs for longer than `within` keeps the directory until the process ends. In a forked child nothing
-        is done: it has neither the writer nor the lock.
+        A disk that hangs for longer than `within` keeps the directory until the process ends.
         """
         if os.getpid() != self._pid:
             return
@@ -274,13 +273,13 @@ class Journal:
         while (taken := self._take_group()) is not None:
             try:
                 self._write_group(*taken, on_durable)
-            except Exception as error:  # noqa: BLE001 - any error: a writer that ends silently stops the server
+            except Exception as error:  # noqa: BLE001 - a writer must not end silently
                 self._judge(error)
                 on_failure(reason(error, self._path) if isinstance(error, sqlite3.Error) else str(error))
                 return
 
     def _take_group(self) -> tuple[list[Facts], int] | None:
-        """Wait for facts, tidying up meanwhile; return them and their last number, or None at the end."""
+        """Wait for facts, tidying up meanwhile; return them and their last number, or None to end."""
         while True:
             with self._wake:
                 self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy or self.short_of_room else None)
@@ -308,8 +307,7 @@ class Journal:
     def _write_group(self, group: list[Facts], last: int, on_durable: Callable[[int], None]) -> None:
         """Write a group; if its content is refused, or does not fit, write halves, up to the failing step.
 
-        Later steps may depend on that step: they are dropped, and their clients repeat them. `Unwritable`: a part of
-        the group can never be written; `sqlite3.Error`: not now.
+        Later steps, which may depend on it, are dropped, and their clients repeat them.
         """
         self.answered = False
         try:
@@ -329,7 +327,6 @@ class Journal:
         on_durable(last)
 
     def _commit_or_wait(self, group: list[Facts]) -> None:
-        """Write a group once SQLite's lock is free and there is room."""
         said = False
         remedies = iter((self._empty_log, partial(self._give_up_reserve, group)))
         while True:
@@ -401,7 +398,7 @@ class Journal:
             raise _full()
 
     def _growth(self) -> int:
-        """Return by how many bytes the log, with the transaction under way, makes the database grow."""
+        """Return by how many bytes the log, with the current transaction, will enlarge the database."""
         assert self._database is not None, "the writer runs on an open file"
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
         (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
@@ -418,11 +415,11 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 return not busy
-            self._reserve.give_up()  # it is kept back for this growth, too
+            self._reserve.give_up()
         return False
 
     def _give_up_reserve(self, group: list[Facts]) -> bool:
-        """Give deletes the room that is kept back for them; return False if the group has other changes."""
+        """Give deletes the reserve; return False if the group has other changes."""
         may = self._may_use_reserve(group)
         if may:
             self._reserve.give_up()  # the next try takes the room for growth again
@@ -432,7 +429,7 @@ class Journal:
         return self.only_deletes or all(facts.only_takes_away for facts in group)
 
     def _tidy_up(self) -> None:
-        """Give a slice of unused pages back to the disk; `_untidy` says whether there are more."""
+        """Give a slice of unused pages back to the disk."""
         assert self._database is not None, "the writer runs on an open file"
         try:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
@@ -464,6 +461,6 @@ def _full() -> sqlite3.OperationalError:
 
 
 def _is(error: Exception, *codes: int) -> bool:
-    """Return whether an error has one of these codes, or an extended code of one."""
+    """Return whether an error has one of these codes, or an extension of one."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and (code in codes or code & 0xFF in codes)

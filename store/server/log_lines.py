@@ -1,8 +1,8 @@
 """Pure: limits the log lines about clients: complaints, and limits that are nearly reached.
 
-Any client could cause thousands of lines a second, which fill the disk. So these lines use a token bucket that refills
-slowly; suppressed lines are counted, and the next line names their number. A limit is logged once at 80 % of use, and
-again only after use was below 70 %.
+Any client could cause thousands of lines a second, which fill the disk. So a slowly refilled token bucket limits them;
+the next line names the number of suppressed ones. A limit is logged once at 80 % of use, and again only after use was
+below 70 %.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from store.engine.keyspace import Groups
 
-AT_ONCE = 1000  # lines; a job of this many nodes with a wrong token is logged in full
+AT_ONCE = 1000  # lines, as for a job of so many nodes with a wrong token
 PER_SECOND = 10.0  # lines after that: about 100 MB a day
 NEARLY = 0.8  # of a limit: warn from here on
 BELOW = 0.7  # of a limit: below, it is no longer near
@@ -33,7 +33,7 @@ class RationedLog:
         self._unsaid = 0
 
     def write(self, log: logging.Logger, level: int, line: str, *args: Any) -> None:
-        """Write a line if the limit allows it, with the number of suppressed lines before it."""
+        """Write a line, with the number of suppressed ones before it, if the limit allows."""
         if not log.isEnabledFor(level):
             return
         now = self._clock()
@@ -56,7 +56,7 @@ class LimitWarnings:
         self._told: set[str] = set()
 
     def look(self, figures: Mapping[str, object], groups: Groups) -> list[str]:
-        """Return the lines to log now, by the `figures` of `stats` and the memory of groups."""
+        """Return the lines to log now; `figures` are those of `stats`."""
         shares = {limit: _number(figures[used]) / _number(figures[limit]) for limit, used in Limits.used_by().items()}
         near = {limit for limit, share in shares.items() if share > NEARLY}
         lines = [

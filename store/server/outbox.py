@@ -1,8 +1,8 @@
 """Pure: the frames that wait for one peer, in order, and their memory.
 
-Frames that may be sent come first, then those held until the journal has reached their number. The transport gets one
-piece at a time, since it copies; its unsent bytes count, too. Frames of several peers that differ only in their heads
-share the rest: each outbox counts it, and the sum of all outboxes counts it once.
+Frames that may be sent come first, then those held until their journal number is durable. The transport's unsent bytes
+count, too. Frames that differ only in their heads share the rest: each outbox counts it, and the sum of all outboxes
+counts it once.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
 
-# The bytes handed to a transport at once, and by which answers may run ahead of a peer's reading.
+# Handed to a transport at once; answers may be so far ahead of a peer's reading.
 PIECE_BYTES = 256 * 1024
 
 _number = itemgetter(0)  # of a held frame
 
 
 def weight(size: int) -> int:
-    """Return a frame's bytes with bookkeeping, and a quarter for the allocator, which loses up to an eighth."""
+    """Return a frame's bytes with bookkeeping, and a quarter for the allocator."""
     return size + (size >> 2) + 64
 
 
 class Shared:
-    """Bytes, in chunks, with which the frames of several outboxes end."""
+    """Bytes, in chunks, that several outboxes share."""
 
     __slots__ = ("__weakref__", "chunks", "holders", "size")
 
@@ -48,7 +48,7 @@ class SharedFrame:
         return len(self._head) + self._rest.size
 
     def part(self, start: int, end: int) -> bytes | memoryview:
-        """Return a part of it, without a copy if it lies in one chunk."""
+        """Return a part, without a copy if it lies in one chunk."""
         pieces: list[memoryview] = []
         for chunk in (self._head, *self._rest.chunks):
             if start < len(chunk) and end > 0:
@@ -57,7 +57,7 @@ class SharedFrame:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def hold(self, more: int) -> int:
-        """Add or remove one outbox as a holder; return the change of the bytes that all outboxes hold."""
+        """Count one holder more or less; return the change of the bytes of all outboxes."""
         is_last = self._rest.holders == (0 if more > 0 else 1)
         self._rest.holders += more
         return more * (weight(len(self._head)) + is_last * weight(self._rest.size))
@@ -69,7 +69,7 @@ Frame: TypeAlias = bytes | SharedFrame
 class Outbox:
     """The frames that wait for one peer; `budget` sums those of all peers.
 
-    `held` are frames after `ready`, by journal number; `bytes` the `weight` of all, and the transport's unsent bytes.
+    `held` are frames after `ready`, by journal number; `bytes` includes the transport's unsent bytes.
     """
 
     __slots__ = ("_budget", "_cut", "_handed", "bytes", "held", "ready")
@@ -89,7 +89,7 @@ class Outbox:
         self._count(frame, 1)
 
     def hold(self, frame: Frame, number: int) -> None:
-        """Queue a frame at the end, until the journal has made this number durable, and those before it have gone."""
+        """Queue a frame at the end, until this number is durable."""
         self.held.append((max(number, self.held[-1][0] if self.held else 0), frame))
         self._count(frame, 1)
 
@@ -101,7 +101,7 @@ class Outbox:
         return bool(self.held)
 
     def take(self) -> bytes | memoryview:
-        """Return the next ready frames, of about one piece; or a piece of a larger frame."""
+        """Return about one piece of the ready frames."""
         if len(self.ready[0]) > PIECE_BYTES:
             return self._take_part(self.ready[0])
         count = taken = 0
@@ -116,7 +116,6 @@ class Outbox:
         return frames[0] if count == 1 else b"".join(frames)
 
     def _take_part(self, frame: Frame) -> bytes | memoryview:
-        """Return the next piece of a large frame, which counts until its last piece is taken."""
         start, self._cut = self._cut, self._cut + PIECE_BYTES
         part = memoryview(frame)[start : self._cut] if isinstance(frame, bytes) else frame.part(start, self._cut)
         if self._cut >= len(frame):
@@ -132,7 +131,7 @@ class Outbox:
         self._handed = size
 
     def clear(self, *, but_begun: bool = False) -> None:
-        """Drop the frames, but for the transport's bytes and, with `but_begun`, the rest of a begun frame."""
+        """Drop the frames; with `but_begun`, keep the rest of a begun one."""
         begun = self.ready[:1] if but_begun and self._cut else []
         for frame in (*self.ready[len(begun) :], *(frame for _, frame in self.held)):
             self._count(frame, -1)

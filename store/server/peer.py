@@ -1,7 +1,7 @@
 """Shell: a connection in asyncio, which moves bytes between the server and a socket.
 
-Frames wait in its `Outbox`; the transport gets one piece at a time. While the transport is full, or earlier requests
-wait for their turn, the peer's requests are not read.
+The transport gets one piece of the `Outbox` at a time. While it is full, or earlier requests wait for their turn, the
+peer's requests are not read.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Sorry
 
-# Errors that mean the other side closed the connection. With TLS, an end of stream without an alert is an error;
-# asyncio ignores it. (A timeout means the network failed.)
+# The other side closed the connection; with TLS, without an alert. (A timeout means that the network failed.)
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 PEER_BYTES = 8 * 1024  # of an idle connection
 PIECES_AT_ONCE = 4  # a megabyte, up to a millisecond with TLS, before other peers are written to
-LEAVE_WITHIN = 5.0  # seconds for the last frames to reach their readers; S9 promises 10 in all
+LEAVE_WITHIN = 5.0  # seconds for the last frames; S9 promises 10 in all
 
 
 class Host(Protocol):
@@ -54,7 +53,7 @@ class Host(Protocol):
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection in asyncio, and its bytes; if `is_of_ours`, it does not keep the server running."""
+    """One connection; if `is_of_ours`, it does not keep the server running."""
 
     def __init__(
         self, host: Host, id: int, *, outboxes: ByteCount, inboxes: ByteCount, is_of_ours: bool = False
@@ -69,14 +68,14 @@ class Peer(asyncio.BufferedProtocol):
         self.outbox: Outbox = Outbox(outboxes)
         self.bytes_out: int = 0  # handed to the system
         self.connection: ServerConnection
-        self.unread: Iterator[Any] | None = None  # read requests that wait for room in the outbox, or a turn
+        self.unread: Iterator[Any] | None = None  # read requests that wait for room or a turn
         self.stalled: Any = None  # the next of them, if it waits for the disk
-        self.work: Any = None  # of the engine, for a request of several turns
-        self.inbox_bytes: int = 0  # of an incomplete frame, or of waiting requests
+        self.work: Any = None  # a request of several turns
+        self.inbox_bytes: int = 0  # an incomplete frame, or waiting requests
         self._inbox_since = 0.0  # on the server's clock
-        self.batch_bytes: int = 0  # being carried out, before more are read
-        self._to_hear = 0.0  # bytes received by `_marked_at` and not carried out yet
-        self._marked_at = self._heard_at = -math.inf  # on the server's clock; nothing is left from before `_heard_at`
+        self.batch_bytes: int = 0  # being carried out
+        self._to_hear = 0.0  # unfinished bytes that arrived by `_marked_at`
+        self._marked_at = self._heard_at = -math.inf  # nothing is left from before `_heard_at`
         self.gone: bool = False  # its requests no longer count
         self.lags: bool = False
         self.closing: Closing = Closing.CUT  # the way it ends, unless its client closes it
@@ -97,7 +96,7 @@ class Peer(asyncio.BufferedProtocol):
         """Handle an accepted connection."""
         self._transport = cast("asyncio.Transport", transport)
         self.secure = transport.get_extra_info("sslcontext") is not None
-        # Report all that cannot be sent at once, so that the transport's bytes are counted.
+        # So that unsent bytes are reported, and counted.
         self._transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername")
         if peername:
@@ -118,12 +117,12 @@ class Peer(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Handle the client's end of stream."""
-        self.outbox.clear()  # the client does not wait for answers
+        self.outbox.clear()
         self.close(Closing.DROPPED)
         return False
 
     def pause_writing(self) -> None:
-        """Note that the transport is full: its unsent bytes count until it resumes."""
+        """Count the unsent bytes of a full transport."""
         self._blocked = True
         self.outbox.handed(self._transport.get_write_buffer_size())
 
@@ -149,12 +148,12 @@ class Peer(asyncio.BufferedProtocol):
     # called by the server
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Hand one piece at most to the transport, which copies it."""
+        """Hand a piece to the transport, which copies it."""
         self.bytes_out += len(piece)
         self._transport.write(piece)
 
     def flush(self) -> None:
-        """Hand some of the outbox to the transport unless it is full; pause reading while frames are left."""
+        """Hand some of the outbox to the transport; pause reading while frames are left."""
         transport, outbox = self._transport, self.outbox
         for _ in range(PIECES_AT_ONCE):
             # A write may detect a closed connection.
@@ -177,30 +176,30 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def read_on(self) -> None:
-        """Have the server read it again if its outbox is empty."""
+        """Read it again if its outbox is empty."""
         if self.reading_paused and not self.outbox.ready and not self.gone:
             self._host.read_on(self)
 
     def resume_reading(self, now: float) -> None:
-        """Resume reading; the pause was the server's, so its silence does not count."""
+        """Resume reading; its silence during the pause does not count."""
         if not self._transport.is_closing():
             self.reading_paused = False
             self.received_at = now
             self._transport.resume_reading()
 
     def count_inbox(self, size: int, *, progress: bool) -> None:
-        """Count received bytes that must be kept; `progress` if a request among them was carried out."""
+        """Count the received bytes that are kept; `progress`: a request was carried out."""
         if progress or not self.inbox_bytes:
             self._inbox_since = self.received_at
         self._inboxes.bytes += size - self.inbox_bytes
         self.inbox_bytes = size
 
     def inbox_cost(self, now: float) -> float:
-        """Return the bytes times seconds of unfinished requests, which show deliberately slow senders."""
+        """Return the bytes times seconds of unfinished requests: deliberately slow senders have most."""
         return self.inbox_bytes * (1.0 + now - self._inbox_since)
 
     def has_read(self) -> None:
-        """Note that every request is carried out, except for an incomplete frame."""
+        """Note that every complete request is carried out."""
         self._to_hear -= self.batch_bytes
         self.batch_bytes = 0
         self.unread = None
@@ -208,9 +207,9 @@ class Peer(asyncio.BufferedProtocol):
         self.count_inbox(held, progress=held < self.inbox_bytes)
 
     def waiting_for(self, now: float) -> float:
-        """Return the longest time that anything received may have waited, unread or not carried out.
+        """Return the longest time, in seconds, that a request may have waited, unread or not carried out.
 
-        A peer that never stops sending is never done; but the bytes received by one moment are carried out some time.
+        A peer that never stops sending is never done, so the bytes received by one moment are tracked.
         """
         if self._to_hear <= 0:
             self._heard_at, self._marked_at = self._marked_at, now
@@ -221,13 +220,13 @@ class Peer(asyncio.BufferedProtocol):
     def refuse(self, sorry: Sorry) -> None:
         """Send the reason, and close."""
         if not self.gone:
-            self.outbox.clear(but_begun=True)  # or the message would be taken for the rest of it
+            self.outbox.clear(but_begun=True)  # or its rest would be the message
             self.outbox.queue(wire.encode_sorry(sorry))
             self.close()
 
     def close(self, closing: Closing = Closing.CUT) -> None:
         """Close once the queue is read, or after `LEAVE_WITHIN` seconds."""
-        if not self.gone:  # else the way and time of its end are known
+        if not self.gone:
             self.closing = closing
             self._let_go()
             self._timer = asyncio.get_running_loop().call_later(LEAVE_WITHIN, self.abort)

@@ -1,8 +1,7 @@
 """Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6).
 
-Past `memory_bytes_max` the server closes three kinds of peers, which reconnect and resume: the one with the largest
-outbox; the reader of the oldest listing, which holds earlier revisions; and the one with the largest and oldest
-unfinished requests.
+Past `memory_bytes_max` the server closes peers, which reconnect and resume: the one with the largest outbox; the reader
+of the oldest listing, which holds earlier revisions; the one with the largest and oldest unfinished requests.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Peers:
-    """All peers of a server, and the bytes of all outboxes and of received requests that wait."""
+    """All peers of a server, and the bytes of their outboxes and waiting requests."""
 
     def __init__(self, limits: Limits, durability: Durability, table: ConnectionTable) -> None:
         self._limits = limits
@@ -29,11 +28,11 @@ class Peers:
         self.table = table
         self.outboxes: ByteCount = ByteCount()
         self.inboxes: ByteCount = ByteCount()
-        # Reserved, whatever else is held: a full store must stay readable.
+        # Reserved, so that a full store stays readable.
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
     def hang_up(self, peer: Peer, sorry: Sorry) -> None:
-        """Close a peer's connection, without effects on others (S7)."""
+        """Close a peer's connection."""
         if not peer.gone:
             self.table.turned_away("%s is disconnected: %s", peer.name, sorry.message)
             peer.refuse(sorry)
@@ -50,21 +49,18 @@ class Peers:
 
     @property
     def lasting_bytes(self) -> int:
-        """Return `held_bytes` without the bytes that are freed when a request needs room: those beyond the reserves.
-
-        Else a few slow readers would fill the store, so that every write fails.
-        """
+        """Return `held_bytes` without those beyond the reserves, which are freed when a request needs room."""
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
         return outboxes + inboxes + self.table.bytes + self.durability.pending_commits.bytes
 
     @property
     def outboxes_hold_too_much(self) -> bool:
-        """Return whether a peer must be closed, unless sending makes room."""
+        """Return whether a peer must be closed unless sending makes room."""
         return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)
 
     def make_room_in_outboxes(self) -> None:
-        """Close the slowest reader, not the peer that is notified now, which may be any."""
+        """Close the slowest reader."""
         while self.outboxes_hold_too_much:
             slowest = max(self._there, key=lambda peer: peer.outbox.bytes, default=None)
             if slowest is None:
@@ -77,7 +73,7 @@ class Peers:
             slowest.abort()
 
     def make_room_in_listings(self) -> None:
-        """Close the reader of the oldest listing if earlier revisions, which others' writes add, take too much."""
+        """Close the reader of the oldest listing if earlier revisions take too much."""
         engine = self.durability.engine
         if not self._is_too_much(engine.unread_bytes, self.outboxes_kept_back):
             return
@@ -89,7 +85,7 @@ class Peers:
             peer.abort()
 
     def make_room_in_inboxes(self, now: float) -> None:
-        """Close the peer that has held most bytes of unfinished requests for longest, if they take too much."""
+        """Close the peer with the largest and oldest unfinished requests, if they take too much."""
         while self._is_too_much(self.inboxes.bytes, self._limits.frame_bytes_max):
             costliest = max(self._there, key=lambda peer: peer.inbox_cost(now))
             what = (

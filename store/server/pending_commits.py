@@ -1,7 +1,7 @@
 """Pure: the changes that are not on disk yet, and the replies that must wait for them (promise S3).
 
-A reply that reflects no such change need not wait: keep-alives, and reads of unchanged keys, go out while the disk
-hangs. A reply never names a later revision than the disk has when it is sent.
+Other replies need not wait: keep-alives, and reads of unchanged keys, are answered while the disk hangs. A reply never
+names a later revision than the disk has.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.messages import Request, Response
 
-PREFIX_LOOKS_MAX = 1024  # changed keys that are compared with a prefix; with more, listings wait
+PREFIX_LOOKS_MAX = 1024  # changed keys compared with a prefix; with more, listings wait
 
 
 class PendingCommits:
     """The changes that wait for the disk, and their bytes.
 
-    `durable` is the last journal number on disk, and `revision` its revision; `appended` the last number of the
-    journal.
+    `durable` is the last number on disk, and `revision` its revision; `appended` is the journal's last number.
     """
 
     def __init__(self, *, durable: int, revision: int) -> None:
@@ -34,7 +33,7 @@ class PendingCommits:
         self.bytes: int = 0
         self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after it, facts
         self._last_revision = revision
-        self._changed: dict[str | int, int] = {}  # the step that last changed a key, or granted or ended a lease
+        self._changed: dict[str | int, int] = {}  # the last step of a key or lease
 
     def append(self, number: int, facts: Facts) -> None:
         """Note a step that was handed to the journal."""
@@ -47,7 +46,7 @@ class PendingCommits:
         self._changed.update(dict.fromkeys(_what_changed(facts), number))
 
     def written(self, number: int) -> None:
-        """Note that everything up to this number is on disk."""
+        """Note that the steps up to this number are on disk."""
         self.durable = number
         while self._steps and next(iter(self._steps)) <= number:
             _, (size, self.revision, facts) = self._steps.popitem(last=False)
@@ -62,8 +61,7 @@ class PendingCommits:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._number_of(request)
         if isinstance(response, Listing | Counted | Pong):
-            # The reply holds at the revision after that step, too: nothing in it has changed since. A listing of many
-            # keys may keep an earlier revision.
+            # The reply also holds at the revision after that step. A listing of many keys may keep an earlier one.
             on_disk_by_then = self.revision if number <= self.durable else self._steps[number][1]
             if response.revision > on_disk_by_then:
                 response = response.replace(revision=on_disk_by_then)

@@ -1,7 +1,7 @@
 """Pure: the order of peers' turns, so that a small request does not wait long behind large ones (promise S11).
 
-A peer with little to do is served at once. A peer that has used up its turn waits in a ring for another, after all
-others. One pass of the event loop takes at most `PASS`; later peers wait before those that have used up a turn.
+A peer with little to do is served at once. A peer that has used up its turn waits behind all others. One pass of the
+event loop takes at most `PASS`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ P = TypeVar("P")
 
 
 class RoundRobin(Generic[P]):
-    """The ring of waiting peers; `came` counts those with a new request, `spent` this pass's seconds."""
+    """The waiting peers; `came` counts those with a new request, `spent` this pass's seconds."""
 
     __slots__ = ("_fresh", "_used", "came", "spent")
 
@@ -46,7 +46,7 @@ class RoundRobin(Generic[P]):
 
     @property
     def length(self) -> float:
-        """The seconds of a turn: the more peers are without one, the shorter."""
+        """The seconds of a turn: the more peers had none, the shorter."""
         return min(TURN, max(PASS / (1 + len(self._fresh)), TURN / 20))
 
     def wait(self, who: P, *, used: bool) -> None:

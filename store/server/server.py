@@ -1,7 +1,7 @@
 """Shell: a served store: its parts, its periodic work, and its shutdown.
 
-`handshakes` accepts peers, `conversations` carries out their requests, `dispatcher` sends the results, `durability`
-waits for the disk, and `peers` limits memory.
+`handshakes` accepts peers, `conversations` carries out requests, `dispatcher` sends results, `durability` waits for the
+disk, and `peers` limits memory.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 WARN_EVERY = 5.0  # seconds between checks of the limits
-LOOK_EVERY = 0.1  # seconds; how late a lease may lapse, and a third of a stall
-LOOK_LEAST = 0.001  # seconds; a shorter time may be below the clock's resolution, and repeat for ever
+LOOK_EVERY = 0.1  # seconds, a third of a stall; a lease may lapse so late
+LOOK_LEAST = 0.001  # seconds; a shorter time may be below the clock's resolution
 SPARE_FILES = 64  # for the rest of the process
 SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// and the server's authority")
 
@@ -66,7 +66,7 @@ class Server:
         host: The address it listens on.
         port: The port it listens on.
         store_id: The store's random identity.
-        table: All connections, of other services, too.
+        table: All connections, also of other services.
         way_out: Ends a server in another thread once no client is connected.
     """
 
@@ -91,7 +91,7 @@ class Server:
         self._on_failure: list[Callable[[], None]] = []
         self._timer: asyncio.Task[None] | None = None
         self.table: ConnectionTable = ConnectionTable(engine.limits, clock)
-        # On virtual time there are no threads, and its clock stands still during requests.
+        # On virtual time there are no threads, and the clock stands still during requests.
         self._durability = Durability(
             engine,
             journal,
@@ -131,7 +131,7 @@ class Server:
         return len(self._peers.by_id)
 
     def protocol(self, *, is_of_ours: bool = False) -> Peer:
-        """Return a protocol for an accepted connection; if `is_of_ours`, it does not keep the server running."""
+        """Return a protocol for a connection; if `is_of_ours`, it does not keep the server running."""
         self._last_peer += 1
         return Peer(
             self._conversations,
@@ -189,7 +189,7 @@ class Server:
             now = self._clock()
             if self._engine.look(now=now):
                 await self._let_lapse()
-            self._peers.make_room_in_outboxes()  # others' writes may have used the free memory
+            self._peers.make_room_in_outboxes()
             self._peers.make_room_in_listings()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2
@@ -205,7 +205,7 @@ class Server:
         # Two passes of the loop: the second comes after every other socket was read once more.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        # These requests may wait for a turn, and may renew leases of another connection, as after a reconnect.
+        # Requests in the ring may renew leases of another connection, as after a reconnect.
         await self._conversations.hear_newcomers()
         if not self._may_lapse():
             return
@@ -216,7 +216,7 @@ class Server:
         self._conversations.dispatcher.flush()
 
     def _may_lapse(self) -> bool:
-        """Return whether a lapse could be written, and no keep-alive is unread because of a slow disk."""
+        """Return whether a lapse can be written, and no keep-alive waits for a slow disk."""
         return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.behind
 
     def _drop_the_silent(self, now: float) -> None:
@@ -240,7 +240,7 @@ class Server:
                 if peer.connection.greeted:
                     self._conversations.dispatcher.say(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
-                else:  # the client understands a goodbye in place of a welcome, and retries
+                else:  # the client takes a goodbye for a welcome, and retries
                     peer.refuse(Sorry("limit", "the server is leaving"))
             with anyio.move_on_after(LEAVE_WITHIN, shield=True):
                 await self._handshakes.empty.wait()
@@ -250,7 +250,7 @@ class Server:
                 await cancel_and_wait(self._timer)
 
     def _timer_ended(self, timer: asyncio.Task[None]) -> None:
-        """End the server: a timer ends only by a defect, and leases would never lapse."""
+        """End the server: only a defect ends a timer."""
         if not timer.cancelled() and (error := timer.exception()) is not None:
             log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
             self._failure = error
@@ -265,7 +265,7 @@ class Server:
 
 
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
-    """Open the journal of a directory; a store in memory does not load its modules."""
+    """Open the journal of a directory; a store in memory does not load sqlite3."""
     try:
         from store.server import journal
     except ImportError as error:
@@ -291,17 +291,17 @@ async def serve(
     """Serve a store while the context lasts.
 
     Args:
-        host: The address to listen on; "" is all interfaces. Anything but loopback requires a token or mutual TLS.
+        host: The address; "" is all interfaces. Beyond loopback a token or mutual TLS is required.
         port: The port; 0 lets the system choose one, see `Server.port`.
-        data_dir: The directory of a store that survives restarts and power loss; without it, in memory only.
+        data_dir: The directory of a store that survives restarts and power loss.
         token: The secret of the clients.
         tls: A server-side context; with `CERT_REQUIRED` clients need a certificate.
         insecure: Listen beyond loopback without token or mutual TLS.
         limits: Limits on requests.
-        sock: A bound socket to listen on, or several with one port, instead of `host` and `port`.
+        sock: Instead of `host` and `port`: a bound socket, or several with one port.
 
     Raises:
-        StoreUsageError: It would be open to strangers, or `data_dir` cannot be used; the message says why.
+        StoreUsageError: It would be open to strangers, or `data_dir` cannot be used.
         OSError: The address cannot be bound.
     """
     socks = [sock] if isinstance(sock, socket.socket) else list(sock or ())
@@ -320,12 +320,12 @@ async def serve(
             engine = Engine(store_id=secrets.token_hex(8), limits=limits, first_revision=first)
         else:
             journal = _open_journal(data_dir)
-            stack.callback(journal.close, within=STOP_WITHIN / 3)  # it has stopped by then, or the disk hangs
+            stack.callback(journal.close, within=STOP_WITHIN / 3)
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
         allowed = files - open_files() - SPARE_FILES
         server.table.allow(allowed)
-        # Sockets, not the host: uvloop would resolve it in libuv's threads, which crash a forked child at its end.
+        # uvloop would resolve a host in libuv's threads, which crash a forked child at its end.
         listening = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
         async with _running(server, listening, bound_host, tls):
             log.info(

@@ -1,11 +1,11 @@
 """Shell: the table of all accepted connections, over TCP, TLS and HTTP (promises S7, S8).
 
-Until its hello, and the token if one is required, a connection is a stranger. If there is no room for another stranger,
-those that were silent for a second are closed, first those of the address with the most; newcomers wait in the system's
-queue. If honest clients take longer, on busy machines, all get more time, since closed clients come back and add load.
+Until its hello, with any required token, a connection is a stranger. If there is no room for another stranger, those
+that were silent for a second are closed, first those of the address with the most; newcomers wait in the system's
+queue. If honest clients on busy machines take longer, all get more time.
 
-Each address has a limit on connections, except loopback: local users have other means. Wrong tokens do not block an
-address: a whole office may share it. One timer serves all connections: one each was among the largest costs.
+Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
+One timer serves all connections: one each was among the largest costs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-YIELD_AFTER = 1.0  # seconds in which an honest client on a busy network says hello
+YIELD_AFTER = 1.0  # seconds for the hello of an honest client on a busy network
 YIELD_FACTOR = 3.0  # times the slowest recent hello of an honest client, if that is more ...
 YIELD_MOST = 8.0  # ... but at most this many seconds
 LATELY = 30.0  # seconds
-HELLO_FACTOR = 6  # times the handshake_timeout for a hello at most, where all clients are slow
+HELLO_FACTOR = 6  # times the handshake_timeout: the most for a hello where all clients are slow
 STRANGERS_LEAST = 16  # the least limit on strangers
-BESIDE_SHARE = 4  # connections beside the store (pages, metrics) get at most one part in this many
-SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution, and repeat for ever
+BESIDE_SHARE = 4  # pages and metrics get at most one connection in this many
+SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
 RAW_BYTES = 64 * 1024
 
 
@@ -59,9 +59,8 @@ class _Row:
 class ConnectionTable:
     """All connections, the time limits of strangers, and the connections of each address.
 
-    `connections_max` is the limit, or the system's if lower, strangers included. `raw` is the buffer for encrypted
-    bytes that all connections share. `plain` is the one for decrypted bytes, for connections
-    without a buffer of their own.
+    All connections share two buffers: `raw` for encrypted bytes, and `plain` for decrypted ones of connections without
+    their own.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
@@ -81,7 +80,7 @@ class ConnectionTable:
         self.allow(limits.connections_max)
 
     def allow(self, most: int) -> None:
-        """Limit connections to the system's maximum; half may be strangers, unless there are few."""
+        """Limit connections to the system's maximum, and strangers to half of it."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
@@ -106,7 +105,7 @@ class ConnectionTable:
         return tuple(self._rows)
 
     def came(self, who: Stranger, address: str, *, cost: int = 0, beside: bool = False) -> None:
-        """Register a connection; `beside`: to a page or to metrics, not to the store."""
+        """Register a connection; `beside`: it leads to a page or metrics, not to the store."""
         row = self._rows[who] = self._strangers[who] = _Row(address, self.clock(), cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
@@ -162,7 +161,7 @@ class ConnectionTable:
         )
 
     def make_room(self, *, coming: int = 0, beside: bool = False) -> bool:
-        """Return whether one more fits, after closing a silent stranger if need be; `coming` are not registered yet."""
+        """Return whether one more fits, if a silent stranger is closed; `coming` are not registered yet."""
         while (silent := self._to_make_way(beside=beside)) is not None:
             self.went(silent)
             self.turned_away(
@@ -179,7 +178,7 @@ class ConnectionTable:
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
     def _to_make_way(self, *, beside: bool) -> Stranger | None:
-        if not self._is_full(0, beside=beside):  # unregistered connections have not been silent
+        if not self._is_full(0, beside=beside):
             return None
         among = beside and len(self._strangers) < self._strangers_max  # they have used up their part
         silent_since = self.clock() - max(YIELD_AFTER, min(self._patience(), YIELD_MOST))
@@ -199,7 +198,7 @@ class ConnectionTable:
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
     def expect(self, who: Stranger, seconds: float, give_up: Callable[[], None], *, patiently: bool = False) -> None:
-        """Call `give_up` unless it goes on within `seconds`; `patiently`: later, if honest clients are slow."""
+        """Call `give_up` unless it proceeds within `seconds`; `patiently`: later, if honest clients are slow."""
         row = self._rows.get(who)
         if row is not None:
             row.due, row.give_up, row.patiently = self.clock() + seconds, give_up, patiently

@@ -11,7 +11,7 @@ TOKEN_BYTES_LEAST = 16  # of a token that strangers could guess
 
 
 def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:
-    """Refuse to listen where any client could connect, or guess the token; or with a client's context."""
+    """Refuse to listen where strangers could connect or guess the token, or with a client's context."""
     if tls is not None and tls.protocol is ssl.PROTOCOL_TLS_CLIENT:
         raise StoreUsageError(
             "tls is a client's context, which accepts no connection: a server's is PROTOCOL_TLS_SERVER"

@@ -1,7 +1,7 @@
 """Shell: accepts connections, a few at a time, while there is room; and closes the listener for good.
 
-asyncio's listener accepts a whole backlog in one step, and at the limit of open files it logs thousands of lines a
-second. Here connections wait in the system's queue while there is no room.
+asyncio's listener accepts a whole backlog in one step, and logs thousands of lines a second when files run out. Here
+connections wait in the system's queue while there is no room.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUIET_FOR = 60.0  # seconds between log lines about it
 
 
 class TcpListener:
-    """Listening sockets, which are closed with the listener; `beside` says that they do not lead to the store."""
+    """Listening sockets, which it closes; `beside`: they do not lead to the store."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class TcpListener:
         self.socks: list[socket.socket] = list(socks)
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()  # connections that the loop has not taken over yet
+        self._tasks: set[asyncio.Task[None]] = set()  # connections that are being handed over
         self._timer: asyncio.TimerHandle | None = None
         self._quiet_until = 0.0
 
@@ -125,7 +125,7 @@ class TcpListener:
 
 
 class EndWhenAlone:
-    """Ends a server in another thread once no client is connected; later ones are told to retry."""
+    """Ends a server in another thread once no client is connected; new ones are told to retry."""
 
     def __init__(self, alone: Callable[[], bool]) -> None:
         self._alone = alone
@@ -133,14 +133,14 @@ class EndWhenAlone:
         self._wanted = False
         self._left = Flag()
         self.taken: bool = False  # no connection is accepted any more
-        self.hands_over: bool = False  # from any thread: newcomers are told that another host may serve
+        self.hands_over: bool = False  # newcomers are told that another host may serve
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note the loop in which the server accepts connections."""
         self._loop = loop
 
     def note(self) -> None:
-        """Check, in that loop, if no client is connected any more."""
+        """Check, in that loop, if any client is connected."""
         if self._wanted and self._alone():
             self.taken = True
             self._left.set()

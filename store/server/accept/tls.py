@@ -1,11 +1,10 @@
 """Shell: TLS between a socket and the inner protocol, from the first byte of the handshake on (promise S8).
 
-asyncio's TLS drops failed handshakes without a word, and takes 290 KiB a connection, which only the garbage collector
-frees. This layer takes only the memory of OpenSSL, and frees it at the end.
+asyncio's TLS drops failed handshakes silently, and takes 290 KiB a connection, which only the garbage collector frees.
+This layer takes only OpenSSL's memory, and frees it at the end.
 
-A client without TLS waits for a greeting; it is told, in its own protocol, that this port requires TLS. Each failed
-handshake is logged with its reason, and must end within `handshake_timeout`. It counts as a connection, so that
-unfinished handshakes cannot exceed `connections_max`.
+A client without TLS waits for a greeting; it is told, in its own protocol, that this port requires TLS. A failed
+handshake is logged with its reason. Handshakes count as connections, and end within `handshake_timeout`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from store.net.sockets import forget, let_go_in_children
 if TYPE_CHECKING:
     from store.server.accept.connection_table import ConnectionTable
 
-TLS_BYTES: Final = 24 * 1024  # that TLS adds to a connection, nearly all of it OpenSSL's
-HANDSHAKE: Final = 0x16  # the content type of a client's first record: RFC 8446, B.1
-RECORD_BYTES: Final = 16 * 1024  # the most that a record carries before it is encrypted: RFC 8446, 5.1
+TLS_BYTES: Final = 24 * 1024  # of a connection, nearly all OpenSSL's
+HANDSHAKE: Final = 0x16  # the type of a client's first record: RFC 8446, B.1
+RECORD_BYTES: Final = 16 * 1024  # the most of a decrypted record: RFC 8446, 5.1
 HANDSHAKE_BYTES: Final = 64 * 1024  # the most of a handshake, certificates included
-SILENCE: Final = 3.0  # seconds within which a healthy client with TLS begins to speak; others try again
+SILENCE: Final = 3.0  # seconds within which a client with TLS speaks; late ones try again
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
 _REASONS: Final = {
@@ -78,7 +77,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         peername = transport.get_extra_info("peername")
         if peername:
             self._name = host_and_port(*peername[:2])
-        if not self._table.has_room:  # before TLS it would not understand a message; it tries again
+        if not self._table.has_room:  # without a message, which it would not understand
             self._table.refused += 1
             self.abort()
             return
@@ -91,7 +90,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._table.expect(self, min(SILENCE, self._within / 2), says_nothing)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
-        """Return the shared buffer: its content is copied at once."""
+        """Return the shared buffer."""
         return self._table.raw
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -110,7 +109,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._decrypt()
             return
         agreed = self._shake_hands()
-        # Count after the handshake: its last message may be followed by a first request of any size.
+        # Counted after the handshake: a first request of any size may follow its last message.
         self._said += nbytes
         if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of an endless hello
             self._turn_away(f"it has agreed on nothing with {self._said} bytes")
@@ -122,7 +121,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._decrypt()
         else:
             self._hung_up()
-        return self._paused and not self.is_closing()  # while earlier bytes are still to be handled
+        return self._paused and not self.is_closing()  # while earlier bytes wait
 
     def pause_writing(self) -> None:
         """Pause the inner protocol's writing."""
@@ -142,7 +141,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._inner.connection_lost(error or self._error)
         elif error is not None:
             self._hung_up()
-        # Break the reference cycle, so that OpenSSL's memory is freed now.
+        # Breaks the reference cycle, to free OpenSSL's memory now.
         self._inner, self._tls, self._agreed = asyncio.BaseProtocol(), None, False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ending = True
@@ -205,12 +204,12 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._send()  # an answer of TLS itself
 
     def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
-        """Decrypt into `room`; return the size, and the reason for no more, if known."""
+        """Decrypt into `room`; return the size, and the error, if any."""
         assert self._tls is not None, "it is decrypted what was agreed on"
         size = 0
         try:
             while size < len(room):
-                count = cast("int", self._tls.read(len(room) - size, room[size:]))  # no bytes: it was given a buffer
+                count = cast("int", self._tls.read(len(room) - size, room[size:]))
                 if not count:
                     return size, ssl.SSLEOFError()
                 size += count
@@ -219,7 +218,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         return size, None
 
     def _go_on(self) -> None:
-        """Decrypt earlier bytes; drop a connection that fails."""
         try:
             self._decrypt()
         except BaseException:
@@ -238,7 +236,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     # called by the inner protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return information on the connection; `held_bytes` is the size received and not decrypted yet."""
+        """Return information; `held_bytes` were received and not decrypted yet."""
         ours = {"sslcontext": self._context, "ssl_object": self._tls, "held_bytes": self._incoming.pending}
         return ours[name] if name in ours else self._raw.get_extra_info(name, default)
 
@@ -262,7 +260,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return
         self._ending = True
         if self._tls is not None:
-            with contextlib.suppress(ssl.SSLError):  # it would wait for the client's goodbye
+            with contextlib.suppress(ssl.SSLError):  # it waits for the client's goodbye
                 self._tls.unwrap()
             self._send()
         self._raw.close()
@@ -282,7 +280,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume, beginning with received bytes, after the caller has returned."""
+        """Resume after the caller has returned, with bytes received before."""
         if self._paused and not self.is_closing():
             self._paused = False
             asyncio.get_running_loop().call_soon(self._go_on)
