@@ -1,8 +1,7 @@
 """Shell: the blocking client of a store, on sockets of its own.
 
-A call writes to its socket and reads from it: one round trip, no event loop, no other thread. It takes a free channel
-or makes a new one, so threads do not wait for each other. If Ctrl-C or a signal's handler interrupts a call, it closes
-its channel.
+A call takes a free channel or makes a new one, so threads do not wait for each other. If Ctrl-C or a signal's handler
+interrupts a call, it closes its channel.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ if TYPE_CHECKING:
     from store.protocol.connection import Secret
 
 IDLE_MOST = 60.0  # seconds; channels idle for longer are closed, except the last one ...
-GIVEN_BACK_AT_ONCE = 8  # ... at most so many by one call, which waits for it
+GIVEN_BACK_AT_ONCE = 8  # ... at most so many by one call
 PASSED_ON_WITHIN = 1.0  # seconds for moving leases before a connection is closed
-LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests after which another connection may keep a lease
+LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # after these another connection may keep a lease
 
 R = TypeVar("R", bound=Response)
 
 
 class Client(interface.BlockingStore):
-    """The blocking client of a store, which reconnects by itself; safe to use from several threads.
+    """The blocking client of a store; safe to use from several threads.
 
     Args:
-        token: Proven to the server, and asked of it; or a function that returns it for each connection.
-        tls: A client-side context for `tcps`. Default: the system's certificates are trusted.
+        token: The shared secret, or a function that returns it for each connection.
+        tls: A client-side context for `tcps`; by default the system's certificates are trusted.
         renew: Reads the files of token and certificates again before each connection, and returns the context.
         timeout: Seconds for the first connection, and for each call without its own `timeout`.
         rng: For the jitter of reconnecting.
@@ -95,7 +94,7 @@ class Client(interface.BlockingStore):
         if parks:
             self._waiting.add(channel)
         try:
-            # After the channel is registered, so that `interrupt` and `end_waits` miss none.
+            # Checked after registration, so that `interrupt` and `end_waits` miss none.
             if shared.failed is not None or shared.waits_ended:
                 shared.check(request)
             answer = channel.call(request, timeout)[0]
@@ -113,7 +112,7 @@ class Client(interface.BlockingStore):
                 self._give_back(channel.idle_since)
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Watch all keys that start with `prefix`, on a connection of its own; see `Store.watch`."""
+        """Return a watch on a connection of its own; see `Store.watch`."""
         return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def close(self) -> None:
@@ -122,7 +121,7 @@ class Client(interface.BlockingStore):
         self._close_free()
 
     def __copy__(self) -> Client:
-        """Return a new client of the same store, for a forked child."""
+        # for a forked child
         shared = self.shared
         client = Client(self.address, token=shared.token, tls=self.tls, renew=shared.renew, timeout=self.timeout)
         client.shared.store_id = self.store_id
@@ -139,7 +138,7 @@ class Client(interface.BlockingStore):
         """End every wait, now and later; see `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
-            channel.interrupt()  # if it was answered meanwhile, the next call reconnects
+            channel.interrupt()
 
     def _free_channel(self) -> Channel:
         try:
@@ -150,7 +149,7 @@ class Client(interface.BlockingStore):
             return channel
 
     def _note_lease(self, request: Request[Any], answer: Any, channel: Channel) -> None:
-        """Note that this channel keeps a lease that would end early with its connection."""
+        """Note a lease that would end early with this channel's connection."""
         granted: dict[int, float] = {}
         match request:
             case Grant() if request.disconnect_ttl is not None:
@@ -186,7 +185,7 @@ class Client(interface.BlockingStore):
         other = self._free_channel()
         try:
             leases = dict(channel.leases)
-            if other is channel or not other.keep(leases, PASSED_ON_WITHIN):  # other threads have taken the others
+            if other is channel or not other.keep(leases, PASSED_ON_WITHIN):
                 return False
             other.leases.update(leases)
             for lease in leases:
@@ -201,7 +200,7 @@ class Client(interface.BlockingStore):
         return not channel.leases
 
     def _close_free(self) -> None:
-        with contextlib.suppress(IndexError):  # another thread closes them, too
+        with contextlib.suppress(IndexError):  # or another thread did
             while True:
                 self._free.pop().close(farewell=True)
 
@@ -214,7 +213,7 @@ class Watch(interface.BlockingWatch):
         self._cursor = cursor
         self._channel = Channel(self._shared)
         self._id = 0
-        self._reset: Event | None = None  # the event to yield once the watch is open again
+        self._reset: Event | None = None  # the event to yield once it is open again
         self._batch: tuple[Event, ...] = ()  # the next one to yield ...
         self._given = False  # ... or the last one yielded, not yet noted in the cursor
 
@@ -241,7 +240,7 @@ class Watch(interface.BlockingWatch):
         """Yield one list of events per revision; see `interface.BlockingWatch`."""
         for event in self._rest:
             yield [event]
-        # A handler may raise at any call: an assignment marks a batch as given, and the cursor follows later.
+        # A handler may raise at any call, so an assignment marks a batch as given, and the cursor follows later.
         while not self._channel.ended:
             if self._given:
                 self._cursor.delivered(self._batch)
@@ -254,7 +253,7 @@ class Watch(interface.BlockingWatch):
                 yield batch
 
     def _take_batch(self) -> None:
-        """Take the next message, or wait for it; reopen the watch if necessary."""
+        """Wait for the next message; reopen the watch if necessary."""
         channel = self._channel
         try:
             if channel.pushed:

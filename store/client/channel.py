@@ -1,7 +1,7 @@
 """Shell: one socket of a blocking client and its conversation, used by one thread at a time.
 
-No other code would notice silence, so a read wakes twice a second and asks `Pulse`. A silent connection is replaced
-(promise R8): the request is sent again, and the session returns the reply of one that was applied.
+A read wakes twice a second and asks `Pulse` about silence. A silent connection is replaced (promise R8): the request is
+sent again, and the session returns the reply of one that was applied.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 * 1024
-LOOK = SILENCE / 2  # seconds between two looks during a read or a write
+LOOK = SILENCE / 2  # seconds between looks during a read or a write
 
 LEAST = 0.001  # seconds; the least timeout of a socket: 0 would not block
 
@@ -59,7 +59,7 @@ class _Expired(Exception):
 
 @dataclass(eq=False)
 class Shared:
-    """The arguments and the state that all channels of one client share."""
+    """The arguments and the state of all channels of one client."""
 
     addresses: Addresses
     tls: ssl.SSLContext | None
@@ -74,7 +74,7 @@ class Shared:
     problem: str = dialing.NEVER_ANSWERED  # of the channel that failed last
     outages: Outages = field(init=False)
     cuts: Cuts = field(init=False)
-    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # by the peer, as far as noticed
+    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # by the peer
     _seen_revision: int = 0  # by closed channels
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_id)
@@ -90,7 +90,7 @@ class Shared:
     def drop(self, channel: Channel) -> None:
         """Close a channel that is no longer needed."""
         channel.close(farewell=True)
-        with self._dropping:  # else a thread could overwrite a newer revision
+        with self._dropping:  # else it could overwrite a newer revision
             self._seen_revision = self.seen_revision()
             with contextlib.suppress(ValueError):
                 self.channels.remove(channel)
@@ -109,13 +109,13 @@ class Shared:
         return error
 
     def check_usable(self) -> None:
-        """Raise the error that made the client unusable, or `UsedAfterFork`."""
+        """Raise the client's fatal error, or `UsedAfterFork`."""
         check_made_here(self._made_in, self.name)
         if self.failed is not None:
             raise unsent(self.failed)
 
     def check(self, request: Request[Any]) -> None:
-        """Raise an error if this request must not be made, or waited for, any longer."""
+        """Raise an error if this request must not be made, or awaited, any longer."""
         self.check_usable()
         if self.waits_ended and waits(request):
             raise WaitEnded("waits were ended here")
@@ -129,9 +129,9 @@ def _is_closed(sock: socket.socket) -> bool:
 
 
 class Channel:
-    """One socket and its conversation, used by one thread at a time; any thread may set `ended`.
+    """One socket and its conversation. Any thread may set `ended`.
 
-    `leases` are those that end early with this connection, each with the time of its expiry.
+    `leases` are those that end early with this connection, each with its time of expiry.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -148,11 +148,11 @@ class Channel:
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._patience = Patience(shared.rng)
-        # unusable, and open until the next welcome: closing it would count as death (R20)
+        # kept open until the next welcome: its end would count as death (R20)
         self._previous: socket.socket | None = None
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
-        """Ask over as many connections as it takes. Return the answer and the request's id."""
+        """Return the answer and the request's id; reconnect if necessary."""
         try:
             return self._ask(request, timeout)
         except BaseException as error:
@@ -203,7 +203,7 @@ class Channel:
             self._shake_hands(deadline)
         except BaseException as error:
             self._drop()  # a half-done handshake is unusable
-            if not isinstance(error, TimeoutError):  # it was slow: retry without a longer pause
+            if not isinstance(error, TimeoutError):  # else it was slow
                 self._attempt += 1
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
@@ -215,9 +215,9 @@ class Channel:
 
     def _pause(self, deadline: float) -> None:
         now = time.monotonic()
-        if now >= deadline:  # an attempt without time would fail at once
+        if now >= deadline:
             raise _Expired
-        # Pause, too, for a server that closes soon after each welcome.
+        # A server may close soon after each welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
             pause = self._patience.pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:
@@ -309,7 +309,7 @@ class Channel:
         return answer
 
     def receive(self, deadline: float = math.inf) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """Yield the messages in the next bytes; raise `OSError` if the connection is lost, `_Expired` if late."""
+        """Yield the messages in the next bytes; `OSError` if the connection is lost, `_Expired` if late."""
         yield from self._received(self._read(deadline))
 
     def _received(self, data: bytes) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
@@ -319,7 +319,7 @@ class Channel:
             raise self._refusal(error) from None
 
     def _refusal(self, error: StoreError) -> BaseException:
-        for each in (error, error.__cause__):  # a handler may have raised while bytes were decoded
+        for each in (error, error.__cause__):  # a handler may have raised in the decoder
             if each is not None and raised_by_handler(each):
                 return each
         if self.connection.may_retry(error):
@@ -378,7 +378,7 @@ class Channel:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:
-        """Send a frame while the server keeps reading. After the deadline, close and raise `_Expired`."""
+        """Send a frame while the server reads. After the deadline, close and raise `_Expired`."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
         while True:  # not sendall(), whose timeout covers the whole frame
@@ -399,7 +399,7 @@ class Channel:
                 raise TimeoutError
 
     def _limit(self, sock: socket.socket, left: float) -> float:
-        """Limit the next call on a socket to the time left, and to `LOOK`. Signals do not restart it (PEP 475)."""
+        """Limit the next call on a socket to the time left, and to `LOOK`."""
         within = LOOK if left >= LOOK else max(left, LEAST)
         if within != sock.gettimeout():
             sock.settimeout(within)
@@ -413,7 +413,7 @@ class Channel:
         self._send(frame)
 
     def keep(self, leases: Iterable[int], within: float) -> bool:
-        """Keep these leases on this connection; return True if the store has certainly noted it."""
+        """Keep these leases on this connection; return True if the store has confirmed it."""
         self.call(Ping(), within)  # connects if necessary
         connection = self._welcomed_at
         try:
@@ -445,7 +445,7 @@ class Channel:
     def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
         if self.sock is None:
-            # Again: without a reply it would block the acknowledgement of later ones.
+            # Sent again: without a reply it would block the acknowledgement of later ones.
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
@@ -458,12 +458,12 @@ class Channel:
         self._drop()
 
     def reset(self) -> None:
-        """Begin the conversation anew: a call was interrupted, and its progress is unknown."""
+        """Begin the conversation anew after an interrupted call, whose progress is unknown."""
         for item in tuple(self.connection.in_flight.values()):
             self.connection.abandon(item)
         if not self.leases:
             self.close()
-        elif self.sock is not None:  # leases end with it: keep it until they are renewed on another
+        elif self.sock is not None:  # kept until its leases are renewed on another
             self._close_previous()
             self._previous, self.sock = self.sock, None
             self._drop()
@@ -490,8 +490,8 @@ class Channel:
 
     def interrupt(self) -> None:
         """Interrupt a read from another thread."""
-        sock = self.sock  # its own thread may clear the attribute just now
+        sock = self.sock  # its own thread may clear the attribute
         if sock is not None:
             with contextlib.suppress(OSError):
-                # A TLS socket's own `shutdown` would make later reads return encrypted bytes.
+                # After a TLS socket's own `shutdown`, reads would return encrypted bytes.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
 """Shell: the awaited client of a store: requests as awaitables, watches as async iterators.
 
-A call waits on a future in its `InFlight` record, so reconnecting is invisible to it. After a reconnect, a watch asks
-for everything since the last revision it saw. If that was compacted, it yields `reset` and a new snapshot; one opened
-without a snapshot ends with `WatchCompacted`.
+A call waits on a future in its `InFlight` record, so it does not see a reconnect. A watch then asks for everything
+since the last revision it saw. If that was compacted, it yields `reset` and a new snapshot; without a snapshot it ends
+with `WatchCompacted`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from store.net.dialing import Dial
     from store.protocol.connection import Secret
 
-IN_FLIGHT_MAX = 2048  # requests; at most half of the replies that the server keeps
-WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of events that the reader has not taken
-LARGE = 1024 * 1024  # bytes; if more of a cancelled request are unsent, the client reconnects instead of sending them
+IN_FLIGHT_MAX = 2048  # requests; half of the replies that the server keeps
+WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of unread events
+LARGE = 1024 * 1024  # bytes; with more unsent of a cancelled request, the client reconnects
 EVENT_BYTES = 200  # memory per event, besides key and value
 
 R = TypeVar("R", bound=Response)
 
 
 class Watch(interface.Watch):
-    """A watch on one client; see `interface.Watch`. The events not taken by its reader are bounded in bytes."""
+    """A watch on one client, with a bounded buffer; see `interface.Watch`."""
 
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client = client
@@ -97,7 +97,7 @@ class Watch(interface.Watch):
         self._cursor.opened(revision)
 
     def deliver(self, events: tuple[Event, ...]) -> None:
-        """Take events. If the reader is too far behind, close the watch at the server."""
+        """Buffer events. If the reader is too far behind, close the watch at the server."""
         self._cursor.delivered(events)
         self._push(list(events))
         if self._held_bytes > WATCH_BUFFER_BYTES and self._cursor.resumable:
@@ -111,7 +111,7 @@ class Watch(interface.Watch):
         self.resume()
 
     def nothing_before(self, revision: int) -> None:
-        """Note that all events up to this revision have come."""
+        """Note that all events up to this revision have arrived."""
         if self._is_open:
             self._cursor.nothing_before(revision)
 
@@ -126,7 +126,7 @@ class Watch(interface.Watch):
             self._opening = asyncio.create_task(self._reopen(), name=f"reopen a watch at {self._client.name}")
 
     def end(self, error: StoreError) -> None:
-        """Raise this error in its reader, after the present events; the first error counts."""
+        """Raise an error in its reader, after the buffered events; the first one counts."""
         if self._ended is None:
             self._ended = error
         self._news.set()
@@ -148,10 +148,10 @@ class Watch(interface.Watch):
             else:
                 self.end(error)
         except ConnectionLost:
-            pass  # the client has failed, and has ended this watch
+            pass  # the client has ended this watch
         except StoreError as error:
             self.end(error)
-        except Exception as error:  # noqa: BLE001 - a defect of ours must not leave the reader waiting
+        except Exception as error:  # noqa: BLE001 - the reader must not wait for ever
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, timeout: float | None) -> None:
@@ -177,7 +177,7 @@ class Watch(interface.Watch):
         return self._id is not None and not self._client.awaits_answer(self._id)
 
     def _release(self, *, at_server: bool = False) -> None:
-        """Note that it is not open on this connection; with `at_server`, close it there."""
+        """Note that it is not open; with `at_server`, close it there."""
         if self._id is not None:
             if at_server and self._client.connected:
                 self._client.cancel(self._id)
@@ -186,16 +186,16 @@ class Watch(interface.Watch):
 
 
 class Client(Reconnecting):
-    """A connection to a store that reconnects by itself; use it as `async with store.connect(url) as client`.
+    """The client of a store, as `async with store.connect(url) as client`; it reconnects by itself.
 
     Args:
         dial: Makes connections.
         name: The address, for error messages.
-        token: Proven to the server, and asked of it; or a function that returns it for each connection.
+        token: The shared secret, or a function that returns it for each connection.
         timeout: Seconds for each call without its own `timeout`.
         connect_timeout: Seconds for the first connection. Default: `timeout`. Log lines call it `timeout_name`.
         rng: For the jitter of reconnecting.
-        process: The id of its process, for tests that simulate several. Default: this process's.
+        process: The id of its process, for tests that simulate several.
     """
 
     def __init__(
@@ -216,11 +216,11 @@ class Client(Reconnecting):
         self._ended_by = timeout_name
         self.watching: dict[Watch, None] = {}  # all that are entered
         self.watches: dict[int, Watch] = {}  # those open at the server, by request id
-        self._turns = asyncio.Lock()  # of callers that wait for room, first come first served
+        self._turns = asyncio.Lock()  # of callers that wait for room
         self._out: list[bytes] = []
         self._flushing = False
         self._written = 0  # bytes, on this connection
-        self._large: dict[int, int] = {}  # the end of each large frame among them, by request id
+        self._large: dict[int, int] = {}  # the end of each large frame, by request id
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -234,7 +234,7 @@ class Client(Reconnecting):
     async def aclose(self) -> None:
         """Close the client; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_id():
-            return  # a forked child: the connection and the session are its parent's
+            return  # a forked child: they are its parent's
         if self._ready and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))
@@ -242,7 +242,7 @@ class Client(Reconnecting):
         await self._stop()
 
     def fail(self, error: StoreError) -> None:
-        """Make every pending and later call raise the error. The first error counts."""
+        """Make every pending and later call raise the error; the first one counts."""
         if self._failed is not None:
             return
         self._failed = error
@@ -325,7 +325,7 @@ class Client(Reconnecting):
             raise
 
     async def _ask_in_turn(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
-        """Ask once there is room and earlier callers have asked."""
+        """Send a request once there is room and earlier callers have sent theirs."""
         came_at = self.time()
         with anyio.move_on_after(timeout):
             async with self._turns:
@@ -359,7 +359,7 @@ class Client(Reconnecting):
         return self._failed is not None or (self._writable and asked < min(IN_FLIGHT_MAX, max(most // 2, 1)))
 
     def _send(self, item: InFlight) -> None:
-        """Enqueue a request; all of one turn of the loop are written at once."""
+        """Enqueue a request; those of one pass of the loop are written at once."""
         try:
             frame = self._connection.encode(item)
         except StoreError as error:
@@ -394,17 +394,17 @@ class Client(Reconnecting):
             item.timer.cancel()
         self._connection.abandon(item)
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
-            # Tell the server, at which the request would otherwise stay.
+            # else the request would stay at the server
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
             if item.sent and self._ready:
                 self.cancel(item.request_id)
         elif not self._ready:
-            self._connection.disconnected()  # again, so that abandoned requests are not sent again
+            self._connection.disconnected()  # so that abandoned requests are not sent again
         elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
             self._flush()
             unsent = self._link.transport.get_write_buffer_size() - self._written + self._large.pop(item.request_id)
-            if unsent > LARGE:  # later requests, renewals of leases among them, would wait for its rest
+            if unsent > LARGE:  # renewals of leases would wait for its rest
                 self._link.abort()
         self._eased.set()
 
@@ -419,5 +419,5 @@ class Client(Reconnecting):
         return request_id in self._connection.in_flight
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Watch all keys that start with `prefix`; see `Store.watch`."""
+        """Return a watch; see `Store.watch`."""
         return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))

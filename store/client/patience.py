@@ -1,11 +1,11 @@
 """Pure: how long a client waits for an answer, for an attempt to connect, and between two attempts.
 
-TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so after a cut an old connection may stay silent for long, and for ever
-behind a firewall that has forgotten it. So the client tries a fresh connection after a second of silence (promise R8).
-After each change of connection that brought no answer it waits twice as long.
+TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so after a cut an old connection may stay silent for long, or for ever
+behind a firewall that has forgotten it. So the client tries a fresh connection after a second of silence (promise R8),
+and waits twice as long after each change that brought no answer.
 
-If the other system acknowledges all data, the server is busy, or a proxy has lost the connection behind it. So the
-client waits longer there, and longer than the server took lately. Leases shorten each wait.
+If the other system acknowledges all data, the server is busy, or a proxy has lost the connection behind it: then the
+client waits longer, and longer than the server took lately. Leases shorten each wait.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 BACKOFF_FIRST = 0.1  # seconds; the longest first pause, doubled each time ...
 BACKOFF_MOST = 2.0  # ... up to this, with full jitter
-LASTED = 0.25  # seconds; a connection that lasted so long is replaced without a pause
+LASTED = 0.25  # seconds; a connection that lasted longer is replaced without a pause
 SOON = 1.0  # seconds after a loss: leases may expire early (S5) ...
 BACKOFF_SOON = 0.25  # ... so pauses are at most so long at first
-BACKOFF_RECENT = 0.5  # seconds; the longest pause of a client with a lease, and of any client ...
-RECENT = 30.0  # ... for so many seconds, in which a restarted store is back
+BACKOFF_RECENT = 0.5  # seconds; the longest pause of a client with a lease, and of others ...
+RECENT = 30.0  # ... for so many seconds, as a store restarts
 
 HEARTBEAT = 5.0  # seconds of silence before a ping, and again before hanging up
 SILENCE = 1.0  # seconds without an answer, before a fresh connection is tried
@@ -34,15 +34,15 @@ SLOW_FACTOR = 3.0  # times the longest recent silence of such a server is allowe
 SLOW_FOR = 15.0  # ... which halves every so many seconds
 ATTEMPT = 0.5  # seconds for the other system to answer, before the next attempt
 FIRST_ATTEMPT = 5.0  # the same before the round trip is known
-WORD_MOST = 64.0  # seconds for the first word, after many attempts that heard none
-# The least time limit of an answer, an attempt or a greeting, in multiples of the shortest time to connect.
+WORD_MOST = 64.0  # seconds for the first word, after many attempts without
+# The least time for an answer, an attempt or a greeting, in multiples of the shortest time to connect.
 ROUND_TRIPS = 3
 SHARE_OF_LEASE = 4  # attempts that fit into the time left of a lease
 LEAST = 0.05  # seconds; an expired lease causes no busy loop
 
 
 class Patience:
-    """How patient one client is, given what it has observed. Pauses have jitter by `rng`."""
+    """The waiting times of one client. Pauses have jitter by `rng`."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -52,11 +52,11 @@ class Patience:
         self._slow, self._slow_at = 0.0, 0.0  # the longest recent silence, and when it ended
 
     def bound_by(self, remaining: Callable[[], float]) -> None:
-        """Consider leases, too: `remaining` returns the seconds until the first may expire, or infinity."""
+        """Shorten waits for leases: `remaining` returns the seconds until the first may expire, or infinity."""
         self._leases.append(remaining)
 
     def connected(self, took: float) -> None:
-        """Note that a connection took so many seconds to make."""
+        """Note the seconds that a connection took to make."""
         self._round_trip = took if self._round_trip is None else min(took, self._round_trip)
 
     def answered(self) -> None:
@@ -74,7 +74,7 @@ class Patience:
 
     @property
     def large_packets_seem_lost(self) -> bool:
-        """True if the next attempt should use small packets only: fresh connections stall where large ones are lost."""
+        """True if the next attempt should use small packets: fresh connections stall where large ones are lost."""
         return self._unanswered_changes > 0
 
     def silence(self, now: float, *, acknowledged: bool = False) -> float:
@@ -90,7 +90,7 @@ class Patience:
         return FIRST_ATTEMPT if self._round_trip is None else self._within_leases(ATTEMPT, 1 / SHARE_OF_LEASE)
 
     def first_word(self) -> float:
-        """Return the seconds for a server's first word; each attempt has longer, since it queues last again."""
+        """Return the seconds for a server's first word: more for each attempt, which queues last again."""
         first = 2 * HEARTBEAT if self._round_trip is None else SILENCE
         longest = min(first * 2.0 ** min(self._unanswered_changes, 8), WORD_MOST)
         return max(self._within_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)

@@ -1,9 +1,9 @@
 """Pure: judges by its silence if a connection works; for awaited and blocking clients.
 
-After half of the client's patience the server is pinged once: if it answers, it is only slow. After all of it the
-client looks for a fresh connection and keeps the old one: the first on which the server speaks is used. Bytes that the
-other system acknowledges count as an answer; time in which this process was busy does not count. An idle connection is
-pinged after a heartbeat and closed after another; later if the other system acknowledges.
+After half of the client's patience the server is pinged. After all of it the client looks for a fresh connection and
+keeps the old one: the first on which the server speaks is used. Acknowledged bytes count as an answer; time in which
+this process was busy does not count. An idle connection is pinged after a heartbeat and closed after another, or later
+if the other system acknowledges.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from store.client.patience import Patience
 
 HEARTBEATS_OF_BUSY = 6.0  # times as long, if the other system acknowledges
-WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells watches the store's revision
-LATE = 0.1  # seconds; after a look so late, the loop was busy
-LOOKS = 8  # at most, within a patience that has become shorter
+WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells them the store's revision
+LATE = 0.1  # seconds; if a look is later, the loop was busy
+LOOKS = 8  # at most, in one wait
 SOON = 0.001  # seconds by which a timer may be early
 
 
@@ -27,7 +27,7 @@ class Say(enum.Enum):
     """The action to take on a connection."""
 
     NOTHING = enum.auto()
-    PING = enum.auto()  # send a ping, which any server answers at once
+    PING = enum.auto()
     SEEK = enum.auto()  # look for a fresh connection beside it
     HANG_UP = enum.auto()
 
@@ -35,8 +35,8 @@ class Say(enum.Enum):
 class Line(NamedTuple):
     """The state of a connection.
 
-    `held_back`: the unsent bytes only wait for the peer to read. `acknowledged`: the peer has certainly acknowledged
-    all, and no received data was lost.
+    `held_back`: unsent bytes only wait for the peer to read. `acknowledged`: the peer has acknowledged all, and no
+    received data was lost.
     """
 
     unsent_bytes: int = 0
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 
 
 class Pulse:
-    """The silence of one connection, on its caller's clock; `asked_at`: since when an answer is due, or None."""
+    """The silence of a connection, on its caller's clock; an answer is due since `asked_at`, if any."""
 
     def __init__(self, patience: Patience, now: float) -> None:
         self._patience = patience
@@ -60,16 +60,16 @@ class Pulse:
         self._postponed = False  # the last look was late, and data may be unread
 
     def expect(self, now: float) -> None:
-        """Note a request: from now on silence counts. Look when `first_look_at` says."""
+        """Note a request: silence counts from now on. Look at `first_look_at`."""
         if self.asked_at is None:
             self.asked_at, self._pinged = now, False
 
     def first_look_at(self, now: float) -> float:
-        """Return the time of the first look, if something is asked now."""
+        """Return the time of the first look after a request now."""
         return now + self._patience.silence(now) / 2
 
     def heard(self, now: float, *, expecting: bool) -> None:
-        """Note that the server has spoken; `expecting` if another answer is due."""
+        """Note received bytes; `expecting` if another answer is due."""
         self.heard_at = now
         if self.asked_at is not None:
             self._patience.was_silent(now - self.asked_at, now=now)
@@ -77,7 +77,7 @@ class Pulse:
         self.seeking = False
 
     def look(self, now: float, line: Line, *, late: float = 0.0) -> tuple[Say, float]:
-        """Return the action to take and the time of the next look. This look is `late` seconds late."""
+        """Return the action to take and the time of the next look; this one is `late` seconds late."""
         before, self._unsent_bytes = self._unsent_bytes, line.unsent_bytes
         moved = before is not None and line.unsent_bytes < before
         if moved:

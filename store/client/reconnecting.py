@@ -1,7 +1,7 @@
 """Shell: the connection of an awaited client, made again when lost: connect, shake hands, notice silence.
 
-One task makes connections, one after the other. While one is silent, a fresh one is looked for (see `pulse`) and
-replaces it once the server speaks on it.
+One task makes connections. While one is silent, a fresh one is looked for (see `pulse`), and replaces it once the
+server speaks on it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class Link(asyncio.Protocol):
-    """One connection, which measures its own silence, and buffers bytes until its owner takes it up.
+    """One connection, which measures its silence, and buffers bytes until `take_up`.
 
     `turn` is set once it is `over`, or silent: then a fresh one is looked for, in the scope `search`.
     """
@@ -61,7 +61,7 @@ class Link(asyncio.Protocol):
         self._error: Exception | None = None  # that ended it
         self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None  # of the next look ...
-        self._look_due = 0.0  # ... at this time; uvloop's handles do not tell that of a due timer
+        self._look_due = 0.0  # ... at this time, which uvloop's handles do not tell
         self._looks_soon = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -85,7 +85,7 @@ class Link(asyncio.Protocol):
         return await self._spoken
 
     def take_up(self) -> None:
-        """Give it to the client, with the bytes received so far: a greeting can come with the TLS handshake."""
+        """Give it to the client, with the bytes received so far."""
         self.pulse = Pulse(self._owner.patience, self._loop.time())
         self.expect_answer()  # the welcome is due
         early, self._early = self._early or [], None
@@ -93,7 +93,7 @@ class Link(asyncio.Protocol):
             self._owner.received(self, data)
 
     def write(self, data: bytes) -> None:
-        """Send data, unless the connection is closing, where uvloop would raise."""
+        """Send data, unless it is closing, where uvloop would raise."""
         assert self.transport is not None, "it was made before anybody has something to say on it"
         if not self.transport.is_closing():
             self.transport.write(data)
@@ -169,13 +169,13 @@ class Link(asyncio.Protocol):
             self._look_soon()
 
     def heard(self, *, expecting: bool) -> None:
-        """Note that the server has spoken; `expecting` if another answer is due."""
+        """Note received bytes; `expecting` if another answer is due."""
         self.pulse.heard(self._loop.time(), expecting=expecting)
         if expecting:
             self._look_soon()
 
     def _look_soon(self) -> None:
-        """Look in time for an answer; cheaper than a timer for each request."""
+        """Set a timer for the next look, not one for each request."""
         if not self._looks_soon:
             self._looks_soon = True
             self._look_at(self.pulse.first_look_at(self._loop.time()))
@@ -234,7 +234,7 @@ class Reconnecting(interface.Store):
         self._link: Link | None = None  # in use ...
         self._previous: Link | None = None  # ... in place of this one, which stays open until the welcome (R20)
         self._trying: Link | None = None  # the newest, while silent
-        self._parked: set[int] = set()  # the waits in flight, which do not count against the limit
+        self._parked: set[int] = set()  # the waits in flight, which the limit does not count
         self._writable = True  # the socket's buffer has room
         self._eased = asyncio.Event()  # set when there may be room for requests
         self._attempt = 0  # how many have failed since the last welcome
@@ -321,11 +321,11 @@ class Reconnecting(interface.Store):
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of this end of the connection and of the store's, as this system names them."""
+        """The addresses of both ends of the connection, this one first."""
         return self._link.ends if self._link is not None else None
 
     def bound_pauses(self, remaining: Callable[[], float]) -> None:
-        """Shorten pauses if a lease may expire soon; `remaining` returns the seconds left, or infinity."""
+        """Shorten pauses to the seconds that `remaining` returns."""
         self.patience.bound_by(remaining)
 
     def time(self) -> float:
@@ -337,14 +337,14 @@ class Reconnecting(interface.Store):
     async def _stay_connected(self) -> None:
         self._away_since = self.time()
         successor: Link | None = None
-        with contextlib.suppress(AuthenticationError):  # the client has failed with it
+        with contextlib.suppress(AuthenticationError):  # it has failed
             while self._failed is None:
                 link = successor or await self._fresh_link()
                 began = self.time()
                 welcomed, successor = await self._converse(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
-                # Reconnect at once: else this client counts as dead (R20). Pause after a goodbye or a short stay.
+                # At once, or this client counts as dead (R20); but not after a goodbye or a short connection.
                 at_once = welcomed and not link.farewell and self._away_since - began >= LASTED
                 if successor is None and not at_once and self._failed is None:
                     await self._pause()
@@ -354,7 +354,7 @@ class Reconnecting(interface.Store):
         self._attempt += 1
 
     async def _fresh_link(self) -> Link:
-        """Connect until a server speaks; return that connection. Raise defects of `dial`, or `AuthenticationError`."""
+        """Connect until a server speaks. Raise defects of `dial`, or `AuthenticationError`."""
         while True:
             if self._addresses is not None:
                 self._addresses.use_small_packets(self.patience.large_packets_seem_lost)
@@ -377,11 +377,11 @@ class Reconnecting(interface.Store):
                     return link
 
     async def _attempted_link(self) -> Link | None:
-        """Connect once, and wait for the server's first word; return None if it is late."""
+        """Connect, and wait for the server's first word; return None if it is late."""
         began, links = self.time(), list[Link]()
 
         def make_link() -> Link:
-            """Called once the other system has answered, before TLS."""
+            # called before TLS
             scope.deadline = self.time() + self.patience.first_word()
             self.patience.connected(self.time() - began)
             self._trying = link = Link(self)
@@ -406,7 +406,7 @@ class Reconnecting(interface.Store):
         return None
 
     async def _converse(self, link: Link) -> tuple[bool, Link | None]:
-        """Serve one connection. Return if it was welcomed, and its replacement."""
+        """Serve a connection; return whether it was welcomed, and its replacement."""
         self._link = link
         self._connection.connected(nonce=secrets.token_bytes(16))
         successor: Link | None = None
@@ -450,7 +450,7 @@ class Reconnecting(interface.Store):
     # ------------------------------------------------------------------------------------------ bytes
 
     def may_write(self, link: Link, *, writable: bool) -> None:
-        """Note that a connection's buffer is full, or has room again."""
+        """Note whether a connection's buffer has room."""
         if link is self._link:
             self._writable = writable
             self._eased.set()

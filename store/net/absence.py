@@ -1,7 +1,7 @@
 """Shell: logs that a store cannot be reached while a call waits for it, at growing intervals.
 
-Waits shorter than `FIRST` seconds are reported by their error alone. Of several waits in one process for the same
-store, only the first logs. If a store is lost later, each client logs the loss once and the return once: `Outages`.
+Of several waits in one process for the same store, only the first logs. If a store is lost later, each client logs its
+loss and its return: `Outages`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-FIRST: Final = (3.0, 10.0, 30.0)  # seconds after which it is logged; from then on each time after twice as long
-FORGOTTEN_AFTER: Final = 10.0  # seconds without a failed attempt after which an outage is forgotten
+FIRST: Final = (3.0, 10.0, 30.0)  # seconds after which it is logged; later each time after twice as long
+FORGOTTEN_AFTER: Final = 10.0  # seconds without a failed attempt
 
-_waiting: defaultdict[str, list[object]] = defaultdict(list)  # waits for a store, the oldest first
+_waiting: defaultdict[str, list[object]] = defaultdict(list)  # by store, the oldest first
 
 
 @contextlib.contextmanager
 def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
-    """Log at WARNING, while the block runs, that this store has not answered; `ended_by` ends the wait."""
+    """Log at WARNING during a block that a store has not answered; `ended_by` ends the wait."""
     # A timer, not a task: most waits end before the first log line.
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
@@ -64,7 +64,7 @@ class Outages:
         self._name, self._problem, self._log = name, problem, log
         self._since = self._failed_at = -math.inf
         self._lasts = self._said = self._met = False
-        self._lock = threading.RLock()  # connections of several threads fail and return at once; a signal handler, too
+        self._lock = threading.RLock()  # several threads and signal handlers use it
 
     def lasts_for(self, now: float) -> float:
         """Return the seconds since the store was lost."""

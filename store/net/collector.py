@@ -1,8 +1,8 @@
 """Shell: keeps Python's garbage collector from stopping a server for long (promise S11).
 
-A full collection looks at every object: 110 ms with 300,000 keys. A store's data has no cycles. So objects that
-survived a collection of young objects are hidden from it ("frozen"), and cycles among them are collected once no client
-is connected. Only `rdzv serve` uses this: in other processes the collector is not ours.
+A full collection takes 110 ms with 300,000 keys, and a store's data has no cycles. So objects that survived a
+collection of young ones are hidden from it ("frozen"), and collected once no client is connected. Only `rdzv serve`
+uses this: other processes have their own settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def short_collections() -> Iterator[None]:
 
 
 def tidy_up() -> None:
-    """Collect everything, if much was frozen since; call this when a pause does no harm."""
+    """Collect everything, if much was frozen since the last time; call this when a pause does no harm."""
     global _looked_at
     if gc.get_freeze_count() > _looked_at + GROWTH:
         gc.unfreeze()

@@ -1,6 +1,6 @@
 """Shell: the identity of this process and of its loopback network.
 
-By it a server knows which connections are of one process (R20), and a client that it was inherited over `fork()`.
+By it a server knows which connections are of one process (R20), and a client that it is in a forked child.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_made_here(made_in: bytes, name: str) -> None:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop | None, name: str) -> None:
-    """Raise `StoreUsageError` in another event loop than that which a client was opened in."""
+    """Raise `StoreUsageError` in another event loop than the client's."""
     if loop is not asyncio.get_running_loop():
         raise StoreUsageError(
             f"this client of {name} is used outside the event loop that it was opened in: use it there, by "

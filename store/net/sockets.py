@@ -1,8 +1,8 @@
 """Shell: sockets: quick sending, early notice of a dead peer, `fork()` and signals.
 
-A forked child shares its parent's sockets. While it holds them open the peer does not notice the parent's death. So
-open sockets are registered here, and replaced by `/dev/null` in a child, which keeps their numbers taken. A signal's
-handler may raise any exception in a system call, even `TimeoutError`: see `raised_by_handler`.
+While a forked child holds its parent's sockets open, the peer does not notice the parent's death. So sockets are
+registered here, and replaced by `/dev/null` in a child, which keeps their numbers taken. A signal's handler may raise
+any exception in a system call, even `TimeoutError`: see `raised_by_handler`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: the bytes in a socket's queue that were never sent
-TCP_INFO_PROBES = 3  # <linux/tcp.h>: the byte of tcp_info that counts unanswered probes
-SO_MEMINFO = 55  # <asm-generic/socket.h>: a socket's memory, as several numbers ...
-MEMINFO_BYTES = 4  # ... of which the first is that of received data
-PROBES_ANSWERED = 1  # may be unanswered for a moment, though the peer is there
+SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: unsent bytes
+TCP_INFO_PROBES = 3  # <linux/tcp.h>: the place of unanswered probes in tcp_info
+SO_MEMINFO = 55  # <asm-generic/socket.h>: a socket's memory ...
+MEMINFO_BYTES = 4  # ... first that of received data
+PROBES_ANSWERED = 1  # more are unanswered if the peer is gone
 PASSED_ON = sys.platform == "linux"  # accepted connections inherit their listener's options
 SYSTEM_TELLS = sys.platform == "linux"  # how much sent data it holds
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
@@ -39,10 +39,10 @@ OPTIONS = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, sock
 OPTIONS += [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
-    if hasattr(socket, name)  # macOS has other names and its own defaults
+    if hasattr(socket, name)  # macOS has other names
 ]
 
-# Sockets by their owners: asyncio's socket objects take no weak references.
+# By owner: asyncio's socket objects take no weak references.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 CALLED = frozenset(
     {"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"}
@@ -50,7 +50,7 @@ CALLED = frozenset(
 
 
 def raised_by_handler(error: BaseException | None) -> bool:
-    """Return True if a signal's handler raised this error: no package called here did."""
+    """Return True if a signal's handler, and no package called here, raised this error."""
     if error is None or threading.current_thread() is not threading.main_thread():  # where handlers run
         return False
     trace = error.__traceback__
@@ -60,7 +60,7 @@ def raised_by_handler(error: BaseException | None) -> bool:
 
 
 class SystemErrorsSuppressed(contextlib.suppress):
-    """Suppresses errors of the system, but not those of a signal's handler."""
+    """Suppresses errors, but not those of a signal's handler."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -69,14 +69,14 @@ class SystemErrorsSuppressed(contextlib.suppress):
 
 
 def prepare(sock: Any) -> None:
-    """Prepare a TCP socket: no delays; a dead peer is noticed in half a minute."""
-    with SystemErrorsSuppressed(OSError):  # it may be closed already; its owner will notice
+    """Set the options of a TCP socket: no delays; notice a dead peer in half a minute."""
+    with SystemErrorsSuppressed(OSError):  # closed
         for level, option, value in OPTIONS:
             sock.setsockopt(level, option, value)
 
 
 def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
-    """Return the number of bytes (some still `buffered`) that the peer has not acknowledged, and two flags.
+    """Return the unacknowledged bytes, `buffered` ones included, and two flags.
 
     The first: they only wait for the peer to read. The second: its system has acknowledged all, and no data was lost.
     """
@@ -87,7 +87,7 @@ def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 
 
 def _queued_bytes(sock: Any) -> tuple[int, int]:
-    """Return the bytes sent but not acknowledged, and those not sent; all count as sent if probes are unanswered."""
+    """Return the unacknowledged and the unsent bytes; all count as sent if probes are unanswered."""
     held = unsent = 0
     with SystemErrorsSuppressed(OSError, ValueError):  # closed, or the system is not Linux
         held, unsent = (
@@ -100,7 +100,7 @@ def _queued_bytes(sock: Any) -> tuple[int, int]:
 
 
 def _unanswered_probes(sock: Any) -> int:
-    """Return how many probes in a row the peer has not answered; 0 if unknown."""
+    """Return the number of unanswered probes; 0 if unknown."""
     option = getattr(socket, "TCP_INFO", None)
     if option is not None:
         with SystemErrorsSuppressed(OSError):
@@ -116,7 +116,7 @@ def _holds_unreadable(sock: Any) -> bool:
 
 
 def unread_bytes(sock: Any) -> float:
-    """Return the number of bytes received and not read; infinity if unknown."""
+    """Return the received bytes not read yet; infinity if unknown."""
     with SystemErrorsSuppressed(AttributeError, OSError, ValueError):  # no system socket, or closed
         return float(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0])
     return math.inf
@@ -128,12 +128,12 @@ def let_go_in_children(owner: object, *socks: Any) -> None:
 
 
 def forget(owner: object) -> None:
-    """Unregister closed sockets: their number may soon be another file's."""
+    """Unregister closed sockets, whose numbers may be reused."""
     _owned.pop(owner, None)
 
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
-    """Return sockets that listen on every address of `host` ("": all), on one port (0: a free one), or `OSError`."""
+    """Return sockets that listen on every address of `host` ("": all), on one port (0: a free one)."""
     # None gives the loopback of both families; some hosts files name one.
     asked, flags = (None, 0) if host == "localhost" else (host or None, socket.AI_PASSIVE)
     found = socket.getaddrinfo(asked, port, type=socket.SOCK_STREAM, flags=flags)
@@ -187,7 +187,7 @@ def raise_file_limit() -> int:
     """Raise the limit of open files as far as possible; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES_UNLIMITED if hard == resource.RLIM_INFINITY else hard
-    for wanted in (most, 65_536, 10_240):  # macOS names no limit and rejects more than kern.maxfilesperproc
+    for wanted in (most, 65_536, 10_240):  # macOS rejects more than kern.maxfilesperproc
         if soft == resource.RLIM_INFINITY or soft >= wanted:
             break
         with contextlib.suppress(OSError, ValueError):

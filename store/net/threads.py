@@ -1,8 +1,8 @@
 """Shell: event loops in threads, uvloop's if installed.
 
-They are daemon threads, so that a process can end after its main thread. But a loop that runs while Python finalizes
-dies of SIGSEGV (seen with uvloop). So `atexit` stops and joins the remaining loops, within `END_WITHIN` seconds: before
-finalization, and after the threads that Python itself joins, which may use us.
+They are daemon threads, so that a process can end. But a uvloop that runs while Python finalizes may crash. So `atexit`
+stops and joins the remaining loops, within `END_WITHIN` seconds, after the threads that Python itself joins, which may
+use them.
 
 A signal's handler may raise between any two instructions of the main thread: see `Flag`.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-END_WITHIN = 3.0  # seconds for all loops to end with the process; longer than revoking a lease takes
+END_WITHIN = 3.0  # seconds for all loops to end; longer than revoking a lease takes
 
 LOOK = 0.5  # seconds; the longest delay of a signal in a thread that waits for another
 
@@ -40,8 +40,8 @@ LOOK = 0.5  # seconds; the longest delay of a signal in a thread that waits for 
 class Flag:
     """An event for threads and loops that an exception of a signal's handler cannot break.
 
-    `threading.Event` and futures share one lock between waiters and the waker: an exception just after it was taken
-    leaves it locked. Here each waiter has its own lock, released by `set`.
+    An exception just after it was taken leaves the lock of a `threading.Event` or a future locked for all. Here each
+    waiter has its own lock.
     """
 
     __slots__ = ("_is_set", "_waiting")
@@ -56,22 +56,22 @@ class Flag:
 
     def set(self) -> None:
         """Wake all waiters, from any thread."""
-        self._is_set = True  # first: a new waiter sees it, or is in the list
+        self._is_set = True
         while self._waiting:
-            with contextlib.suppress(IndexError):  # another thread has woken the last one
+            with contextlib.suppress(IndexError):  # another thread wakes the last
                 self._waiting.pop()()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Call back once it is set: here, if it is; else in the thread that sets it."""
+        """Call back once it is set: now, or later in the thread that sets it."""
         self._waiting.append(callback)
         if self._is_set:
             self.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set; return False after `timeout` seconds. Ctrl-C is heard meanwhile.
+        """Wait until it is set; return False after `timeout` seconds.
 
-        A signal that comes just before the system call of a lock's wait, or in another thread, does not interrupt it.
-        So the wait is cut into short ones.
+        A signal just before a lock's wait, or in another thread, does not interrupt it, so the wait is cut into short
+        ones.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         opened = _thread.allocate_lock()
@@ -92,7 +92,7 @@ class Flag:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the function that makes event loops for our threads and commands."""
+    """Return the function that makes event loops."""
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 
@@ -106,10 +106,10 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class Call(Generic[T]):
-    """A coroutine that runs in another thread's loop; await it in a loop, or block on `wait`. `over` is set at its end.
+    """A coroutine in another thread's loop; await it, or block on `wait`. `over` is set at its end.
 
     It costs a fifth of `asyncio.run_coroutine_threadsafe`, and signals cannot break it: see `Flag`. Cancelling the
-    awaiting task does not cancel it. If the loop has ended it raises `RuntimeError`.
+    awaiting task does not cancel it. It raises `RuntimeError` if the loop has ended.
     """
 
     __slots__ = ("_task", "_there", "_work", "over")
@@ -124,7 +124,7 @@ class Call(Generic[T]):
         except BaseException:
             if there.is_closed():
                 work.close()
-            else:  # a signal's handler has raised: the loop may have it
+            else:  # a signal's handler has raised
                 self.cancel()
             raise
 
@@ -140,7 +140,7 @@ class Call(Generic[T]):
         self.over.set()
 
     async def end(self) -> None:
-        """Wait until it is over, however it ended. Cancelling this does not cancel it."""
+        """Wait until it is over. Cancelling this does not cancel it."""
         here = asyncio.get_running_loop()
         over: asyncio.Future[None] = here.create_future()
 
@@ -160,20 +160,20 @@ class Call(Generic[T]):
         return self.result()
 
     def wait(self, timeout: float | None = None) -> T:
-        """Block until it is over, and return its result; raise `TimeoutError` after `timeout` seconds."""
+        """Block until it is over; return its result, or raise `TimeoutError` after `timeout` seconds."""
         if not self.over.wait(timeout):
             raise TimeoutError(f"not over after {timeout:g} s")
         return self.result()
 
     def abandon(self) -> None:
-        """Let it be over, cancelled, if it did not begin before its loop closed."""
+        """Cancel it if it did not begin before its loop closed."""
         if self._task is None:
             self._work.close()
         self.over.set()
 
     def cancel(self) -> None:
         """Cancel it, if it is not over."""
-        with contextlib.suppress(RuntimeError):  # that loop has ended and has cancelled it
+        with contextlib.suppress(RuntimeError):  # its loop has ended
             self._there.call_soon_threadsafe(lambda: self._begin().cancel())
 
     @property
@@ -192,7 +192,7 @@ class Call(Generic[T]):
 class LoopThread:
     """A daemon thread with an event loop, in which `end` is awaited last; `RuntimeError` if it cannot be made.
 
-    At the end of the process, threads with `last` end after the others, which may need them.
+    At the end of the process, threads with `last` end after the others.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class LoopThread:
         self._calls: set[Call[Any]] = set()  # those that are not over
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         try:
-            # A signal can interrupt `Thread.start`, which waits: call it in a thread without signals.
+            # In a thread without signals: one could interrupt `Thread.start`.
             _thread.start_new_thread(self._begin, ())
             self._ready.wait()
         except BaseException:
@@ -220,7 +220,7 @@ class LoopThread:
 
     def _begin(self) -> None:
         try:
-            self._loop = loop_factory()()  # before the thread runs, so that it accepts work at once
+            self._loop = loop_factory()()  # made first, to accept work at once
             _running[self._thread] = self._last, self.stop
             try:
                 self._thread.start()
@@ -237,7 +237,7 @@ class LoopThread:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         finally:
-            # A reference in `_running` keeps the thread and its loop: 300 kB.
+            # `_running` keeps the thread and its loop: 300 kB.
             _running.pop(self._thread, None)
             for call in tuple(self._calls):
                 call.abandon()
@@ -285,8 +285,8 @@ class LoopThread:
 class Held(contextlib.AbstractContextManager[T]):
     """An async context entered in a thread's loop, for a blocking caller.
 
-    One task enters and leaves it, as anyio's scopes require. A generator would clean up when it is collected, too, and
-    wait for ever for a dead thread.
+    One task enters and leaves it, as anyio's scopes require. Not a generator: one that is collected would wait for ever
+    for a dead thread.
     """
 
     def __init__(self, thread: LoopThread, context: contextlib.AbstractAsyncContextManager[T]) -> None:
@@ -314,7 +314,7 @@ class Held(contextlib.AbstractContextManager[T]):
                 try:
                     await self._left.wait()
                 except asyncio.CancelledError:
-                    scope.cancel()  # the process ends: leaving must not wait
+                    scope.cancel()
                     raise
 
     def __exit__(self, *_: object) -> None:
@@ -324,9 +324,9 @@ class Held(contextlib.AbstractContextManager[T]):
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run work in its own thread, which blocks neither a cancelled caller nor the end of the process."""
+    """Run work in a daemon thread, which does not delay a cancelled caller."""
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
-    done.set_running_or_notify_cancel()  # so that a cancelled caller does not cancel it
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
@@ -343,9 +343,9 @@ _running: weakref.WeakKeyDictionary[threading.Thread, tuple[bool, Callable[[], o
 
 
 def _end_all() -> None:
-    """Stop and join every running loop, for a limited time. Served stores end last: their clients here need them."""
+    """Stop and join every running loop, those of served stores last: clients here need them."""
     deadline = time.monotonic() + END_WITHIN
-    # A forked child inherits the table without the threads.
+    # A forked child has no such threads.
     running = [(thread, *what) for thread, what in list(_running.items()) if thread.is_alive()]
     for comes_last in (False, True):
         ending = [(thread, end) for thread, last, end in running if last is comes_last]
