@@ -1,8 +1,8 @@
 """Shell: checks, copies and restores durable stores: `rdzv check`, `backup` and `restore`.
 
 Checks and copies change nothing, and work beside a running server. A copy is one file, verified before it gets its
-name. A restored store gets a new identity: else clients would assume that writes after the copy still exist, and two of
-them might hold one lock.
+name. A restored store gets a new identity: else clients would assume that writes after the copy still exist, and two
+might hold one lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A store that was read as a whole, the size of its files, and the process that serves it now."""
+    """A verified store, the size of its files, and the process that serves it."""
 
     saved: Saved
     file_bytes: int
@@ -54,7 +54,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def check(directory: Path) -> Report:
-    """Read all of a store, and report its content; `StoreUsageError` has the problem and the remedy."""
+    """Read all of a store; `StoreUsageError` has the problem and the remedy."""
     path = directory / FILE
     with reporting(path), holder(directory) as process:
         _find(path)
@@ -67,7 +67,7 @@ def check(directory: Path) -> Report:
 
 
 def back_up(directory: Path, target: Path) -> Report:
-    """Copy a store, as of one moment, into one file; `StoreUsageError`: it is damaged, or cannot be copied."""
+    """Copy a store, as of one moment, into one file; `StoreUsageError` if it cannot be copied."""
     path = directory / FILE
     with reporting(path, written=target), holder(directory) as process:
         _find(path)
@@ -83,7 +83,7 @@ def back_up(directory: Path, target: Path) -> Report:
 
 
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
-    """Create a store from a copy, with a new identity, in a directory without one, or raise `StoreUsageError`.
+    """Create a store from a copy in a directory without one, or raise `StoreUsageError`.
 
     Sessions are dropped: their clients knew the old identity. Leases get their full TTL.
     """
@@ -117,7 +117,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a store as of one moment, also beside a server; the copy appears whole, and durable."""
+    """Copy a store; the copy appears whole, and durable."""
     partial = target.with_name(f"{target.name}.new")
     partial.unlink(missing_ok=True)
     try:

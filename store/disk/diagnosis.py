@@ -1,8 +1,8 @@
 """Shell: the reasons why a file of a store cannot be read or written, with their remedies.
 
 SQLite's codes do not suffice: a full tmpfs and a limit on file sizes are I/O errors; too few descriptors and a
-read-only mount are files that cannot be opened. So only an error about contents means damage. For others, test writes
-beside the written file, then beside the other, ask the system.
+read-only mount are files that cannot be opened. Only an error about contents means damage; after any other, a test
+write beside the files finds the system's reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def refusal(path: Path, size: int = PROBE_BYTES) -> OSError | None:
-    """Return the error of a write of this size beside a file, and of a look at the file; None if there is none."""
+    """Return the error of a write of this size beside a file, or of a look at the file, or None."""
     probe, numbers = path.with_name(f".{path.name}.probe"), []
     try:
         if path.exists():
@@ -47,7 +47,7 @@ def refusal(path: Path, size: int = PROBE_BYTES) -> OSError | None:
 
 
 def free_bytes(directory: Path) -> int:
-    """Return the free bytes of a directory's disk, as far as the system knows."""
+    """Return the free bytes of a directory's disk."""
     system = os.statvfs(directory)
     return system.f_bavail * system.f_frsize
 
@@ -59,14 +59,14 @@ def is_full(path: Path) -> bool:
 
 
 def reason(error: Exception, path: Path) -> str:
-    """Return an error's text, and the system's if it refuses a write beside the file, too."""
+    """Return an error's text, and the system's if it refuses a test write."""
     refused = refusal(path)
     return f"{error}: {in_words(refused)}" if refused is not None else str(error)
 
 
 @contextlib.contextmanager
 def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
-    """Replace each error of a store's file, or of the copy `written`, by one that names file, reason and remedy."""
+    """Replace errors of a store's file, or of the copy `written`, by one with file, reason and remedy."""
     try:
         yield
     except StoreUsageError:
@@ -81,7 +81,7 @@ def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
 
 
 def _is_damage(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):  # errors without a code are about contents, from Python or this module
+    if isinstance(error, sqlite3.Error):  # without a code it is about contents
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         return code & 0xFF in DAMAGE
     return not isinstance(error, OSError | MemoryError)

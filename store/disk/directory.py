@@ -1,4 +1,4 @@
-"""Shell: the files of a data directory, their owner, the lock against a second server, and the mark of the last group.
+"""Shell: the files of a data directory.
 
     store.sqlite3            everything that is durable, with SQLite's own -wal and -shm beside it
     lock                     held by the one server that has the directory
@@ -6,8 +6,8 @@
     reserve                  room kept back for deletes; see `Reserve`
     store.sqlite3-wal.left-1 the log of a database that was moved away, when a new one took its place
 
-The content of a store is private, so the directory (0700) and its files (0600) are created for their owner alone. An
-existing one that is open to others is only logged.
+The directory (0700) and its files (0600) are created for their owner alone. An existing one that is open to others is
+only logged.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 FILE = "store.sqlite3"
-UNFINISHED = "store.sqlite3.new"  # during creation: an empty file of the right name counts as damaged
+UNFINISHED = "store.sqlite3.new"  # its name until it is whole: an empty database counts as damaged
 LOCK = "lock"
 MARK = "durable"
 RESERVE = "reserve"
-RESERVE_BYTES = 8 * 1024 * 1024  # by which the database grows for a log of 4 MiB, and DELETES_BYTES
+RESERVE_BYTES = 8 * 1024 * 1024  # growth of the database by a log of 4 MiB, and DELETES_BYTES
 DELETES_BYTES = 4 * 1024 * 1024  # the log of some deletes, up to its restart
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 REMEDIES = {
@@ -59,7 +59,7 @@ def in_words(error: OSError) -> str:
 
 
 def take_lock(directory: Path) -> IO[str]:
-    """Lock a directory, created if missing, while the file is open, or raise `StoreUsageError`."""
+    """Lock a directory, created if missing, while the file is open; `StoreUsageError` if another has it."""
     try:
         _make(directory, mode=0o700)
         file = open(directory / LOCK, "a+", encoding="utf-8", opener=_for_the_owner)  # noqa: SIM115 - held open
@@ -79,14 +79,14 @@ def take_lock(directory: Path) -> IO[str]:
             f"data_dir {directory} is in use by another server (process {process}): stop that one, or use another "
             f"directory"
         ) from None
-    except OSError as error:  # no other server, but a network file system without locks, say
+    except OSError as error:  # such as a network file system without locks
         file.close()
         raise StoreUsageError(f"data_dir {directory} cannot be locked: {in_words(error)}") from error
     return file
 
 
 def release_lock(file: IO[str]) -> None:
-    """Release the lock, though a child that was just forked may still have the file open."""
+    """Release the lock, even if a forked child has the file open."""
     if not file.closed:
         fcntl.flock(file, fcntl.LOCK_UN)
     file.close()
@@ -94,7 +94,7 @@ def release_lock(file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def holder(directory: Path) -> Iterator[str | None]:
-    """Yield the process of the server that has a directory, or None; then no server can take it meanwhile."""
+    """Yield the process that has a directory; or None, and keep servers out meanwhile."""
     try:
         file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - held open
     except OSError:
@@ -114,7 +114,7 @@ def _for_the_owner(path: str, flags: int) -> int:
 
 
 def _make(directory: Path, *, mode: int = 0o777) -> None:
-    """Create a directory and its parents, so that they survive a power loss."""
+    """Create a directory and its parents durably."""
     if not directory.exists():
         _make(directory.parent)
         directory.mkdir(mode=mode, exist_ok=True)
@@ -122,7 +122,7 @@ def _make(directory: Path, *, mode: int = 0o777) -> None:
 
 
 def make_file(path: Path) -> None:
-    """Create an empty file for its owner alone; SQLite copies its mode to the files beside it."""
+    """Create an empty file for its owner; SQLite copies its mode to the files beside it."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
@@ -136,10 +136,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Give a finished file its name, durably, and without the log of another one.
+    """Give a finished file its name, durably.
 
-    The log of a database that was moved away would be applied to the new one. It may hold acknowledged changes, so it
-    is kept under another name.
+    The log of a database that was moved away would be applied to it. It may hold acknowledged changes, so it is kept
+    under another name.
     """
     left = path.with_name(f"{path.name}-wal")
     if left.exists():
@@ -160,7 +160,7 @@ def _aside(left: Path, number: int) -> Path:
 
 
 def warn_if_open_to_others(directory: Path) -> None:
-    """Log a warning if other users of this machine may read a data directory or its files."""
+    """Log a warning if other users may read a data directory or its files."""
     wider = [
         f"{path} has mode {mode:04o}"
         for path in (directory, directory / FILE)
@@ -176,9 +176,9 @@ def warn_if_open_to_others(directory: Path) -> None:
 class Mark:
     """The file that names the last durable group.
 
-    SQLite takes a log with a damaged or missing end for one that was never written. The mark is written after a group
+    SQLite takes a damaged or missing end of its log for one that was never written. The mark is written after a group
     is durable and before it is acknowledged. It is not synced, which would cost as much as the group: after a power
-    loss it may be older, and proves less, never too much.
+    loss it may be older.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -186,7 +186,7 @@ class Mark:
         self._file: int | None = None
 
     def read(self) -> tuple[str, int] | None:
-        """Return the store and its last group; None if there is no mark, or an unreadable one."""
+        """Return the store and its last group, or None."""
         try:
             text, _, seal = self._path.read_text(encoding="utf-8").strip().rpartition(" ")
             store_id, number = text.split()
@@ -194,13 +194,13 @@ class Mark:
                 return store_id, int(number)
         except FileNotFoundError:
             return None
-        except (IsADirectoryError, ValueError) as error:  # an unreadable one may prove something
+        except (IsADirectoryError, ValueError) as error:
             log.debug("%s cannot be read: %s", self._path, error)
         log.warning("%s is damaged: it is ignored, and written again", self._path)
         return None
 
     def refuse_to_found(self, path: Path) -> None:
-        """Refuse (StoreUsageError) a new store in place of a deleted one, of which only the mark is left."""
+        """Refuse (StoreUsageError) to replace a deleted store of which only the mark is left."""
         if (marked := self.read()) is not None:
             raise StoreUsageError(
                 f"{path} is gone, and {self._path} says that it held write {marked[1]} of store {marked[0]}: put it "
@@ -209,7 +209,7 @@ class Mark:
             )
 
     def write(self, store_id: str, number: int) -> None:
-        """Note that a group is durable. A failure does no harm: the mark only proves less."""
+        """Note that a group is durable. A failure does no harm."""
         text = f"{store_id} {number}"
         line = f"{text} {zlib.crc32(text.encode()):08x}\n".encode().rjust(64)
         with contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ class Mark:
             os.pwrite(self._file, line, 0)
 
     def close(self) -> None:
-        """Make it durable: a clean stop has time for that."""
+        """Make it durable, and close it."""
         number, self._file = self._file, None
         if number is not None:
             with contextlib.suppress(OSError):
@@ -229,7 +229,7 @@ class Mark:
 
 
 class Reserve:
-    """A file that keeps `bytes` back on the disk; a full disk gives them to deletes."""
+    """A file that keeps `bytes` on the disk for deletes."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE
@@ -237,7 +237,7 @@ class Reserve:
         self.bytes: int = 0
 
     def take(self, least: int) -> bool:
-        """Keep at least this many bytes back, above `RESERVE_BYTES` only if asked; return False if there are fewer."""
+        """Keep so many bytes back, or `RESERVE_BYTES` if possible; return False if there are fewer."""
         with self._at_work:
             size = max(least, min(self.bytes, RESERVE_BYTES))
             if size == self.bytes:

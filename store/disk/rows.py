@@ -4,9 +4,8 @@ SQLite has no checksums outside its write-ahead log, so the last column of each 
 of damage, not against malice.
 
 `FORMAT` stands for all layouts: the tables, and the bytes of events and answers in them, which are those of the wire. A
-test holds a digest of every layout beside the number, so that neither changes alone. A release that changes a layout
-raises the number, and adds a function to `MIGRATIONS`, which keeps those of all released formats. Nothing has been
-released yet.
+release that changes a layout raises the number (a test has a digest of every layout), and adds a function to
+`MIGRATIONS`, which keeps those of all released formats. Nothing has been released yet.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-FORMAT = 4  # of the tables below, and of their rows; PRAGMA user_version
+FORMAT = 4  # of the tables and their rows; PRAGMA user_version
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value, seal INTEGER) WITHOUT ROWID;
@@ -41,8 +40,7 @@ CREATE TABLE replies (
 ) WITHOUT ROWID;
 """
 
-# A revision's events are in rows of about this size, since SQLite takes no row above 1 GB. A row's place is the
-# revision, then the part.
+# A revision's events are in rows of about this size, by part: SQLite takes no row above 1 GB.
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 1 << 12
 
@@ -51,7 +49,7 @@ DELETE_KNOWN_REPLIES = """DELETE FROM replies WHERE (session, request) IN (
 )"""
 
 ROWS_AT_ONCE = 256  # of one statement; SQLite takes 32,766 values ...
-BYTES_AT_ONCE = 1024 * 1024  # ... and has a copy of each meanwhile
+BYTES_AT_ONCE = 1024 * 1024  # ... and copies them
 
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """By format: migrates a store to the next one, within a transaction that it does not end."""
@@ -66,7 +64,7 @@ def seal(*fields: Any) -> tuple[Any, ...]:
 
 
 def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) -> None:
-    """Write a group, in order, as number `number`, in the transaction under way. The last fact about a thing counts."""
+    """Write a group as number `number`, in the current transaction."""
     changed: dict[str, Event] = {}
     sessions: dict[bytes, int | None] = {}
     replies: dict[bytes, dict[int, Any]] = {}
@@ -136,7 +134,7 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
 def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]:
     """Yield the placeholders and the fields of many rows at a time, in powers of two, for a few cached statements.
 
-    Python's sqlite3 gives up the GIL for each execution, and a busy event loop holds it for milliseconds.
+    Python's sqlite3 releases the GIL for each execution, and a busy event loop keeps it for milliseconds.
     """
     rows, at = list(rows), 0
     while at < len(rows):
@@ -177,7 +175,7 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
 
 
 def refusal_of(facts: Facts, why: str) -> Facts:
-    """Return the facts to keep of those that cannot be written: the error replies."""
+    """Return the facts to keep of a failed step: the replies, as errors."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)
     replies = [replace(reply, response=answer) for reply in facts.replies]
@@ -191,7 +189,7 @@ def last_group(database: sqlite3.Connection) -> tuple[str, int]:
 
 
 def load(database: sqlite3.Connection) -> Saved:
-    """Return a whole, consistent store; raise `ValueError`, or another error, for any other."""
+    """Return a whole store; raise `ValueError`, or another error, if it is inconsistent."""
 
     def rows(table: str, which: str = "") -> Iterator[tuple[Any, ...]]:
         for row in database.execute(f"SELECT * FROM {table} {which}"):  # noqa: S608 - the names are constants

@@ -1,7 +1,7 @@
 """Shell: verifies that a data directory holds a whole store of a known format, without lost changes.
 
-A store of an older format is migrated (promise S12) in one transaction: a crash leaves it unchanged. Only a backup
-allows a return to the older release.
+A store of an older format is migrated (promise S12) in one transaction. Only a backup allows a return to the older
+release.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:
-    """Return a connection that changes nothing, not even when it is closed."""
-    # On a read-only mount SQLite cannot create its index of a log; without a log it needs none.
+    """Return a connection that changes nothing, even when it is closed."""
+    # On a read-only mount SQLite cannot create its log's index.
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY and not path.with_name(f"{path.name}-wal").exists()
     how = "immutable=1" if read_only else "mode=ro"
     return sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, isolation_level=None, timeout=30)
 
 
 def verify(directory: Path, *, served: bool = False) -> int:
-    """Refuse a store that is not whole, or has lost changes; return its format. A `served` log is not checked."""
+    """Return a store's format; refuse it if it is damaged, or has lost changes. A `served` log is not checked."""
     path = directory / FILE
     marked = Mark(directory).read()  # before the database: a server may write to both
     with contextlib.closing(open_to_read(path)) as database:
@@ -70,7 +70,7 @@ def _lost(path: Path, what: str) -> StoreUsageError:
 
 
 def check_format(found: int, path: Path) -> None:
-    """Refuse (StoreUsageError) a format that this release neither reads nor migrates; say which is older."""
+    """Refuse (StoreUsageError) a format that this release neither reads nor migrates."""
     if found > rows.FORMAT:
         raise StoreUsageError(
             f"{path} has format {found}, and this release, which is older than the one that wrote it, reads formats up "
@@ -89,7 +89,7 @@ def carry_over(path: Path, found: int) -> None:
         database.executescript("PRAGMA synchronous=FULL; PRAGMA fullfsync=ON; BEGIN EXCLUSIVE;")
         for step in range(found, rows.FORMAT):
             rows.MIGRATIONS[step](database)
-        rows.load(database)  # the result must be whole before it counts; closing rolls back the rest
+        rows.load(database)  # the result must be whole, or closing rolls it back
         database.execute(f"PRAGMA user_version={rows.FORMAT}")
         database.execute("COMMIT")
     log.warning("%s was carried over from format %d to %d", path, found, rows.FORMAT)

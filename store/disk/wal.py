@@ -1,13 +1,12 @@
 """Pure: detects that SQLite's write-ahead log has lost durable changes.
 
-SQLite reads its log up to the first damaged frame, and takes all that follows for a write that a crash cut off. That is
-right for the last transaction, which may not have been synced. But with `synchronous=FULL`, frames are written only
-after the previous transaction is on the disk: a valid frame after a commit, beyond those that SQLite reads, proves that
-the commit was durable, and was damaged later.
+SQLite reads its log up to the first damaged frame, and takes the rest for a write that a crash cut off. But with
+`synchronous=FULL`, frames are written only after the previous transaction is on the disk: a valid frame after a commit,
+beyond those that SQLite reads, proves that the commit was durable, and was damaged later.
 
 The layout (https://sqlite.org/walformat.html): a header of 32 bytes, then frames of 24 bytes and a page each. A frame
 has the log's two salts, a mark if it ends a transaction, and a checksum of all frames up to it. Frames with other salts
-are from before the log's restart; frames whose checksums do not follow are from a rolled-back transaction.
+are from before the log's restart; those with other checksums are from a rolled-back transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ MX_FRAME_AT = 16  # in the -shm file: the number of frames that SQLite reads
 
 
 def frames_read(index: bytes) -> int | None:
-    """Return the number of frames that SQLite has found good, by its index of the log; None if unknown."""
+    """Return the number of frames that SQLite reads, by its index of the log; None if unknown."""
     if len(index) < MX_FRAME_AT + 4:
         return None
     (frames,) = struct.unpack_from("=I", index, MX_FRAME_AT)
@@ -33,7 +32,7 @@ def frames_read(index: bytes) -> int | None:
 
 
 def is_damaged(file: IO[bytes], *, size: int, frames_read: int) -> bool:
-    """Return whether the log, of `size` bytes, proves that durable changes lie beyond the frames that SQLite reads."""
+    """Return whether the log proves that durable changes lie beyond the frames that SQLite reads."""
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or not any(head):
         return False  # nothing was written to it

@@ -1,8 +1,7 @@
 """Shell: the blocking twin of the etcd client.
 
-It runs the async client in a thread with its own event loop, which the first call starts, and which ends with the
-process at the latest. A call that is interrupted, by Ctrl-C or a signal handler that raises, returns at once, and is
-cancelled in the thread.
+It runs the async client in a thread, which the first call starts. A call that Ctrl-C or a signal's handler interrupts
+returns at once, and is cancelled in the thread.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ CLOSE_WITHIN = 3.0  # seconds for the thread to close the connection
 
 
 class Client(interface.BlockingStore):
-    """The blocking client of an etcd cluster; safe to use from several threads. Its options are the async client's."""
+    """The blocking client of an etcd cluster; safe to use from several threads."""
 
     operations_max: int = etcd.Client.operations_max
     writes_max: int = etcd.Client.writes_max
@@ -50,7 +49,7 @@ class Client(interface.BlockingStore):
         self._thread: LoopThread | None = None
         self._starting = threading.Lock()
         self._failed: StoreError | None = None
-        self._waiting: set[Call[Any]] = set()  # adding, discarding and copying are atomic, so threads need no lock
+        self._waiting: set[Call[Any]] = set()  # each access is atomic
         self._waits_ended = False
         self._made_in = process_id()
 
@@ -60,7 +59,7 @@ class Client(interface.BlockingStore):
         if not waits(request):
             return self._result(call)
         self._waiting.add(call)
-        if self._waits_ended:  # after the wait was registered, so that `end_waits` misses none
+        if self._waits_ended:  # checked after registration, so that `end_waits` misses none
             call.cancel()
         try:
             return self._result(call)
@@ -72,11 +71,11 @@ class Client(interface.BlockingStore):
             self._waiting.discard(call)
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Watch all keys that start with `prefix`; see `Store.watch`."""
+        """Return a watch; see `Store.watch`."""
         return Watch(self, self._client.watch(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def close(self) -> None:
-        """Close the connection for good; calls under way in other threads raise `ConnectionLost`."""
+        """Close the connection; calls in other threads raise `ConnectionLost`."""
         self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         with self._starting:
             thread, self._thread = self._thread, None
@@ -84,7 +83,7 @@ class Client(interface.BlockingStore):
             thread.stop(within=CLOSE_WITHIN)
 
     def __copy__(self) -> Client:
-        """Return another client of the same cluster, with a thread of its own: for a forked child, say."""
+        # for a forked child
         return Client(self._cluster, timeout=self.timeout, **self._options)
 
     def interrupt(self, error: StoreError) -> None:
@@ -139,7 +138,7 @@ class Watch(interface.BlockingWatch):
         self._client = client
         self._watch = watch
         self._reading: Call[None] | None = None
-        self._given: list[Event] | None = None  # the last batch that the reader was given
+        self._given: list[Event] | None = None  # the last batch for the reader
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
@@ -152,7 +151,7 @@ class Watch(interface.BlockingWatch):
             self._client._run(partial(self._watch.__aexit__, None, None, None))
 
     def close(self) -> None:
-        """End it from another thread: its reader's loop ends."""
+        """End it from another thread: iteration ends."""
         self._closed.set()
         if self._reading is not None:
             self._reading.cancel()
@@ -163,7 +162,7 @@ class Watch(interface.BlockingWatch):
             yield [event]
         ready = self._watch.ready
         while not self._closed.is_set():
-            # A signal handler may raise at any call: remove a batch only after it was given.
+            # A signal handler may raise at any call, so a batch is removed after it was given.
             if ready and ready[0] is self._given:
                 ready.popleft()
             if ready:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 PAUSE_FIRST = 0.02  # seconds, at most, between attempts once all members have failed, ...
 PAUSE_GROWTH = 1.6  # ... growing by this factor ...
-PAUSE_MOST = 5.0  # ... up to this, if the cluster has no leader, or is silent ...
-PAUSE_MOST_UNREACHED = 1.0  # ... or to this, if no member can be reached: attempts load no member
+PAUSE_MOST = 5.0  # ... up to this, if the cluster is silent or without leader, ...
+PAUSE_MOST_UNREACHED = 1.0  # ... or to this, if no member can be reached
 
 
 def pause_after(failures: int, most: float | None = None) -> float:
@@ -25,8 +25,8 @@ def pause_after(failures: int, most: float | None = None) -> float:
 class Choice:
     """The members of one cluster, as one client knows them.
 
-    `place` is the last chosen one, `misses` the number of consecutive failures, `try_at` the time of the next attempt
-    on the caller's clock. `on_reach` is called when the last member has failed, and when one answers again.
+    `place` is the last chosen one, `misses` counts consecutive failures, `try_at` is the time of the next attempt.
+    `on_reach` is called when the last member has failed, and when one answers again.
     """
 
     def __init__(self, members: int, rng: random.Random) -> None:
@@ -64,11 +64,11 @@ class Choice:
 
     def note(self, place: int, failure: Failure) -> None:
         """Note a member's problem."""
-        if not (failure.silent and place in self._failing):  # a reason says more than a silence
+        if not (failure.silent and place in self._failing):  # a reason says more
             self.problem = str(failure)
 
     def missed(self, place: int, failure: Failure, now: float) -> None:
-        """Note a member's failure; the pause is short while there are untried members."""
+        """Note a member's failure; there is no pause while others are untried."""
         self.note(place, failure)
         was_in_reach = not self.all_fail
         self._failing.add(place)
@@ -94,5 +94,5 @@ class Choice:
         return self._rng.uniform(0.5, 1.5) * seconds
 
     def pause(self, failures: int) -> float:
-        """Return the seconds before another attempt at the same request: none before the second."""
+        """Return the seconds before another attempt at a request; 0 before the second."""
         return self._rng.uniform(0, pause_after(failures)) if failures > 0 else 0.0

@@ -3,8 +3,8 @@
     async with store.connect("etcd://a:2379,b:2379,c:2379") as client: ...
 
 `store.interface` lists the differences from the own server. `codec` and `transactions` build the requests, `members`
-sends them; `reads`, `writes` and `leases` decide which, and when to repeat them. A wait reads its keys, watches missing
-ones (a hundred at most at a time), and reads again.
+sends them; `reads`, `writes` and `leases` decide which, and when to repeat them. A wait reads its keys, watches at most
+a hundred missing ones, and reads again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
 
 RECEIPTS: Final = "rdzv-receipts/"  # the default prefix of receipts
-WATCHES_MOST: Final = 100  # keys watched for one wait at a time
+WATCHES_MOST: Final = 100  # missing keys that one wait watches
 
 
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Members]] = WeakKeyDictionary()
@@ -70,27 +70,27 @@ def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Me
 
 
 class Client(interface.Store):
-    """A client of an etcd cluster; use it as `async with store.connect(url) as client`.
+    """The client of an etcd cluster, as `async with store.connect(url) as client`.
 
     Args:
         cluster: The members' addresses.
         tls: A client-side context for `etcds`; the default trusts the system's certificates.
         renew: Reads the files of certificates again before each connection, and returns the context.
         user: The user to log in as, if any.
-        password: The user's; or a function that reads it, before the first login and after a rejected one.
+        password: The user's, or a function that reads it, also after a rejected login.
         timeout: Seconds for every call without its own `timeout`.
-        connect_timeout: Seconds for the first answer; the default is `timeout`.
+        connect_timeout: Seconds for the first answer; by default `timeout`.
         timeout_name: The timeout's name in messages.
         receipts: The prefix of receipts; the user must be allowed to write there.
         rng: For jitter, and the choice of the first member.
-        shared_as: Clients of one event loop with equal values share a connection, so that many nodes of a process are
-            one client to the cluster. Their other arguments must be equal, too. None: not shared.
+        shared_as: Clients of one event loop with this value share a connection; their other arguments must be equal.
+            None: not shared.
     """
 
     tells_causes: bool = False
     operations_max: int = OPERATIONS_MAX
     writes_max: int = OPERATIONS_MAX
-    fail_over: float = 2.0  # etcd's members wait 1 to 2 s for a lost leader, by default
+    fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Client(interface.Store):
             with told:
                 deadline = self.time() + self._connect_timeout
                 await self.while_usable(lambda: self.members.start(deadline))
-            server = self.members.identity.member_id  # which has just answered
+            server = self.members.identity.member_id
             self._way = await chosen_way(self.members.hosts, server)
         except StoreTimeoutError as error:
             await self.aclose()
@@ -159,7 +159,7 @@ class Client(interface.Store):
         await self.members.start()
 
     async def aclose(self) -> None:
-        """Close for good; pending calls raise `ConnectionLost`."""
+        """Close it; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_id():
             return  # it is the parent's
         useful = not isinstance(self._failed, StoreReplaced)
@@ -174,7 +174,7 @@ class Client(interface.Store):
                     await self.members.aclose()
 
     def fail(self, error: StoreError) -> None:
-        """Make every call, under way or later, raise the error. The first error counts."""
+        """Make every pending and later call raise the error; the first one counts."""
         if self._failed is None:
             self._failed = error
             for scope in tuple(self._scopes):
@@ -183,7 +183,7 @@ class Client(interface.Store):
 
     @property
     def connected(self) -> bool:
-        """True if some member of the cluster can be reached, as far as is known."""
+        """True if some member can be reached, as far as known."""
         return self._failed is None and self.members.connected
 
     @property
@@ -193,12 +193,12 @@ class Client(interface.Store):
 
     @property
     def seen_as(self) -> str | None:
-        """The address from which this client reaches the cluster; etcd does not tell how it sees the client."""
+        """The address from which this client reaches the cluster."""
         return self._way.sends_from if self._way is not None else None
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of this machine and of the member on the way between them."""
+        """The addresses of this machine and of the member."""
         return (self._way.sends_from, self._way.leads_to) if self._way is not None else None
 
     @property
@@ -211,7 +211,7 @@ class Client(interface.Store):
         return asyncio.get_running_loop().time()
 
     async def while_usable(self, work: Callable[[], Awaitable[T]], doubt: RetryState | None = None) -> T:
-        """Await something; raise this client's error if it fails meanwhile."""
+        """Await something; raise this client's error if it fails."""
         self.check_usable()
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
@@ -239,7 +239,7 @@ class Client(interface.Store):
         doubt = RetryState()
         try:
             response = await self.while_usable(lambda: self._dispatch(asked, guard, deadline, doubt), doubt)
-        except Failure as failure:  # not expected by any call below
+        except Failure as failure:
             raise StoreError(f"{type(asked).__name__} at {self.name}: {failure}") from failure
         return cast("R", response)
 
@@ -297,7 +297,7 @@ class Client(interface.Store):
                 await self._until_changed(watched, others, listing.revision + 1)
 
     async def _until_changed(self, missing: set[str], others: set[str], start_revision: int) -> None:
-        """Wait until all of the missing keys exist, one of the others changes, or it is time to read again."""
+        """Wait until all missing keys exist, one of the others changes, or some time has passed."""
         requests = watch_requests([*missing, *others], start_revision=start_revision)
         try:
             stream = await self.members.stream(requests, what="Wait")
@@ -318,6 +318,6 @@ class Client(interface.Store):
             stream.close()
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Watch all keys that start with `prefix`; see `Store.watch`. Each watch has a stream of its own."""
+        """Return a watch; see `Store.watch`."""
         cursor = WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot)
         return Watch(self._reads, prefix, cursor, timeout=self.timeout, while_usable=self.while_usable)

@@ -1,8 +1,7 @@
 """Pure: requests and answers in etcd's format and the store's; and the URL of a cluster.
 
-Requests are built as plain fields: nested mappings from the names in `rpc/etcd.proto` to values. The sender makes
-messages of them, so this module, which also reads URLs, needs no extra. Answers are messages; a field that is zero,
-false or empty is not on the wire and reads as such.
+Requests are nested mappings from the names in `rpc/etcd.proto` to values. The sender makes messages of them, so this
+module, which also reads URLs, needs no extra.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ OPERATIONS_MAX: Final = 126
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The members of an etcd cluster that a client may ask, and whether they use TLS."""
+    """The members of an etcd cluster, and whether they use TLS."""
 
     hosts: tuple[tuple[str, int], ...]
     secure: bool = False
@@ -74,8 +73,8 @@ class Cluster:
 
 
 def _end(prefix: bytes) -> bytes:
-    """Return the first key after all that start with a prefix; no byte of UTF-8 is 255, so the last can be raised."""
-    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # a zero byte: up to the very last key
+    """Return the first key after all that start with a prefix; UTF-8 has no byte 255."""
+    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # a zero byte: to the last key
 
 
 def span_of(prefix: str) -> Span:
@@ -121,12 +120,12 @@ def entry_in(response: pb.RangeResponse) -> Entry | None:
 
 
 def watch_requests(keys: Iterable[str | Span], *, start_revision: int) -> list[Fields]:
-    """Return the requests for watches that are opened together; the sender numbers them."""
+    """Return the requests for watches; the sender numbers them."""
     return [range_of(key, start_revision=start_revision, progress_notify=True) for key in keys]
 
 
 def events_of(result: pb.WatchResponse, hidden: str) -> list[list[Event]]:
-    """Return the changes in one message of a watch, one list per revision; etcd never splits a revision."""
+    """Return the changes in a watch's message, by revision; etcd never splits a revision."""
     batches: list[list[Event]] = []
     for change in result.events:
         event = _event(change)
@@ -151,12 +150,12 @@ def _event(change: pb.Event) -> Event:
 
 
 def look_at(condition: Condition) -> Fields:
-    """Return the read that decides a condition; with the value only if needed."""
+    """Return the read that decides a condition."""
     return range_of(condition.key, keys_only=condition.target not in (Target.VALUE, Target.VALUE_IF_ANY))
 
 
 def compare(condition: Condition) -> Fields:
-    """Return a condition in etcd's format, which has none for a value that may be missing."""
+    """Return a condition, other than `VALUE_IF_ANY`, in etcd's format."""
     expected, fields = condition.expected, {"key": condition.key.encode(), "result": "EQUAL"}
     match condition.target:
         case Target.EXISTS:  # greater than the zero of a missing key
@@ -172,7 +171,7 @@ def compare(condition: Condition) -> Fields:
 
 
 def broken(conditions: Sequence[Condition]) -> ConditionFailed:
-    """Return the error for conditions one of which does not hold."""
+    """Return the error if one of these conditions does not hold."""
     return ConditionFailed(" or ".join(condition.broken for condition in conditions[:4]))
 
 
@@ -195,7 +194,7 @@ class FailureKind(Enum):
 
 
 class Failure(Exception):
-    """A failed attempt, which may be repeated; `trouble` says if it may have been carried out, or why not."""
+    """A failed attempt, which may be repeated; `trouble` says if it may have been carried out."""
 
     def __init__(self, reason: str, trouble: FailureKind, *, silent: bool = False) -> None:
         super().__init__(reason)
@@ -220,7 +219,7 @@ _NO_SPACE = (
 _TELLING: Final[tuple[tuple[str, FailureKind | tuple[type[StoreError], str]], ...]] = (
     ("invalid auth token", FailureKind.TOKEN),
     ("revision of auth store is old", FailureKind.TOKEN),
-    ("revision in header is old", FailureKind.TOKEN),  # the same of a JWT, since users or roles have changed
+    ("revision in header is old", FailureKind.TOKEN),  # a JWT from before a change of users or roles
     ("user name is empty", FailureKind.TOKEN),  # no login before
     ("authentication is not enabled", FailureKind.NO_AUTHENTICATION),
     ("lease already exists", FailureKind.LEASE_EXISTS),
@@ -245,7 +244,7 @@ INVALID, DENIED, UNAUTHENTICATED = 3, 7, 16
 
 
 def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
-    """Return the meaning of a refusal: an error for the caller, or a kind that the client handles itself."""
+    """Return a refusal as an error, or as a kind that the client handles itself."""
     words = message.lower()
     meaning = next((meaning for telling, meaning in _TELLING if telling in words), None)
     if meaning is None and code == DENIED:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Identity:
-    """The cluster that one client knows: its id, or None, the last member, and the latest revision."""
+    """The cluster that a client knows: its id, the last member, and the latest revision."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -22,8 +22,8 @@ class Identity:
     def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
         """Note a member's answer; raise `StoreReplaced` if it is of another cluster.
 
-        A cluster whose data was deleted keeps its id, which is made from its addresses. But its revisions begin anew:
-        an answer through the consensus is never older than the revision known before the request, `floor`.
+        A cluster whose data was deleted keeps its id, which is made from its addresses, but its revisions begin anew.
+        An answer through the consensus is otherwise never older than `floor`, the revision known before the request.
         """
         cluster_id, revision = f"{header.cluster_id:x}", header.revision
         reason = ""

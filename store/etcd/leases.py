@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 TTL_MAX = 9_000_000_000.0  # seconds that etcd grants
 
-NOTES = "notes/"  # the prefix of notes, below this client's own
+NOTES = "notes/"  # the prefix of notes
 
 
 async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, hidden: str) -> Granted:
@@ -29,9 +29,9 @@ async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, h
     reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="KeepAlive")
     if reply.TTL <= 0:
         raise _no_lease(lease)
-    if request.note:  # etcd has no note in a keep-alive; writing it twice is harmless
+    if request.note:  # etcd's keep-alive has no note
         put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": request.note, "lease": lease}}
-        with contextlib.suppress(StoreError):  # the lease is renewed, even if etcd is full; the next note replaces it
+        with contextlib.suppress(StoreError):  # etcd may be full, but the lease is renewed
             await members.ask("KV/Txn", {"success": [put]}, deadline=deadline, what="writing")
     return Granted(lease=lease, ttl=float(reply.TTL))
 
@@ -58,7 +58,7 @@ async def revoke(members: Members, lease: int, deadline: float) -> Done:
 
 
 async def notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
-    """Return the notes of the leases of all keys under a prefix, without their age, which etcd does not tell."""
+    """Return the notes of leases with keys under a prefix, without age."""
     begin = f"{reads.hidden}{NOTES}"
     found = await members.ask("KV/Range", range_of(span_of(begin)), deadline=deadline, what="Range")
     by_lease = {kv.lease: kv.value for kv in found.kvs}
@@ -70,9 +70,9 @@ async def notes(members: Members, reads: Reads, request: ListNotes, deadline: fl
 
 
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
-    """Grant a lease, or one of this `id` that may exist; return its TTL: whole seconds, at least etcd's minimum."""
+    """Grant a lease; one of this `id` may exist. The TTL is whole seconds, at least etcd's minimum."""
     check_ttls(ttl=ttl)
-    lease = id or new_id()  # chosen here, so that a repeated request grants no second one
+    lease = id or new_id()  # so that a repeated request grants no second one
     asked = {"ID": lease, "TTL": math.ceil(ttl)}
     while True:
         try:
@@ -80,7 +80,7 @@ async def grant(members: Members, ttl: float, deadline: float, *, id: int | None
         except Failure as failure:
             if failure.trouble is not FailureKind.LEASE_EXISTS:
                 raise
-            # An earlier attempt granted it, or several clients share it: renew its TTL now.
+            # By an earlier attempt, or another client: renew its TTL now.
             reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="Grant")
         if reply.TTL > 0:
             return Granted(lease=lease, ttl=float(reply.TTL))
@@ -92,7 +92,7 @@ def new_id() -> int:
 
 
 def check(lease: int | None) -> None:
-    """Refuse an id that etcd's leases cannot have; 0 would mean none. Our own protocol carries up to 64 bits."""
+    """Refuse an id that etcd's leases cannot have; 0 would mean none."""
     if lease is not None and lease.bit_length() > 64:
         raise StoreUsageError(f"{shown(lease)} is no id of a lease")
     if lease is not None and not 0 < lease < 2**63:
@@ -100,7 +100,7 @@ def check(lease: int | None) -> None:
 
 
 def check_ttls(**ttls: float | None) -> None:
-    """Refuse times to live that are not positive, or that etcd cannot hold or does not support."""
+    """Refuse TTLs that are not positive, or too long for etcd."""
     for name, ttl in ttls.items():
         if ttl is not None and not ttl > 0:
             raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")

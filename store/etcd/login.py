@@ -1,4 +1,4 @@
-"""Shell: the login of an etcd client: its user, its password, and the token, which etcd may forget at any time."""
+"""Shell: the login of an etcd client, and its token, which etcd may forget at any time."""
 
 from __future__ import annotations
 
@@ -61,10 +61,7 @@ class Login:
         return self._password() if callable(self._password) else self._password
 
     def refused(self, failure: Failure, token: str | None, tokens: int) -> None:
-        """Forget the shown token if a request was rejected for it: the next request logs in again.
-
-        `AuthenticationError`: this request was rejected for so many `tokens` that another would not help.
-        """
+        """Forget a rejected token: the next request logs in again. `AuthenticationError` after too many `tokens`."""
         if failure.trouble is not FailureKind.TOKEN:
             return
         if self._user is None:

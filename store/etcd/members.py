@@ -1,11 +1,11 @@
 """Shell: one client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** Each attempt has a time limit. A failed one moves this client and its watches to another member, chosen at
-random among those without failures, and used once it has answered a read through the consensus. Slowly, the client
-chooses anew among all members, so that restarts one by one do not leave all clients at one of them.
+**Members.** A failed attempt moves this client and its watches to another member, chosen at random among those without
+failures, and used once it has answered a read through the consensus. Now and then the client chooses anew, so that
+restarts one by one do not leave all clients at one member.
 
-**Without a leader** every member refuses. Then one attempt at a time is made for all callers, with growing pauses: a
-cluster that elects a leader needs a low load.
+**Without a leader** every member refuses. Then one attempt at a time is made for all callers, with growing pauses, to
+keep the load low.
 
 **Doubt.** A failure says whether the request may have been carried out. The caller decides.
 """
@@ -45,25 +45,25 @@ T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member; each further one has twice ...
-ATTEMPT_MOST = 8.0  # ... the time, up to this: etcd itself gives up after 7
+ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member; each further one takes twice ...
+ATTEMPT_MOST = 8.0  # ... as long, up to this: etcd gives up after 7
 ATTEMPT_ALONE = 2.0  # seconds for the first attempt with a single member
 ATTEMPT_LEAST = 0.05  # seconds; less is no attempt
 IDLE = 5.0  # seconds of silence before a probe of the member, while watches are open
 BALANCE_AFTER = 300.0  # seconds before another choice of a member; times 0.5 to 1.5
-AT_ONCE = 64  # requests under way without renewals: etcd may allow as few as 100 streams for one connection
-RENEWING_AT_ONCE = 16  # renewals of leases under way, which do not queue with the others
+AT_ONCE = 64  # requests besides renewals: etcd may allow only 100 streams for a connection
+RENEWING_AT_ONCE = 16  # renewals of leases, which do not queue with the others
 
 
 class RetryState:
-    """True if some attempt at a request may have been carried out without an answer."""
+    """Whether some attempt at a request may have been carried out without an answer."""
 
     def __init__(self) -> None:
         self.any: bool = False
 
 
 class Members:
-    """The members of a cluster, with options of `Client`; `probe` is a permitted read through the consensus."""
+    """The members of a cluster; `probe` is a permitted read through the consensus."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Members:
         self.failed: bool = False
         self._current: Connection | None = None
         self._probes_refused = 0  # consecutively, for their tokens
-        self._lasting: StoreError | None = None  # why a member failed permanently, while none has ever answered
+        self._lasting: StoreError | None = None  # a permanent failure, while none has answered
         self._connecting = asyncio.Lock()  # one attempt at a time, for all callers
         self._room = asyncio.Semaphore(AT_ONCE)
         self._room_for_renewals = asyncio.Semaphore(RENEWING_AT_ONCE)
@@ -121,7 +121,7 @@ class Members:
 
     @property
     def connected(self) -> bool:
-        """True if some member has answered since its last failure, or is untried."""
+        """True if a member has answered since its last failure, or is untried."""
         return not self.choice.all_fail
 
     def _tell(self, connected: bool) -> None:
@@ -154,12 +154,12 @@ class Members:
     ) -> Any:
         """Ask until a member answers, or until `deadline` on the loop's clock; errors name the request by `what`.
 
-        A function for `fields` is called before each attempt. `doubt` is set if a failed attempt may have been carried
-        out. Raise `Failure` with `COMPACTED` or `LEASE_EXISTS`, for the caller to judge, or a `StoreError`.
+        `fields` may be a function, called before each attempt. `doubt` is set if a failed attempt may have been carried
+        out. Raise `Failure` with `COMPACTED` or `LEASE_EXISTS`, or a `StoreError`.
         """
         renews = method == "Lease/LeaseKeepAlive"
         room = self._room_for_renewals if renews else self._room
-        # The remaining time of a lease must allow for two attempts at least.
+        # A lease's remaining time must allow for two attempts.
         share = 0.5 if renews else 1.0
 
         async def attempt(connection: Connection, token: str | None, limit: float) -> Any:
@@ -172,7 +172,7 @@ class Members:
                 raise Failure("the requests before it are not answered", FailureKind.UNDONE, silent=True)
             try:
                 reply = await self._send(connection, method, asked, token, min(limit, deadline - self._time()))
-            except asyncio.CancelledError:  # it may have been sent, and the client may have failed
+            except asyncio.CancelledError:  # it may have been sent
                 if doubt is not None:
                     doubt.any = True
                 raise
@@ -210,7 +210,7 @@ class Members:
         return await self._attempts(attempt, deadline, what, None)
 
     async def stream_failed(self, subscription: Subscription, failure: Failure) -> None:
-        """Pause after the end of a stream, so that streams that always end cause little load; the next is elsewhere."""
+        """Pause after the end of a stream, so that streams that always end cause little load."""
         self.login.refused(failure, subscription.stream.token, 1)
         if self._current is not None and self._current.carries(subscription):
             await self.moved_on(self._current, failure)
@@ -246,7 +246,7 @@ class Members:
                 self.login.refused(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
-                # A member that answers others is busy, not dead: leave it for another only if it fails again.
+                # A member that answers others is busy: leave it only if it fails again.
                 patient = failures == 1 or self.choice.alone
                 if not (failure.silent and patient and connection.heard_at > asked_at):
                     await self.moved_on(connection, failure)
@@ -270,7 +270,7 @@ class Members:
             await anyio.sleep(seconds)
 
     def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
-        """Return the error for a caller whose time is over: `ConnectionLost` if one of its attempts has failed."""
+        """Return the error for a late caller: `ConnectionLost` if one of its attempts has failed."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
         asked = f"{what} at {self.name} was not answered" if self.identity.cluster_id else f"no store at {self.name}"
@@ -283,7 +283,7 @@ class Members:
     async def _connection(
         self, deadline: float, share: float, what: str, doubt: RetryState | None, told: str = ""
     ) -> Connection:
-        """Return the connection in use, or a new one; `StoreError`: none could be made in time, or ever."""
+        """Return the current connection, or a new one; `StoreError` if none can be made."""
         current = self._current
         if current is not None:
             return current
@@ -311,7 +311,7 @@ class Members:
         try:
             await self._probe(connection, min(self._attempt_limit(self.choice.misses), most))
         except BaseException as error:
-            with anyio.CancelScope(shield=True):  # it closes at once, without requests under way
+            with anyio.CancelScope(shield=True):
                 await connection.close(Failure("it was given up", FailureKind.UNDONE))
             if not isinstance(error, Failure):
                 raise
@@ -327,7 +327,7 @@ class Members:
         self._balance_at = math.inf if self.choice.alone else self._time() + self.choice.jitter(BALANCE_AFTER)
 
     async def _probe(self, connection: Connection, limit: float) -> None:
-        """Check that a member is alive and has a leader, or `Failure`; and of the cluster, or `StoreReplaced`."""
+        """Check that a member has a leader, or `Failure`; and is of the cluster, or `StoreReplaced`."""
         floor = self.identity.revision
         token = await self.login.token(connection, limit)
         try:
@@ -340,7 +340,7 @@ class Members:
         self._met(reply.header, floor=floor)
 
     async def _find_out(self, place: int, failure: Failure) -> None:
-        """Raise the permanent problem of a member, once all were asked and none has ever answered."""
+        """Raise a member's permanent problem, once all were asked and none has ever answered."""
         host, port = self._cluster.hosts[place]
         found = await diagnose(host, port, self._tls, name=self.name)
         if isinstance(found, Failure):
@@ -361,8 +361,8 @@ class Members:
         self.choice.missed(place, failure, self._time())
 
     async def moved_on(self, connection: Connection, failure: Failure) -> None:
-        """Handle the failure of a connection; the next request makes another one, unless there is one already."""
-        if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # its streams are opened again with a new token
+        """Handle the failure of a connection; the next request makes another."""
+        if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # its streams are opened again
             return
         if self._current is connection:
             self._missed(connection.place, failure)
@@ -371,7 +371,7 @@ class Members:
             self.choice.note(connection.place, failure)
 
     async def _leave(self, reason: Failure) -> None:
-        """Close once requests under way are answered; the next request makes another connection."""
+        """Close once pending requests are answered; the next request makes another connection."""
         connection, self._current = self._current, None
         self._balance_at = math.inf
         if connection is not None:
@@ -396,7 +396,7 @@ class Members:
                     await self._probe(connection, self._attempt_limit(0))
                 except Failure as failure:
                     await self.moved_on(connection, failure)
-                except StoreError as error:  # `StoreReplaced` has been reported; others are reported to the next caller
+                except StoreError as error:  # the next caller gets it
                     log.debug("etcd at %s: %s", self.name, error)
                     connection.heard_at = self._time()
 

@@ -32,7 +32,7 @@ class Reads:
     async def read(
         self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
     ) -> tuple[Ranges, int]:
-        """Return the content of several ranges at one revision, by default the present one, if the guard holds."""
+        """Return the content of ranges at one revision, by default the present one, if the guard holds."""
         if revision:
             guard, asked = (), [{**each, "revision": revision} for each in asked]
         if not guard and len(asked) == 1:
@@ -46,7 +46,7 @@ class Reads:
         return ranges[len(guard) :], reply.header.revision
 
     async def read_many(self, guard: Sequence[Condition], asked: Asked, deadline: float) -> tuple[Ranges, int]:
-        """As `read`, of more ranges than one request takes: all at the revision of the first."""
+        """Do the same as `read`, for any number of ranges."""
         while True:
             ranges, revision = await self.read(guard, asked[:GETS_MOST], deadline)
             try:
@@ -81,7 +81,7 @@ class Reads:
     async def pages(
         self, prefix: str, guard: tuple[Condition, ...], deadline: float, *, keys_only: bool = False
     ) -> AsyncIterator[tuple[Entries, int]]:
-        """Yield all entries under a prefix, sorted, in pieces of one revision, each with that revision."""
+        """Yield all entries under a prefix, sorted, at one revision, in pieces with that revision."""
         revision = 0
         for first, last in spans(prefix, self.hidden):
             after: bytes | None = first

@@ -1,8 +1,8 @@
 """Shell: the receipts of one client, on which its writes depend: see `transactions`.
 
 They are keys of this client, each for one write at a time, on a lease of their own, so that none outlives the client. A
-write to a lease that it has granted itself has its receipt on that lease. The receipt then lapses only with the whole
-write, and a late copy is refused, since its lease is gone. A client with only such writes needs no further lease.
+write to a lease that it has granted itself has its receipt on that lease: the receipt then lapses only with the whole
+write, and a late copy is refused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from store.etcd.transactions import Receipt
 if TYPE_CHECKING:
     from store.etcd.members import Members
 
-RECEIPTS_TTL: Final = 60.0  # seconds; the outcome of a write without an answer for so long cannot be known
-RECEIPTS_LEAST: Final = 40.0  # seconds; with less left, a new lease is granted: more than the default timeout of a call
+RECEIPTS_TTL: Final = 60.0  # seconds; later the outcome of a write without an answer is unknown
+RECEIPTS_LEAST: Final = 40.0  # seconds; with less left a new lease is granted; more than the default timeout
 HANG_UP_WITHIN: Final = 1.0  # seconds for deleting receipts; else their lease lapses
 
 
@@ -52,7 +52,7 @@ class Receipts:
         async with self._taking:
             now = anyio.current_time()
             if self.lease is None or now > self._good_until:
-                self._forget(self.lease)  # it lapses by itself, after its users are done
+                self._forget(self.lease)  # it lapses
                 granted = await grant(self._members, RECEIPTS_TTL, deadline)
                 self.lease = granted.lease
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST

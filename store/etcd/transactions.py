@@ -6,14 +6,13 @@ on its last known revision: a second copy finds the receipt changed, and does no
     if the receipt is as I know it, and what the write rests on holds:  write the receipt, and do what was asked
     else:                                                               read the receipt, and what tells why
 
-A transaction of etcd has one list of conditions, and no "or". So a write is first sent for the expected case: all its
-conditions hold; values that may be missing, and keys to be created, exist. Otherwise etcd changes nothing, and its
-answer has all keys that matter, as of one moment. Then `decided` says what to do: answer if nothing is to be written,
-else send again, dependent on these keys.
+etcd's conditions have no "or". So a write is first sent for the expected case: all its conditions hold; values that may
+be missing, and keys to be created, exist. Otherwise etcd changes nothing, and its answer has all keys that matter. Then
+`decided` says what to do: answer if nothing is to be written, else send again, dependent on these keys.
 
-After a lost answer, a *fence* is sent: it only writes the receipt, so that later copies of the write do nothing. If the
-fence finds the receipt changed, the write was done, at the receipt's revision. Its answer is computed from the store as
-of just before (`recovery`).
+After a lost answer, a *fence* only writes the receipt, so that later copies of the write do nothing. If the fence finds
+the receipt changed, the write was done, at the receipt's revision, and its answer is computed from the store as of just
+before (`recovery`).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ Operations: TypeAlias = "tuple[Operation | DeletePrefix, ...]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """A key of this client, for one write at a time, with its last known write (0: never) and its lease."""
+    """A key of this client, with its last known revision (0: never written) and its lease."""
 
     key: str
     revision: int
@@ -73,7 +72,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A write in its normal form: if `when` holds `then`, else `otherwise`; all of it only if `guard` holds."""
+    """A write in its normal form: if `when` holds `then`, else `otherwise`; and only if `guard` holds."""
 
     guard: tuple[Condition, ...] = ()
     when: tuple[Condition, ...] = ()
@@ -86,7 +85,7 @@ class Write:
         return _surely_writes(self.then) and not any(isinstance(each, Add | Append) for each in self.then)
 
     def looks(self) -> dict[str, Fields]:
-        """Return the reads that decide what to do, and answer if nothing is written."""
+        """Return the reads that decide the write, or answer it."""
         looks: dict[str, Fields] = {}
         for condition in (*self.guard, *self.when):
             look = look_at(condition)
@@ -102,8 +101,8 @@ class Write:
 class Plan:
     """The operations to do, in etcd's own kinds, and their conditions (`rests_on`).
 
-    `succeeded`: its conditions hold. `sums` are the results of adding and appending, by the place of their put.
-    `assumed` are leases that must exist, since existing keys are on them.
+    `succeeded`: the write's conditions hold. `sums` are the results of adding and appending, by the place of their put.
+    `assumed` are the leases of existing keys.
     """
 
     operations: Operations
@@ -129,7 +128,7 @@ class Plan:
 
 
 def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
-    """Return a write in its normal form; `StoreUsageError`: it makes no sense; `LimitExceeded`: it is too large."""
+    """Return a write in its normal form, or raise `StoreUsageError` or `LimitExceeded`."""
     match request:
         case Transact(when=when, then=then, otherwise=otherwise):
             if max(map(len, (when, then, otherwise))) > OPERATIONS_MAX:
@@ -154,7 +153,7 @@ def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
 
 
 def _check(operations: Sequence[Operation]) -> None:
-    """Check operations like the embedded store, with its messages, before anything is sent."""
+    """Check operations like the embedded store, with its messages."""
     written = set()
     for operation in operations:
         if isinstance(operation, Get):
@@ -179,7 +178,7 @@ def _revision_is(key: str, revision: int) -> Condition:
 
 
 def decided(write: Write, known: Known | None) -> Plan:
-    """Return the plan of a write by its looks' result; without, for the expected case; or raise `ConditionFailed`."""
+    """Return the plan of a write, for the expected case or by its looks' result; or `ConditionFailed`."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise broken(write.guard)
     rests_on = [_settled(condition, known) for condition in write.guard]
@@ -193,7 +192,7 @@ def decided(write: Write, known: Known | None) -> Plan:
 
 
 def _settled(condition: Condition, known: Known | None) -> Condition:
-    """Replace `VALUE_IF_ANY`, which etcd lacks: by the key's absence if `known`, else by a condition on its value."""
+    """Replace `VALUE_IF_ANY`, which etcd lacks, by the key's `known` absence or else its value."""
     if condition.target is not Target.VALUE_IF_ANY:
         return condition
     if known is not None and known[condition.key] is None:
@@ -240,7 +239,7 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
 
 
 def transaction(plan: Plan, receipt: Receipt | None, looks: Iterable[Fields], *, hidden: str) -> Fields:
-    """Return a plan as a transaction; without a receipt, a repetition may do it twice."""
+    """Return a plan as a transaction; without a receipt, a repetition may repeat the write."""
     body: Fields = {
         "compare": list(map(compare, plan.rests_on)),
         "success": [request for operation in plan.operations for request in _requests(operation, hidden)],
@@ -264,7 +263,7 @@ def _receipted(body: Fields, receipt: Receipt, says: bytes) -> Fields:
 
 
 def _reads(looks: Iterable[Fields]) -> list[Fields]:
-    """Return reads within a transaction; none, if they are too many: then they are separate."""
+    """Return reads for a transaction; none, if they are too many."""
     reads = [{"request_range": look} for look in looks]
     return reads if len(reads) <= OPERATIONS_MAX else []
 
@@ -284,7 +283,7 @@ def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
 
 
 def outcome(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hidden: str) -> TransactionResult:
-    """Return the result of a plan that was carried out: `responses` are those to its operations."""
+    """Return the result of a plan, by the `responses` to its operations."""
     raw = iter(responses)
     results: list[Any] = []
     for place, operation in enumerate(plan.operations):
@@ -294,21 +293,21 @@ def outcome(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hi
                 results.append(entry_in(each[0].response_range))
             case Put():
                 results.append(plan.sums.get(place, revision))
-            case _:  # the deleted keys; or, after a lost answer, those that were there
+            case _:  # the deleted keys, in a `recovery` the earlier ones
                 count = sum(it.response_delete_range.deleted + it.response_range.count for it in each)
                 results.append(count > 0 if isinstance(operation, Delete) else count)
     return TransactionResult(plan.succeeded, tuple(results), revision)
 
 
 def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
-    """Return the reads whose answers replace those to a plan that was carried out at this revision."""
+    """Return the reads that replace the lost answers to a plan that was done at this revision."""
     reads = []
     written = set()
     for operation in plan.operations:
         at = revision - 1  # it deleted keys of just before. It read keys of just before, too, or its own.
         if isinstance(operation, Put):
             written.add(operation.key)
-            at = 0  # it is not needed, and must not fail: history may be gone
+            at = 0  # not needed, and history may be gone
         elif isinstance(operation, Get) and operation.key in written:
             at = revision
         for request in _requests(operation, hidden):
@@ -319,7 +318,7 @@ def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
 
 
 def answer(request: Request[Any], done: TransactionResult) -> Response:
-    """Return the response to a request, by its result as a transaction."""
+    """Return the response to a request by its result."""
     results: tuple[Any, ...] = done.results
     revision = done.revision
     match request:

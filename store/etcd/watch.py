@@ -1,10 +1,9 @@
 """Shell: watches on an etcd cluster.
 
-A watch is a stream that its own reader reads, so that a slow reader slows only its own stream. When the stream ends, it
-is opened again from the next revision, and nothing is missed.
+When a watch's stream ends, it is opened again from the next revision.
 
-Compaction overtakes a watch without events, though no event of it is lost. So the number of its keys is kept: if none
-was written since, and there are as many as before, none was deleted, either, and the watch goes on from now.
+Compaction overtakes a watch without events. So the number of its keys is kept: if none was written since, and there are
+as many as before, no event is lost, and the watch goes on from now.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Watch(interface.Watch):
         self.ready: deque[list[Event]] = deque()
         self._reset: Event | None = None  # the first event after it is open again
         self._closed = False
-        self._population: int | None = None  # the present keys, by the events so far; None: unknown
+        self._population: int | None = None  # the number of keys, if known
 
     async def __aenter__(self) -> Self:
         deadline = anyio.current_time() + self._timeout
@@ -78,7 +77,7 @@ class Watch(interface.Watch):
             await self._while_usable(self._more)
 
     async def _more(self) -> None:
-        """Wait for the next message; open it again if it has ended, or was silent for long."""
+        """Wait for the next message; open the watch again if it has ended, or was silent for long."""
         if self._stream is None:
             await self._open(math.inf)
             return
@@ -99,14 +98,14 @@ class Watch(interface.Watch):
                 if self._population is not None:
                     self._population += sum(map(_growth, batch))
             if not message.events and not message.created:
-                # etcd's progress message: up to here, every event was sent.
+                # etcd's progress message
                 self._cursor.nothing_before(message.header.revision)
 
     async def _open(self, deadline: float, *, first: bool = False) -> None:
         while self._stream is None:
             request, reset = self._cursor.opening()
             messages.checked(request)
-            # kept until it is delivered: this attempt may fail, and the next has none
+            # kept until delivered: this attempt may fail
             self._reset = reset or self._reset
             try:
                 await self._open_at(request, deadline, first=first)
@@ -147,7 +146,7 @@ class Watch(interface.Watch):
             self.ready.append(batch)
 
     async def _compacted(self, deadline: float) -> None:
-        """After lost history, go on if it had no events; else with a reset and a new snapshot, or end."""
+        """Go on if no event was lost; else with a reset and a new snapshot, or end."""
         if await self._unchanged(deadline):
             return
         if not self._cursor.compacted():

@@ -1,11 +1,10 @@
 """Shell: a write to an etcd cluster: repeated until it is answered, and done once.
 
-`transactions` builds the requests and reads the answers. If the receipt's lease lapses before an answer, the outcome
-cannot be known, and the caller gets that error.
+`transactions` builds the requests and reads the answers. If the receipt's lease lapses before an answer, the outcome is
+unknown, and the caller gets that error.
 
-**Leases of a transaction** are granted just before it, except those on which it only creates a key. That key usually
-exists, and with it the lease, for all but the first callers. If not, etcd does nothing, and says that a lease is
-missing.
+**Leases of a transaction** are granted just before it, except those on which it only creates a key: usually the key
+exists, and with it the lease. If not, etcd does nothing, and says that a lease is missing.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class Writing:
-    """One write on condition of `guard`, with a receipt; `doubt` records if it may have been done without an answer."""
+    """One write on condition of `guard`; `doubt` records if it may have been done without an answer."""
 
     def __init__(
         self,
@@ -62,11 +61,11 @@ class Writing:
         self._known: Known | None = None  # their result ...
         self._revision = 0  # ... at this revision
         self._must_look = not self._write.sendable
-        self._receipt: Receipt | None = None  # set while a request that depends on it may be under way
+        self._receipt: Receipt | None = None  # set while a request may depend on it
         self._renewed = False
 
     def _on_leases(self, operations: Operations) -> Operations:
-        """Put each key with a TTL on a lease of its own, of which only the id exists yet."""
+        """Put each key with a TTL on a lease of its own, to be granted later."""
         placed: list[Any] = list(operations)
         for place, operation in enumerate(operations):
             if isinstance(operation, Put) and operation.ttl is not None:
@@ -87,7 +86,7 @@ class Writing:
         return answer(self._request, result)
 
     async def _decided_and_sent(self) -> tuple[Plan, TransactionResult]:
-        """Decide what to do, and send it; repeat if the keys change meanwhile."""
+        """Decide what to do, and send it; repeat if the keys change."""
         while True:
             if self._must_look and self._known is None:
                 ranges, self._revision = await self._reads.read_many((), list(self._looks.values()), self._deadline)
@@ -106,7 +105,7 @@ class Writing:
                 return plan, result
 
     async def _sent(self, plan: Plan) -> TransactionResult | None:
-        """Send a plan until it is answered; return None if it was not carried out, and must be decided anew."""
+        """Send a plan until it is answered; return None if it must be decided anew."""
         receipt = self._receipt = self._receipt or await self._receipts.take(self._deadline, on=self._own_lease)
         doubt, looks, fenced = self._doubt, self._looks.values(), False
 
@@ -125,12 +124,12 @@ class Writing:
             return await self._deleted_without_receipt(plan)
         except LeaseNotFound:
             if await self._grant(needed):
-                return None  # with the same receipt: an earlier copy may be under way
+                return None  # keeps the receipt: an earlier copy may be under way
             if doubt.any:
                 raise self._nobody_knows() from None
             if self._renewed or receipt.lease != self._receipts.lease:
                 raise
-            self._renewed = True  # perhaps the receipts' lease has lapsed
+            self._renewed = True
             self._lapsed(receipt)
             return None
         if reply.succeeded:
@@ -156,7 +155,7 @@ class Writing:
         return await self._members.ask(method, fields, deadline=self._deadline, what="writing", doubt=self._doubt)
 
     def _learn(self, responses: Sequence[pb.ResponseOp], revision: int) -> None:
-        """Note the results of looks in the write's transaction; too many are separate."""
+        """Note the results of looks in the write's transaction."""
         self._must_look = len(responses) < len(self._looks)
         if self._must_look:
             self._known = None
@@ -175,15 +174,15 @@ class Writing:
     async def _recovered(self, plan: Plan, revision: int) -> TransactionResult:
         try:
             reply = await self._asked("KV/Txn", recovery(plan, revision, hidden=self._hidden))
-        except Failure:  # compacted meanwhile: the write is known, and its result is not
+        except Failure:  # compacted: the write was done, but its result is unknown
             raise self._nobody_knows() from None
         return outcome(plan, reply.responses, revision, hidden=self._hidden)
 
     async def _deleted_without_receipt(self, plan: Plan) -> TransactionResult | None:
         """Delete without a receipt in a full cluster; once, since twice might delete more.
 
-        Until 3.4.20 and 3.5.7 a full etcd refused all transactions, even deletes, and took a plain deletion
-        (etcd-io/etcd#13429). So a mere deletion is sent as one.
+        Until 3.4.20 and 3.5.7 a full etcd refused transactions that delete, and took a plain deletion
+        (etcd-io/etcd#13429).
         """
         body = transaction(plan, None, self._looks.values(), hidden=self._hidden)
         plain = body["success"][0].get("request_delete_range") if len(body["success"]) == 1 else None
@@ -209,11 +208,11 @@ class Writing:
         to_grant = [lease for lease in needed if lease in self._to_grant]
         for lease in to_grant:
             await leases.grant(self._members, self._to_grant[lease], self._deadline, id=lease)
-            del self._to_grant[lease]  # others may put keys on it from now on: if it is not needed after all, it lapses
+            del self._to_grant[lease]  # others may use it now, so it is not revoked
         return bool(to_grant)
 
     async def _revoke(self, unused: Iterable[int]) -> None:
-        """Revoke leases granted for a put that was not made; the others lapse."""
+        """Revoke leases of puts that were not made; the others lapse."""
         with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
             for lease in unused:
                 with contextlib.suppress(StoreError, Failure):

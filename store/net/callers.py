@@ -1,4 +1,4 @@
-"""Shell: rejects callers that would wait for ever, with one sentence that names the cause.
+"""Shell: rejects callers that would wait for ever.
 
 If the event loop of a blocking caller's thread serves the store, no answer can come.
 """
@@ -32,7 +32,7 @@ def serves_no_more(port: int) -> None:
 
 
 def check_blocking_caller(host: str, port: int) -> None:
-    """Reject a blocking call in the thread whose loop serves the store: it would wait for ever."""
+    """Reject a blocking call in the thread whose loop serves the store."""
     served = _served.get(port)
     if served is None or host not in {*LOOPBACK, served[0]}:
         return

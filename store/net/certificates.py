@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class ClientContext(ssl.SSLContext):
-    """A context that remembers its certificate chain and key as PEM (`shown`), for gRPC, which does TLS by itself."""
+    """A context that remembers its certificate chain and key as PEM (`shown`), for gRPC."""
 
     shown: tuple[bytes, bytes] | None = None
 
     def load_cert_chain(  # type: ignore[override]  # without the key's password: see below
         self, certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str] | None = None
     ) -> None:
-        """Load a certificate; its key must not be encrypted, since no password can be asked for."""
+        """Load a certificate with an unencrypted key: no password can be asked for."""
         super().load_cert_chain(certfile, keyfile)
         self.shown = Path(certfile).read_bytes(), Path(keyfile or certfile).read_bytes()
 

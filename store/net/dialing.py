@@ -58,7 +58,7 @@ class TcpDial:
         try:
             # No await between the two, or the socket may leak.
             sock = await connected_socket(self.addresses)
-            prepare(sock)  # not by uvloop's socket object, which takes three times as long
+            prepare(sock)  # uvloop's socket object takes three times as long
             return await loop.create_connection(
                 protocol_factory, sock=sock, ssl=context, server_hostname=self.addresses.host if context else None
             )
@@ -70,7 +70,7 @@ class TcpDial:
 
 
 class HungUp(ConnectionResetError):
-    """The server closed a connection before its first word; the text names the likely cause."""
+    """The server closed a connection before its first word."""
 
 
 IN_THE_HANDSHAKE = (
@@ -84,7 +84,7 @@ WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, wri
 
 
 def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
-    """Return the error for a connection closed before the first word of a server, `met` before or not."""
+    """Return the error for a connection closed before the server's first word; `met`: it has answered before."""
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
@@ -96,7 +96,7 @@ def untrusted(name: str, error: ssl.SSLCertVerificationError) -> AuthenticationE
 
 
 class RefusedByStore(ConnectionRefusedError):
-    """The server at the store's address rejected the client and said why: it is full, or another store."""
+    """The server rejected the client and said why: it is full, or another store."""
 
 
 NOBODY_LISTENS = "nobody listens there"
@@ -139,8 +139,8 @@ def describe(error: BaseException) -> str:
 
 
 def lack_of(error: BaseException) -> str:
-    """Return which limit of this process an error comes from, and its remedy; empty for other errors."""
-    if isinstance(error, socket.gaierror):  # a resolver that can open no file does not know any name
+    """Return the exhausted limit of this process, and its remedy; "" for other errors."""
+    if isinstance(error, socket.gaierror):  # a resolver may fail to open a file
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as lack:

@@ -1,9 +1,8 @@
 """Shell: connecting to a host with several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
 
 Attempts start a quarter of a second apart, or at once after a failure, and the first that connects wins. The families
-alternate, so a dead network costs one pause. The address that worked last comes first; those that gave no answer come
-last. asyncio's own race leaks the winning socket if it is cancelled at the wrong moment; uvloop and blocking callers
-have none.
+alternate, so a dead network costs one pause. The address that worked last comes first; silent ones come last. asyncio's
+own race may leak the winning socket if cancelled; uvloop and blocking callers have none.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-STAGGER = 0.25  # seconds between two addresses, as RFC 8305 recommends
+STAGGER = 0.25  # seconds between attempts, as RFC 8305 recommends
 
-CHECK_EVERY = 0.5  # seconds between two calls of `check`
+CHECK_EVERY = 0.5  # seconds between calls of `check`
 LOOKED_UP_WITHIN = 1.0  # seconds; then the last known addresses are used
 HOLDS_FOR = 3.0  # seconds; longer than the longest pause between attempts
 TOLD_MOST = 4  # addresses of a name in one message
-UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # the last on systems short of memory
-WORKED, SILENT = -1, 1  # of the address that worked last, and of those that failed since
-SMALL_SEGMENT = 1024  # bytes; with headers such a packet passes all IPv6 networks and most tunnels
+UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # the last if memory is short
+WORKED, SILENT = -1, 1  # ranks of the address that worked last, and of those that failed since
+SMALL_SEGMENT = 1024  # bytes; such packets pass all IPv6 networks and most tunnels
 
 Resolved = tuple[int, int, int, str, Any]
 """Family, kind, protocol, canonical name and address, as `socket.getaddrinfo` returns them."""
 
 
 class Addresses:
-    """The addresses of one host (or its `literal` IP address), for all connections to it, from several threads."""
+    """The addresses of one host (or its `literal` IP address); safe to use from several threads."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
@@ -63,7 +62,7 @@ class Addresses:
         self.literal: bool = bool(self._resolved)
 
     def use_small_packets(self, small: bool) -> None:
-        """Let both ends of later connections send small packets only, or any."""
+        """Make both ends of later connections send small packets only, or any."""
         self._small_packets = small
         if small and not self._said:
             self._said = True
@@ -80,7 +79,7 @@ class Addresses:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
 
     def where(self) -> str:
-        """Return the addresses at the last lookup, as an addition to an error message."""
+        """Return the last known addresses, for an error message."""
         found = list(dict.fromkeys(str(one[4][0]) for one in tuple(self._resolved)))
         if self.literal or not found:
             return ""
@@ -88,10 +87,10 @@ class Addresses:
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
-        """Return the addresses in the order to try them, or `OSError`; None after a second, or `within`: ask again."""
+        """Return the addresses in the order to try, or `OSError`; None after a second, or `within`: ask again."""
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
-            if looking is None or not looking.is_alive():  # never two: it may take minutes
+            if looking is None or not looking.is_alive():  # one at a time: it may take minutes
                 looking = threading.Thread(target=self._look_up_aside, name=f"look up {self.host}", daemon=True)
                 wait = True
                 looking.start()
@@ -116,7 +115,7 @@ class Addresses:
             self._problem = error
 
     def _look_up(self, flags: int = 0) -> None:
-        # As bytes if ASCII: for text Python loads its IDNA tables, which takes long.
+        # As bytes if ASCII: for text Python loads its slow IDNA tables.
         host = self.host.encode() if self.host.isascii() else self.host
         found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM, flags=flags)
         if not found:
@@ -132,15 +131,15 @@ class Addresses:
         self._standing[address] = WORKED
 
     def did_not_work(self, addresses: Iterable[Any]) -> None:
-        """Note that these failed, or had not answered by the end of the race."""
+        """Note that these have failed, or not answered in time."""
         self._standing.update(dict.fromkeys(addresses, SILENT))
-        # Not a generator: closing one may swallow a handler's exception.
+        # Not a generator, which may swallow a handler's exception.
         if {self._standing.get(one[4]) for one in self._resolved} <= {SILENT}:
-            self._standing.clear()  # no address has worked: rank all equally again
+            self._standing.clear()  # none has worked: rank all equally
 
 
 class Race:
-    """One attempt to connect to a host: begin its next address in time, and pass each writable socket to `won`."""
+    """One attempt to connect: call `begin_next` in time, and `won` with each writable socket."""
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
         self._addresses = addresses
@@ -155,7 +154,7 @@ class Race:
         return bool(self._left)
 
     def begin_next(self) -> socket.socket | None:
-        """Start the next address that does not fail at once, if any; raise `OSError` if all have failed."""
+        """Start the next address that does not fail at once, if any; `OSError` if all have failed."""
         while self._left:
             family, kind, protocol, _, address = self._left.popleft()
             self._tried.append(address)
@@ -182,7 +181,7 @@ class Race:
         return None
 
     def won(self, sock: socket.socket) -> bool:
-        """Return True if a writable socket is connected, and now the caller's; raise `OSError` if all have failed."""
+        """Return True if a writable socket is connected: it is the caller's now. `OSError` if all have failed."""
         address = self.connecting.pop(sock)
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not number:
@@ -213,9 +212,9 @@ class Race:
 
 
 def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> socket.socket:
-    """Return a non-blocking socket, connected to the first address that answers; raise `OSError` if none does.
+    """Return a non-blocking socket, connected to the first address that answers, or raise `OSError`.
 
-    At `until` that is a `TimeoutError`. `check` is called regularly; its exceptions end this.
+    At `until` that is a `TimeoutError`. `check` is called regularly, and may raise.
     """
     while (order := addresses.resolve(until - time.monotonic())) is None:
         check()
@@ -239,12 +238,12 @@ def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> 
             for sock in [sock for sock in race.connecting if sock.fileno() in ready]:
                 if race.won(sock):
                     return sock
-                next_at = now  # start the next at once
+                next_at = now
 
 
 async def connected_socket(addresses: Addresses) -> socket.socket:
-    """Return a socket connected to the first address that answers, in any time; raise `OSError` if all fail."""
-    # uvloop's own use threads of libuv, which a forked child lacks and libuv joins at its end.
+    """Return a socket connected to the first address that answers; `OSError` if all fail."""
+    # uvloop's lookup uses libuv's threads, which hang a forked child at its end.
     order = addresses.resolve() if addresses.literal else None
     while order is None:
         order = await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)

@@ -1,7 +1,7 @@
 """Shell: opens the standard streams that a process was started without, for example by `2>&-`.
 
-Else a socket gets the number of a closed stream, and a line on standard error would go to a peer; libuv aborts the
-process when it closes such a socket.
+Else a socket gets the number of a closed stream: standard error would go to a peer, and libuv aborts the process when
+it closes the socket.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 
 
 def open_standard_streams(*, for_command: bool = False) -> None:
-    """Open closed ones of descriptors 0, 1, 2 on `/dev/null`; `for_command` replaces the stream objects, too."""
-    # The system chooses the number, so no file that another thread opens is replaced.
-    with contextlib.suppress(OSError):  # no file can be opened: the caller's next one fails, too
+    """Open closed descriptors 0, 1, 2 on `/dev/null`; `for_command` also replaces the stream objects."""
+    # The system chooses the number: another thread may be opening a file.
+    with contextlib.suppress(OSError):  # the caller's next one fails, too
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(number, True)
         os.close(number)
@@ -25,7 +25,7 @@ def open_standard_streams(*, for_command: bool = False) -> None:
 
 
 def open_before_uvloop(loop: object) -> None:
-    """Open the closed ones if the loop is uvloop's, before it gets a socket."""
+    """Open the closed ones before a uvloop gets a socket."""
     uvloop = sys.modules.get("uvloop")
     if uvloop is not None and isinstance(loop, uvloop.Loop):
         open_standard_streams()

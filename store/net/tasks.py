@@ -18,7 +18,7 @@ LOOK_AGAIN = 0.01  # seconds between two looks at a task in a shielded scope
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None) -> None:
-    """Cancel tasks and wait `within` seconds for their end, even if cancelled; their errors stay in them."""
+    """Cancel tasks and wait for their end, even if cancelled; their errors stay in them."""
     for task in tasks:
         task.cancel()
     if tasks:
@@ -27,7 +27,7 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None
 
 
 async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
-    """Run work in its own task; return its result, or None after `within` seconds. Then raise a cancellation."""
+    """Run work in its own task; return its result, or None after `within` seconds, or then raise a cancellation."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     deadline = None if within is None else loop.time() + within
@@ -44,7 +44,7 @@ async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = Non
 
 
 class Cancelling:
-    """Cancels the task that made it, at each await, from `begin` until `end`; not in shielded scopes of anyio's."""
+    """Cancels the task that made it, at each await, from `begin` until `end`, except in shielded anyio scopes."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -93,6 +93,6 @@ class Cancelling:
 
 
 def _scope_of(task: asyncio.Task[Any]) -> Any:
-    """Return the innermost anyio scope of a task. Without it (another anyio), shielded scopes do not protect."""
+    """Return the innermost anyio scope of a task; None with an unknown anyio."""
     states = getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", {})
     return getattr(states.get(task), "cancel_scope", None)

@@ -1,4 +1,4 @@
-"""Shell: the route from this machine to one of several servers, which tells this machine's address."""
+"""Shell: the route to one of several servers, which tells this machine's address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FOUND_WITHIN: Final = 3.0  # seconds for all name lookups
-ELSEWHERE: Final = "another"  # the `server` of a way that does not lead to the one that was met
+ELSEWHERE: Final = "another"  # the `server` of a way to another member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Way:
 
 
 async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> Way | None:
-    """Return the way to the member that was met (the first); if that is on this machine, to another."""
+    """Return the way to `server`, the member met first, or to another if that is on this machine."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):

@@ -1,10 +1,10 @@
 """Sans-I/O: the state of a peer on either side of a connection, from hello to goodbye.
 
-`ServerConnection` is one connection at the server. `ClientConnection` outlives its connections: it numbers the
-requests, remembers those without a reply, and repeats them after a reconnect (promises S2, S10).
+`ClientConnection` outlives its connections: it numbers the requests, remembers those without a reply, and repeats them
+after a reconnect (promises S2, S10).
 
 Both sides prove that they know the token (promise S8), by an HMAC-SHA256 of role, protocol version, both nonces,
-session and store. The token itself never crosses the wire, and a recorded proof is worthless on another connection.
+session and store. A recorded proof is worthless on another connection.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
     Secret: TypeAlias = bytes | Callable[[], bytes | None] | None
 
-FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # the limit of a client's frames until the first welcome
+FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # of a client, until the first welcome
 
 LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl_max")
 """The limits that a client applies itself, from the welcome."""
 
 
 def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
-    """Return the proof that `role` knows the token, for this connection only."""
+    """Return the proof that `role` knows the token."""
     parts = (
         role.encode(),
         b"%d" % hello.version,
@@ -60,7 +60,7 @@ def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
 
 
 class ServerConnection:
-    """A client's connection at the server; `nonce` is 16 fresh random bytes, `token` the required secret."""
+    """A client's connection at the server; `nonce` is 16 fresh random bytes."""
 
     def __init__(self, *, store_id: str, nonce: bytes, token: bytes | None, limits: Limits) -> None:
         self._greeting = Greeting(wire.VERSION_MIN, wire.VERSION, store_id, nonce, token is not None)
@@ -73,7 +73,7 @@ class ServerConnection:
 
     @property
     def greeted(self) -> bool:
-        """True if the client has said hello, and proven the token if one is required."""
+        """True if the client has said hello, with any required proof."""
         return self._hello is not None
 
     @property
@@ -82,7 +82,7 @@ class ServerConnection:
         return self._reader.held_bytes
 
     def let_go(self) -> None:
-        """Drop the incomplete frame: nothing more is read from this client."""
+        """Drop the incomplete frame."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
 
     def greeting(self) -> bytes:
@@ -90,7 +90,7 @@ class ServerConnection:
         return wire.encode_opening(self._greeting)
 
     def only_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
-        """Return the request if these bytes are one alone, a fast path; None if they are for `receive`."""
+        """Return the request if these bytes are just one, else None: then call `receive`."""
         if self._hello is None or len(data) > wire.STEP_BYTES:
             return None
         body = self._reader.only_frame(data)
@@ -101,12 +101,12 @@ class ServerConnection:
         return item
 
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
-        """Yield the client's messages. After a `Hello` the caller answers with `welcome` before the next item.
+        """Yield the client's messages. After a `Hello` the caller calls `welcome` before the next item.
 
-        None, perhaps several times, is a pause while a large request is decoded, in which others can be served.
+        None is a pause while a large request is decoded, to serve others.
 
         Raises:
-            ProtocolError: These bytes are not the protocol; the connection cannot be used any more.
+            ProtocolError: These bytes are not the protocol; close the connection.
             AuthenticationError: The client did not prove that it knows the token.
         """
         for body in self._reader.feed(data):
@@ -132,7 +132,7 @@ class ServerConnection:
         self._last_id = request_id
 
     def welcome(self, *, session: int, address: str, revision: int, durable: bool = True) -> bytes:
-        """Return the answer to a hello; `session` is the number of the client's session."""
+        """Return the answer to a hello; `session` is the session's number."""
         assert self._hello is not None, "a welcome answers a hello"
         proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
         limits = {name: getattr(self._limits, name) for name in LIMITS_TOLD}
@@ -152,7 +152,7 @@ class ServerConnection:
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A request without a reply yet, with the `waiter` and `timer` of the shell."""
+    """A request without a reply, with the shell's `waiter` and `timer`."""
 
     request_id: int
     request: Request[Any]
@@ -180,14 +180,14 @@ class InFlight:
             self.waiter.set_result(outcome)
 
     def with_doubt(self, error: StoreError) -> StoreError:
-        """Return the error for the caller of this request on a lost connection."""
+        """Return the error for its caller on a lost connection."""
         mine = unsent(error)
         if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
             mine.maybe_applied = self.maybe_applied
         return mine
 
     def out_of_time(self, timeout: float, name: str, trouble: str | None) -> StoreError:
-        """Return the error for a caller whose timeout is over; `trouble` of the connection, if any."""
+        """Return the error for a late caller; `trouble` is that of the connection, if any."""
         what, maybe = f"{type(self.request).__name__} at {name}", self.maybe_applied
         if trouble is None:
             return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
@@ -195,12 +195,12 @@ class InFlight:
 
 
 class ClientConnection:
-    """A client's side of all its connections to one store.
+    """A client's side of its connections to one store.
 
     Args:
         session_id: 16 random bytes, constant for this client.
         process: 16 random bytes, constant for its process; empty: not named.
-        token: The secret that both sides prove; or a function that returns it for each connection.
+        token: The shared secret, or a function that returns it for each connection.
         name: The server's address, for error messages.
     """
 
@@ -219,21 +219,21 @@ class ClientConnection:
         self._unanswered: OrderedDict[int, None] = OrderedDict()  # sent mutations, oldest first
         self.in_flight: dict[int, InFlight] = {}  # by number, in order
         self.welcomed: Welcome | None = None
-        self.resumed: bool = False  # True if the last welcome was to the same session as the one before
+        self.resumed: bool = False  # the last welcome was to the same session
         self.store_id: str | None = None
-        self.seen_revision: int = 0  # the highest durable revision of this store; it never goes below
+        self.seen_revision: int = 0  # the highest durable revision
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
         self.limits: dict[str, float] = {}  # the server's, by name, from the last welcome
 
     def connected(self, *, nonce: bytes) -> None:
-        """Start a connection; `nonce` is 16 fresh random bytes. The server speaks first."""
+        """Start a connection; `nonce` is 16 fresh random bytes."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = nonce
         self._token = self._secret() if callable(self._secret) else self._secret
         self._greeting = self._hello = self.welcomed = None
 
     def disconnected(self) -> list[InFlight]:
-        """End the connection; return the requests that cannot be repeated, since their callers have gone."""
+        """End the connection; return the abandoned requests, which are not repeated."""
         self.welcomed = None
         for item in self.in_flight.values():
             item.parts.clear()  # the repeated request starts again
@@ -248,9 +248,9 @@ class ClientConnection:
         return self._greeting is not None
 
     def may_retry(self, error: StoreError) -> bool:
-        """Return whether another attempt may go well after an error of `receive`.
+        """Return whether another attempt may succeed after an error of `receive`.
 
-        A full server may have room later. Before the welcome of a known store a proxy or another machine may answer.
+        A full server may have room later. Before its welcome, a proxy or another machine may have answered.
         """
         in_place_of_it = self.store_id is not None and self.welcomed is None
         return isinstance(error, LimitExceeded) or (in_place_of_it and not isinstance(error, StoreReplaced))
@@ -259,10 +259,10 @@ class ClientConnection:
         """Yield the server's messages; bytes among them must be sent at once.
 
         Raises:
-            ProtocolError: These bytes are not the protocol; the connection cannot be used any more.
+            ProtocolError: These bytes are not the protocol; close the connection.
             AuthenticationError: The server rejected this client's proof, or has none of its own.
             StoreReplaced: Another store answers, or the same one with an earlier state.
-            LimitExceeded: The server has no room for this client, or none any more.
+            LimitExceeded: The server has no room for this client.
         """
         for body in self._reader.feed(data):
             item = self._decode(body)
@@ -282,7 +282,7 @@ class ClientConnection:
             elif isinstance(item, Greeting):
                 yield self._answer_greeting(item)
                 if item.token_wanted and self._token is None:
-                    # After a hello without proof, so that the server logs the same error.
+                    # The hello without proof makes the server log it, too.
                     raise AuthenticationError(
                         f"{self._name} wants a token, and none was given: pass token= or token_file="
                     )
@@ -297,7 +297,7 @@ class ClientConnection:
         return wire.decode_opening(body, Greeting)
 
     def only_answer(self, data: bytes, item: InFlight) -> Response | None:
-        """Return the answer to `item` if these bytes are that alone, a fast path; None if they are for `receive`."""
+        """Return the answer to `item` if these bytes are just that, else None: then call `receive`."""
         body = None if self.welcomed is None else self._reader.only_frame(data)
         if body is None:
             return None
@@ -354,7 +354,7 @@ class ClientConnection:
                 f"{self._name} could not prove that it knows the token: it is not the server meant"
             )
         if self.store_id is not None and self._greeting.store_id != self.store_id:
-            # After the welcome, which holds the proof, if there is a token: any server can send a greeting.
+            # Not before the welcome, which has the proof: any server can send a greeting.
             raise StoreReplaced(
                 f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
                 f"{self._greeting.store_id}, so its data is gone"
@@ -385,7 +385,7 @@ class ClientConnection:
         return item
 
     def encode(self, item: InFlight) -> bytes:
-        """Return the bytes of a request to send now; `LimitExceeded` or `StoreUsageError` forgets it."""
+        """Return the bytes of a request; after `LimitExceeded` or `StoreUsageError` it is forgotten."""
         if item.mutates:
             self._unanswered[item.request_id] = None
         oldest = next(iter(self._unanswered), item.request_id)
@@ -398,7 +398,7 @@ class ClientConnection:
         return frame
 
     def lost_for_good(self) -> list[InFlight]:
-        """After a welcome, return the mutations of a forgotten session, which may or may not have been applied."""
+        """After a welcome, return the mutations of a forgotten session, which may have been applied."""
         lost = [item for item in self.in_flight.values() if item.maybe_applied and not self.resumed]
         for item in lost:
             self._forget(item)
@@ -415,7 +415,7 @@ class ClientConnection:
         return self.in_flight.pop(request_id, None)
 
     def abandon(self, item: InFlight) -> None:
-        """Note that no caller waits for this reply. An unsent request is forgotten; a sent one is not repeated."""
+        """Note that no caller waits. An unsent request is forgotten; a sent one is not repeated."""
         item.abandoned = True
         if not item.sent:
             self._forget(item)

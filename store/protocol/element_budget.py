@@ -1,13 +1,12 @@
 """Pure: counts the elements that a msgpack body claims to hold, before any of them is made.
 
-A byte on the wire can cost seventy in memory: an empty array, a list here. msgpack also allocates claimed lengths. So
-`wire` counts each body larger than a few kilobytes, and refuses it above the limit of any message.
+A byte on the wire, such as an empty array, can cost seventy in memory, and msgpack allocates claimed lengths. So `wire`
+counts bodies larger than a few kilobytes, and refuses them above the limit of any message.
 
-Empty arrays and maps, which cost most per byte, have a count of their own: no message has more than a few, for missing
-conditions, operations or keys.
+Empty arrays and maps, which cost most per byte, are counted separately: no message has more than a few.
 
 Counting reads the first byte of each element (https://github.com/msgpack/msgpack/blob/master/spec.md#formats), so a
-large value costs no more than a small one. It pauses every few thousand elements, for others (promise S11).
+large value costs no more than a small one. It pauses every few thousand elements (promise S11).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _small() -> tuple[list[int], list[int]]:
-    """Return, by first byte, the bytes that an element takes and the elements that follow, where that byte tells."""
+    """Return the size and the number of nested elements by first byte, where that tells."""
     size, inside = [0] * 256, [0] * 256
     for first in range(256):
         if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC1, 0xC2, 0xC3):  # small numbers, nil, false, true
@@ -49,9 +48,9 @@ EMPTY_MAX = 8  # a guarded transaction without conditions and operations has fou
 
 
 def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None, int]:
-    """Count the elements of a body, itself and nested ones included, in steps, until there are more than `most`.
+    """Count the elements of a body, nested ones included, in steps, until there are more than `most`.
 
-    `ValueError`: it claims more than it has bytes for, ends early, or is full of empty arrays. Do not decode it.
+    `ValueError`: it claims more than it has bytes for, ends early, or is full of empty arrays.
     """
     at, size = 0, len(body)
     count, met, empty = 1, 0, 0

@@ -19,7 +19,7 @@ class FrameReader:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._held = bytearray()
-        self._wanted = 0  # the bytes to hold before the next look
+        self._wanted = 0  # look again at so many bytes
 
     @property
     def held_bytes(self) -> int:
@@ -27,7 +27,7 @@ class FrameReader:
         return len(self._held)
 
     def only_frame(self, data: bytes) -> bytes | None:
-        """Return the body of the single frame that these bytes are; None if they are less, or more, for `feed`."""
+        """Return the body if these bytes are just one frame, else None: then call `feed`."""
         size = len(data) - 4
         if self._held or not 0 <= size <= self.bytes_max or _length.unpack_from(data) != (size,):
             return None
@@ -36,15 +36,14 @@ class FrameReader:
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
         """Take bytes, and yield the complete bodies, which are valid until the next call.
 
-        Bodies are cut one by one: a buffer may hold tens of thousands, which would take more memory than the buffer.
-        The caller takes all of them before its next call.
+        Bodies are cut one by one: a buffer may hold tens of thousands. The caller takes all before its next call.
 
         Raises:
-            ProtocolError: A frame is longer than allowed; so are most that are not of this protocol.
+            ProtocolError: A frame is longer than allowed.
         """
         if self._held:
             self._held += data
-            if len(self._held) < self._wanted:  # else each piece of a large frame would copy all before it
+            if len(self._held) < self._wanted:  # else each piece would copy all before it
                 return
             data, self._held = self._held, bytearray()
         view = memoryview(data)
@@ -74,7 +73,7 @@ def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
 
 
 def frame(body: bytes, bytes_max: int | None = None) -> bytes:
-    """Return a body as a frame; `LimitExceeded`: it is above `bytes_max`, and the peer would disconnect."""
+    """Return a body as a frame; `LimitExceeded` above `bytes_max`, where the peer would disconnect."""
     size = len(body)
     if bytes_max is not None and size > bytes_max:
         raise LimitExceeded(

@@ -5,8 +5,7 @@ A frame is a length and a body::
     4 bytes    length of the body, big-endian
     body       one msgpack array
 
-The conversation opens with three frames, the server first, so that a client behind TLS learns at once if it was
-refused::
+Three frames open the conversation, the server's first, so that a client with TLS learns at once if it was refused::
 
     server     ["rdzv", Greeting]
     client     ["rdzv", Hello]
@@ -21,8 +20,8 @@ After that, where the client has the replies to all its requests up to `acknowle
     either     ["bye", reason]                         hanging up on purpose; a client's session ends with it
 
 At any time the server may send ``["sorry", kind, message]``, and then closes. Requests, responses and events are the
-records of `store.messages`. docs/protocol.md says what may be sent before the welcome, and what a peer does with all
-that it does not know (promise S12).
+records of `store.messages`. docs/protocol.md has the messages before the welcome, and how a peer handles unknown ones
+(promise S12).
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ EVENTS = 126
 LAGGED = 125
 PUSHES = range(100, 125)  # codes reserved for pushes of later releases
 EVENT_KINDS = frozenset(get_args(EventKind))
-_HEAD = struct.Struct(">IBBQ")  # length; array of 2: the id of the request, 64 bits long
-_EVENTS_HEAD = struct.Struct(">IBBQBB")  # length; array of 2: the id of the watch, 64 bits long; array of 2: EVENTS
-HANDSHAKE_BYTES_MAX = 4096  # the most that is held of a connection before its hello
-NUMBER_MAX = 2**63 - 1  # of a request id: the most that a journal can keep
-OPENING_ELEMENTS_MAX = 512  # of any array of a hello or greeting, of later versions, too
-ELEMENTS_PER_OPERATION = 12  # of a transaction: an operation has up to 6, and more in later releases
-# A request of this size is decoded in one step without a count: at worst (nested arrays that each claim as many
-# elements as there are bytes) that takes a few milliseconds, and 27 MB meanwhile.
+_HEAD = struct.Struct(">IBBQ")  # length; array of 2: request id, 64 bits
+_EVENTS_HEAD = struct.Struct(">IBBQBB")  # length; array of 2: watch id, 64 bits; array of 2: EVENTS
+HANDSHAKE_BYTES_MAX = 4096  # held of a connection before its hello
+NUMBER_MAX = 2**63 - 1  # of a request id: SQLite's largest integer
+OPENING_ELEMENTS_MAX = 512  # of a hello or greeting, also of later versions
+ELEMENTS_PER_OPERATION = 12  # an operation has up to 6, and more in later releases
+# A smaller request is decoded in one step without a count: at worst (nested arrays that each claim as many elements as
+# there are bytes) that takes a few milliseconds, and 27 MB.
 STEP_BYTES = 4096
 RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts its server, but not garbage
 
@@ -74,8 +73,7 @@ _idle_packers: list[msgpack.Packer] = []
 def _pack(fields: object) -> bytes:
     """Return an array as bytes, from any thread; packers are reused, since a new one costs more than a message.
 
-    Each is used by one thread at a time: packing makes an iterator, which may start garbage collection and switch
-    threads.
+    One thread at a time uses a packer: packing may start a garbage collection, and switch threads.
     """
     try:
         packer = _idle_packers.pop()
@@ -83,7 +81,7 @@ def _pack(fields: object) -> bytes:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
     if len(packed) <= PACKER_BYTES:  # a grown packer would keep its buffer
-        _idle_packers.append(packer)  # not after an error: part of an array may be left in it
+        _idle_packers.append(packer)  # not after an error, which may leave part of an array in it
     return packed
 
 
@@ -105,8 +103,7 @@ class Hello(Record):
 
     Attributes:
         proof: Empty without a token.
-        process: 16 random bytes, the same on all connections of one process. An unnamed process (empty) is never taken
-            for dead (promise R20).
+        process: 16 random bytes of its process, or empty: then the process is never assumed dead (promise R20).
     """
 
     version: int
@@ -126,10 +123,10 @@ class Welcome(Record):
     """The server accepts the client.
 
     Attributes:
-        session: The number of the client's session; a new one means that the server had forgotten the old one.
+        session: The number of the client's session; a new one if the server had forgotten the old one.
         address: The client's address, as the server sees it.
         limits: Those of the server, by name.
-        durable: True if the store outlives the server's process, as far as is known.
+        durable: True if the store outlives the server's process.
     """
 
     session: int
@@ -142,9 +139,9 @@ class Welcome(Record):
 
 
 class Sorry(NamedTuple):
-    """The server rejects the client; `kind` names the error to raise: the client tries again after an unknown one.
+    """The server rejects the client; `kind` names the error to raise. After an unknown one the client tries again.
 
-    A process that does not serve yet says `CANDIDATE`, with its random name; a server that another may follow, `ENDED`.
+    `CANDIDATE`, with a random name: a process that does not serve yet; `ENDED`: a server that another may follow.
     """
 
     kind: str
@@ -213,7 +210,7 @@ def encode_sorry(sorry: Sorry) -> bytes:
 
 
 def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
-    """Return a greeting, a hello or a welcome; or a server's refusal."""
+    """Return an opening of this kind, or a server's refusal."""
     fields = _decode(body, _unpack_opening)
     if fields[0] == SORRY and kind is not Hello:
         return _sorry(fields)
@@ -230,7 +227,7 @@ def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
 def _check_version(fields: Any, kind: type[Record]) -> None:
     """Raise an error that names the version of an opening with an unknown layout.
 
-    In every version a hello begins with its version, and a greeting with its oldest and newest.
+    In every version a hello begins with its version, and a greeting with its oldest and newest one.
     """
     versions = fields[: {Hello: 1, Greeting: 2}.get(kind, 0)] if type(fields) is tuple else ()
     told = bool(versions) and all(type(version) is int for version in versions)
@@ -239,7 +236,7 @@ def _check_version(fields: Any, kind: type[Record]) -> None:
 
 
 def other_version(oldest: int, newest: int, *, server: bool) -> str:
-    """Return the message to a peer without a common version, or about it if it is the `server`."""
+    """Return the message for a peer without a common version, or about it if it is the `server`."""
     theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
     ours = f"version {VERSION}" if VERSION_MIN == VERSION else f"versions {VERSION_MIN} to {VERSION}"
     if server:
@@ -260,7 +257,7 @@ def _sorry(fields: tuple[Any, ...]) -> Sorry:
 
 
 def encode_request(request_id: int, acknowledged: int, request: Request[Any], *, bytes_max: int | None = None) -> bytes:
-    """Return a request as a frame; `LimitExceeded`: above `bytes_max`; `StoreUsageError`: its content does not fit."""
+    """Return a request as a frame; `LimitExceeded` above `bytes_max`, `StoreUsageError` if its content does not fit."""
     checked_request = checked(request)
     try:
         return frame(_pack((request_id, acknowledged, checked_request)), bytes_max)
@@ -269,12 +266,12 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any], *,
 
 
 def elements_max(operations_max: int) -> int:
-    """Return the limit of elements per request: above `operations_max`, so that this limit is named in its error."""
+    """Return the limit of elements per request; above `operations_max`, whose error says more."""
     return 1000 + ELEMENTS_PER_OPERATION * operations_max
 
 
 def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
-    """Return the request of a client's frame of up to `STEP_BYTES`, its id and acknowledgement; or a goodbye."""
+    """Return id, acknowledgement and request of a frame of up to `STEP_BYTES`; or a goodbye."""
     fields = _decode(body)
     if fields[0] == BYE:
         return _bye(fields)
@@ -290,9 +287,9 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Do the same as `decode_request`, with a pause per millisecond: thousands of conditions take a hundred.
+    """Do the same as `decode_request`, with a pause per millisecond.
 
-    A request of more than `elements_max` elements is not decoded, but returned as `Excessive`.
+    A request of more than `elements_max` elements is returned as `Excessive`.
     """
     try:
         count = yield from count_elements(body, elements_max)
@@ -339,7 +336,7 @@ def encode_response(request_id: int, response: Response) -> bytes:
 
 
 def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
-    """Encode a response or events for all readers, without a head; large values are chunks, not copied."""
+    """Encode a response or events, without a head, for all readers; large values are chunks, not copied."""
     chunks: list[bytes] = []
     small: list[bytes] = []
     for part in _parts(said):
@@ -371,7 +368,7 @@ def _holds_large(fields: tuple[Any, ...]) -> bool:
 
 
 def content_head(request_id: int, size: int) -> bytes:
-    """Return the head of the frame of a response that takes `size` bytes encoded."""
+    """Return the head of a response of `size` bytes."""
     return _HEAD.pack(size + _HEAD.size - 4, 0x92, 0xCF, request_id)
 
 
@@ -414,7 +411,7 @@ def _known(events: tuple[Any, ...]) -> Iterator[Event]:
 
 
 def encode_events(events: tuple[Event, ...]) -> bytes:
-    """Return the common part of events frames for all watches, for `frame_events`."""
+    """Return events as bytes, for `frame_events`."""
     return _pack(events)
 
 
@@ -424,12 +421,12 @@ def decode_events(encoded: bytes) -> tuple[Event, ...]:
 
 
 def frame_events(watch_id: int, encoded: bytes) -> bytes:
-    """Return a frame of events for one watch, from the result of `encode_events`."""
+    """Return a frame for one watch, from the result of `encode_events`."""
     return events_head(watch_id, len(encoded)) + encoded
 
 
 def events_head(watch_id: int, size: int) -> bytes:
-    """Return the head of a frame of events that take `size` bytes encoded."""
+    """Return the head of events of `size` bytes."""
     return _EVENTS_HEAD.pack(size + _EVENTS_HEAD.size - 4, 0x92, 0xCF, watch_id, 0x92, EVENTS)
 
 

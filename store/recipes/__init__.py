@@ -3,11 +3,11 @@
     async with store.recipes.lock(client, "reports/today") as held:
         await client.put("reports/today/text", text, when=[held.fence])
 
-The blocking twins in `store.sync.recipes` have the same names and arguments. Both work on our own store and on etcd.
+The blocking twins in `store.sync.recipes` have the same names and arguments.
 
 A paused or disconnected holder may go on after another has taken the lock. So each holder has a *fence*, a condition
-that is true while its place exists: add it to `when=` of each critical write. For other systems there is `token`, a
-number higher than that of each earlier holder.
+that is true while its place exists: add it to `when=` of each critical write. For other systems, `token` is higher than
+that of each earlier holder.
 """
 
 from store.recipes.awaited import Held, leader, leaders, leadership, lock, read_lock, write_lock

@@ -1,8 +1,8 @@
 """Shell: the awaited recipes; see `store.recipes`. `blocking` wraps them.
 
-No recipe polls. A waiter sends one `Wait` for a key that is never written, on condition that its own place and the
-place ahead exist. Each place is a key on its holder's lease, written once: its `create_revision` is the order of
-arrival, and the fence. Keys, under the recipe's name: `line/<kind><lease>`, and `bell` for elections.
+A waiter sends one `Wait` for a key that is never written, on condition that its own place and the place ahead exist.
+Each place is a key on its holder's lease, written once: its `create_revision` is the order of arrival, and the fence.
+Keys, under the recipe's name: `line/<kind><lease>`, and `bell` for elections.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Held:
 
 
 class _Asking:
-    """Asks the store for one recipe within a timeout. `late`: the error if the place was taken."""
+    """Asks the store within a timeout. `late`: the error if the place was taken."""
 
     def __init__(self, store: Calls, name: str, timeout: float | None = None, late: str = "") -> None:
         if name == "":
@@ -60,7 +60,6 @@ class _Asking:
 
     @property
     def left(self) -> float | None:
-        """The seconds left for the next request."""
         if not self._timeout:
             return None if self._timeout is None else SILENT_AFTER
         return max(self._began_at + self._timeout - self.store.time(), 0.001)
@@ -69,7 +68,7 @@ class _Asking:
         return await self.store.call(request, timeout=self.left)
 
     def taken(self) -> None:
-        """Note that another holds it. With `timeout=0`, that ends the attempt."""
+        """Note that another holds it, which ends an attempt with `timeout=0`."""
         self._seen_taken = True
         if self._timeout == 0:
             raise StoreTimeoutError(self._late)
@@ -88,12 +87,10 @@ class _Asking:
         return (await self(Get(key))).entry
 
     async def keys(self, prefix: str) -> list[Entry]:
-        """Return the entries under a prefix, sorted by key, without values."""
         listing = await self(List(prefix=prefix, keys_only=True))
         return [entry for entry in listing.entries if entry is not None]
 
     async def until_changed(self, conditions: Sequence[Condition]) -> None:
-        """Wait until one of the conditions is false."""
         with contextlib.suppress(ConditionFailed):
             await self(Guarded(when=tuple(conditions), request=Wait(keys=(f"{self.name}/nothing",))))
 
@@ -118,19 +115,18 @@ def _as_it_is(entry: Entry) -> Condition:
 def lock(
     store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
-    """Hold a lock for the length of a block, one holder at a time, first come first served.
+    """Hold a lock during a block; first come, first served.
 
     Args:
         store: The client.
-        name: The lock's name, a prefix of its keys.
+        name: A prefix of its keys.
         ttl: Seconds until a dead or disconnected holder loses it.
-        value: Published under the holder's key.
-        terms: `timeout=`: seconds for getting it, in all; 0: take it only if it is free now. `disconnect_ttl=` and
-            `gone_ttl=`: the time until it is free after the holder's connection ended, or its process died; see
-            `Store.grant`.
+        value: The value of the holder's key.
+        terms: `timeout=`: seconds for getting it; 0: only if it is free now. `disconnect_ttl=` and `gone_ttl=`: see
+            `LeaseTerms`.
 
     Raises:
-        StoreTimeoutError: It was not free in time, or the store did not answer in time.
+        StoreTimeoutError: It was not free in time, or the store did not answer.
         LeaseNotFound: The lock was lost; an awaiting holder is cancelled first.
     """
     return _place(store, name, f"the lock {shown(name)} was not free", "w", value, ttl, terms)
@@ -153,12 +149,12 @@ def read_lock(
 def leadership(
     store: Calls, name: str, candidate: bytes, *, ttl: float = TTL, **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
-    """Lead for the length of a block, once all earlier candidates have gone; leaving resigns.
+    """Lead during a block, once all earlier candidates have gone.
 
     Args:
         store: The client.
-        name: The election's name, a prefix of its keys.
-        candidate: The value that `leader` returns meanwhile, for example an address.
+        name: A prefix of the election's keys.
+        candidate: The value that `leader` returns, for example an address.
         ttl: Seconds until a dead or disconnected leader loses its place.
         terms: As of `lock`; with `timeout=0`, lead only if there is no other candidate now.
     """
@@ -167,7 +163,7 @@ def leadership(
 
 
 async def leader(store: Calls, name: str, *, timeout: float | None = None) -> bytes | None:
-    """Return the `candidate` value of an election's leader, or None without a leader."""
+    """Return the `candidate` value of the leader, or None."""
     ask = _Asking(store, name, timeout)
     try:
         entry = await _first_in_line(ask)
@@ -177,7 +173,7 @@ async def leader(store: Calls, name: str, *, timeout: float | None = None) -> by
 
 
 async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
-    """Yield the leader's value, or None without a leader, at each change; quick changes may be skipped."""
+    """Yield the leader's value, or None, at each change; quick changes may be skipped."""
     ask = _Asking(store, name)
     current = await _first_in_line(ask)
     while True:
@@ -198,7 +194,7 @@ async def _place(
         terms["timeout"] = ask.left
         async with store.kept_lease(ttl, **terms) as lease:
             place = await _stand_in_line(ask, kind, lease, bytes(value))
-            if bell:  # watchers of an election without a leader cannot know the next key
+            if bell:  # wakes watchers of an election without a leader
                 await ask(Guarded(when=(place.fence,), request=Put(f"{name}/bell", b"")))
             held = place
             yield held
@@ -209,7 +205,7 @@ async def _place(
 
 
 async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes) -> Held:
-    """Take a place in a line. Wait until earlier places are gone; readers (`r`) wait for writers only."""
+    """Take a place in a line, and wait for earlier ones; readers (`r`) wait for writers only."""
     prefix = f"{ask.name}/line/"
     key = f"{prefix}{kind}{lease.id:016x}"
     taken = (await ask(CompareAndSet(key=key, value=value, expected_revision=0, lease=lease.id))).entry
@@ -225,7 +221,7 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
         if not in_the_way:
             return held
         ask.taken()
-        # Wait for the last of them: each leave wakes one waiter.
+        # For the last of them: each leave wakes one waiter.
         await ask.until_changed([held.fence, _as_it_is(in_the_way[-1])])
 
 
@@ -245,7 +241,7 @@ async def _leader_changed(ask: _Asking, known: Entry | None) -> Entry | None:
     while True:
         # The next key is unknown, so wait for the bell of the next candidate.
         bell = await ask.entry(f"{ask.name}/bell")
-        current = await _first_in_line(ask)  # a candidate may have come between the two reads
+        current = await _first_in_line(ask)  # a candidate may have come before the bell was read
         if current is not None:
             return current
         await ask.until_changed([when.mod_revision(f"{ask.name}/bell") == (bell.mod_revision if bell else 0)])

@@ -1,6 +1,6 @@
-"""Shell: the blocking recipes; see `store.recipes`. Each wraps the awaited recipe of its name.
+"""Shell: the blocking recipes; see `store.recipes`.
 
-If a block loses its lock it goes on to its end and then raises `LeaseNotFound`: fence its writes by `held.fence`.
+A block that loses its lock goes on to its end and then raises `LeaseNotFound`: fence its writes by `held.fence`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ leadership = _block(awaited.leadership)
 
 
 def leader(store: BlockingCalls, name: str, *, timeout: float | None = None) -> bytes | None:
-    """Return the value of an election's leader, or None without a leader."""
+    """Return the value of the leader, or None."""
     return finished(awaited.leader(AtOnce(store), name, timeout=timeout))
 
 
 def leaders(store: BlockingCalls, name: str) -> Iterator[bytes | None]:
-    """Yield the leader's value, or None without a leader, at each change; quick changes may be skipped."""
+    """Yield the leader's value, or None, at each change; quick changes may be skipped."""
     told = awaited.leaders(AtOnce(store), name)
     while True:
         yield finished(anext(told))

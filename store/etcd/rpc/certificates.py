@@ -1,7 +1,6 @@
-"""Shell: an `ssl.SSLContext` for gRPC, which speaks TLS by itself and needs certificates as text.
+"""Shell: an `ssl.SSLContext` for gRPC, which needs certificates as text.
 
-A context tells its authorities, but not its own certificate. So a context with one is a `ClientContext`, which
-remembers it.
+A context does not tell its own certificate. So one with a certificate is a `ClientContext`, which remembers it.
 """
 
 from __future__ import annotations

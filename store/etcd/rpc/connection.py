@@ -1,9 +1,8 @@
 """Shell: one connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
 
-A connection is made, used and closed in one event loop. A close ends its stream at once; requests under way may still
-be answered within their time limits. A lease is renewed by a stream of one request and one answer. Every request
-requires a member with a leader (`hasleader`); a member cut off from the others would otherwise keep a silent watch open
-for ever.
+A close ends the stream at once; pending requests may still be answered within their time limits. A lease is renewed by
+a stream of one request and one answer. Every request requires a member with a leader (`hasleader`): a member cut off
+from the others would keep a silent watch open for ever.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 
 OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),  # `http_proxy` is for the web
-    ("grpc.use_local_subchannel_pool", 1),  # else all clients of a process share one connection, and its streams
+    ("grpc.use_local_subchannel_pool", 1),  # else all clients of a process share a connection
     ("grpc.service_config_disable_resolution", 1),  # no DNS queries for TXT records
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd has a limit of its own, and reports it
-    ("grpc.enable_retries", 0),  # retries are decided here, not by gRPC
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd reports its own limit
+    ("grpc.enable_retries", 0),  # retries are decided here
 )
 
 _CONNECT_FAILED = re.compile(r"failed to connect to (?:remote host|all addresses)|name resolution|DNS|handshak", re.I)
@@ -59,8 +58,8 @@ def _note_use() -> None:
 class Connection:
     """One connection to one member.
 
-    `met` is called with the header of each message of the stream, and may raise `StoreError`. The last message arrived
-    at `heard_at`, on the loop's clock; `under_way` requests are pending.
+    `met` is called with each header of the stream, and may raise `StoreError`. The last message arrived at `heard_at`,
+    on the loop's clock; `under_way` requests are pending.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Connection:
         self._reading: set[asyncio.Task[None]] = set()  # of streams; awaited in `close`
 
     async def ask(self, method: str, fields: Fields, *, token: str | None, limit: float) -> Any:
-        """Make one request, below `etcdserverpb.`, and return its answer; `Failure`: another attempt may succeed."""
+        """Make one request, below `etcdserverpb.`, and return its answer; `Failure` if another attempt may succeed."""
         name = method.partition("/")[2]
         kind, answered = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
         try:
@@ -100,15 +99,15 @@ class Connection:
             f"/etcdserverpb.{method}", request_serializer=_bytes_of, response_deserializer=answered.FromString
         )
         self.under_way += 1
-        # In a task of its own: when its caller is cancelled, gRPC raises a new `CancelledError` in place of the cancel
-        # scope's, which the scope would not recognize.
+        # In its own task: when its caller is cancelled, gRPC raises a new `CancelledError`, which the cancel scope
+        # would not recognize.
         answering = asyncio.create_task(_answer(call(message, timeout=limit, metadata=_metadata(token))))
         try:
             await asyncio.wait([answering])
         finally:
             if not answering.done():
                 await cancel_and_wait(answering)
-            # Always read: else asyncio logs the error as lost.
+            # Read, or asyncio logs the error as lost.
             refusal = None if answering.cancelled() else answering.exception()
             self.under_way -= 1
             await self._close_if_idle()
@@ -140,7 +139,7 @@ class Connection:
         return subscription.stream is self._watches
 
     def watches(self, token: str | None) -> WatchStream:
-        """Return the stream that all watches share; opened with the first watch, and again with a new token."""
+        """Return the stream that all watches share; a new token opens another."""
         watches = self._watches
         if watches is None or watches.over or watches.token != token:
             if watches is not None:
@@ -155,7 +154,7 @@ class Connection:
         return watches
 
     async def _read(self, watches: WatchStream) -> None:
-        """Read a stream to its end, and pass the reason to its watches."""
+        """Read a stream, and pass the reason of its end to its watches."""
         problem: Exception = Failure("it ended the stream", FailureKind.UNDONE)
         opening = self._channel.stream_stream(
             "/etcdserverpb.Watch/Watch", request_serializer=_bytes_of, response_deserializer=pb.WatchResponse.FromString
@@ -170,14 +169,14 @@ class Connection:
             problem = self._explained(error)
         except StoreError as error:
             problem = error
-        except asyncio.CancelledError:  # `close` has notified them already, but gRPC has not
+        except asyncio.CancelledError:  # `close` has notified them, but gRPC has not
             pass
         finally:
             call.cancel()
             watches.end(problem)
 
     async def close(self, reason: Failure) -> None:
-        """End the watches, for this reason; and close after the requests under way."""
+        """End the watches, for this reason; close after the pending requests."""
         if self._closed is None:
             self._closed = reason
             if self._watches is not None:
@@ -187,7 +186,7 @@ class Connection:
 
     async def _close_if_idle(self) -> None:
         if self._closed is not None and not self.under_way:
-            with anyio.CancelScope(shield=True):  # the rest takes a few turns of the loop
+            with anyio.CancelScope(shield=True):
                 await self._channel.close()
 
 

@@ -1,4 +1,4 @@
-"""Shell: finds out why a member cannot be reached, by a connection without gRPC, which has one word for everything.
+"""Shell: finds out why a member cannot be reached, by a connection without gRPC, which does not say.
 
 Permanent problems are reported at once: a missing or untrusted certificate, TLS on one side only, and a server that is
 not etcd.
@@ -31,7 +31,7 @@ HUNG_UP: Final = "UNEXPECTED_EOF_WHILE_READING"
 
 
 async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: str) -> StoreError | Failure | None:
-    """Return why a member cannot be reached: a permanent error, a failure, or None if no problem is found."""
+    """Return why a member cannot be reached: a permanent error, a failure, or None if unknown."""
     try:
         hello = await _hello(host, port, tls)
     except ssl.SSLCertVerificationError as error:
@@ -55,14 +55,14 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
         return ProtocolError(f"{name} is a store of ours and no etcd; write {'tcps' if tls else 'tcp'}://")
     if not hello and tls is None:
         return Failure("it closed the connection", FailureKind.UNDONE)
-    # Within TLS the handshake suffices: without ALPN, which the context decides, it need not speak HTTP/2.
+    # With TLS the handshake suffices: without ALPN it need not speak HTTP/2.
     if tls is not None or (len(hello) > SETTINGS and hello[3] == SETTINGS):
         return None
     return ProtocolError(f"{name} does not answer in HTTP/2; it is no etcd v3.4 or later ({hello[:40]!r})")
 
 
 async def _hello(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
-    """Return a member's first bytes; one that requires a certificate may say so only after its own hello."""
+    """Return a member's first bytes; one may require a certificate only after its hello."""
     with anyio.fail_after(ANSWER_WITHIN):
         reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         try:
@@ -74,7 +74,7 @@ async def _hello(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
 
 
 async def _speaks_tls(host: str, port: int) -> bool:
-    """Return whether a TLS hello is answered in TLS, if only by a refusal."""
+    """Return whether a TLS hello is answered in TLS, or refused."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing secret is sent
     try:

@@ -1,8 +1,8 @@
 """Shell: all watches of one client at one member, over one stream.
 
-Answers to the opening of watches come in order; one that is refused at once bears no number, and so it is the first
-unanswered one. Messages for a slow reader are held, up to a bound. Past it, its watches are cancelled, and it opens
-them again when it has read the held ones.
+Watches are opened in order; the answer to one that is refused has no number, so it is the first unanswered one.
+Messages for a slow reader are held, up to a bound. Past it, its watches are cancelled, and it opens them again when it
+has read the held ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the bytes held for a slow reader
 
 
 class Outgoing:
-    """The messages to send over a stream, as an iterator for gRPC, which does not end its iterating task: close it."""
+    """The messages to send over a stream, as an iterator for gRPC, which must be closed."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # two for each watch, at most
@@ -55,7 +55,7 @@ class WatchStream:
         self.token: str | None = token
         self.requests: Outgoing = Outgoing()
         self._last_id = 0
-        self._opening: deque[int] = deque()  # asked for and not answered yet, in order
+        self._opening: deque[int] = deque()  # not answered yet, in order
         self._subscriptions: dict[int, Subscription] = {}
         self._ended: Exception | None = None
 
@@ -84,7 +84,7 @@ class WatchStream:
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """End the watches of one reader, at the member, too."""
+        """End the watches of one reader, also at the member."""
         for id in subscription.ids:
             if self._subscriptions.pop(id, None) is not None and self._ended is None:
                 self.requests.send(cancel_request=pb.WatchCancelRequest(watch_id=id))
@@ -99,7 +99,7 @@ class WatchStream:
             return  # closed meanwhile
         if message.canceled:
             del self._subscriptions[id]
-            self.unsubscribe(subscription)  # the others that are read with it
+            self.unsubscribe(subscription)  # the others of its reader
             subscription.fail(self._refusal(message))
         elif not subscription.take(message):
             self.unsubscribe(subscription)
@@ -121,14 +121,14 @@ class WatchStream:
         if self._ended is not None:
             return
         self._ended = problem
-        self.requests.close()  # at the member, too, with all its watches
+        self.requests.close()  # also at the member
         for subscription in set(self._subscriptions.values()):
             subscription.fail(problem)
         self._subscriptions.clear()
 
 
 class Subscription:
-    """The watches of one reader, by their numbers in a stream."""
+    """The watches of one reader, by number."""
 
     def __init__(self, stream: WatchStream, ids: range) -> None:
         self.stream = stream
@@ -140,12 +140,12 @@ class Subscription:
         self._news = asyncio.Event()
 
     async def opened(self) -> None:
-        """Wait until the member has opened every watch, or `Failure`; with `COMPACTED`: the history is gone."""
+        """Wait until the member has opened every watch, or `Failure`; `COMPACTED` if the history is gone."""
         while self._opened < len(self.ids) or self._problem is not None:
             await self._more()
 
     async def read(self) -> list[pb.WatchResponse]:
-        """Return the next messages, or raise `Failure`; with `COMPACTED`: the requested history is gone."""
+        """Return the next messages, or raise `Failure`, as `opened` does."""
         while not self._messages:
             await self._more()
         messages, self._messages, self._held_bytes = self._messages, [], 0
@@ -158,7 +158,7 @@ class Subscription:
         await self._news.wait()
 
     def take(self, message: pb.WatchResponse) -> bool:
-        """Hold a message for the reader; return False if too much is held already."""
+        """Hold a message for the reader; return False if too much is held."""
         if message.created:
             self._opened += 1
         else:
@@ -175,5 +175,5 @@ class Subscription:
         self._news.set()
 
     def close(self) -> None:
-        """End the watches, at the member, too."""
+        """End the watches, also at the member."""
         self.stream.unsubscribe(self)
