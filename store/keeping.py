@@ -41,7 +41,7 @@ RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
 LATE = 1.0  # seconds by which a keep-alive may be late before its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
 LOOK_SHARE = 0.1  # a blocking client looks for lost connections after this share of `away_ttl` ...
-LOOK_LEAST = 0.03  # ... but at least after so many seconds
+LOOK_LEAST = 0.03  # ... but at most once in so many seconds
 RELEASE_WITHIN = 2.0  # seconds to revoke a lease; else it expires by itself
 RELEASE_SOON = 0.2  # the same if the block ends because the store did not answer
 

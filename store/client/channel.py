@@ -90,7 +90,7 @@ class Shared:
     def drop(self, channel: Channel) -> None:
         """Close a channel that is no longer needed."""
         channel.close(farewell=True)
-        with self._dropping:  # else it could overwrite a newer revision
+        with self._dropping:  # else a thread could overwrite a newer revision
             self._seen_revision = self.seen_revision()
             with contextlib.suppress(ValueError):
                 self.channels.remove(channel)
@@ -203,7 +203,7 @@ class Channel:
             self._shake_hands(deadline)
         except BaseException as error:
             self._drop()  # a half-done handshake is unusable
-            if not isinstance(error, TimeoutError):  # else it was slow
+            if not isinstance(error, TimeoutError):  # else it was slow: retry without a longer pause
                 self._attempt += 1
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()

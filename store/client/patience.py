@@ -34,7 +34,7 @@ SLOW_FACTOR = 3.0  # times the longest recent silence of such a server is allowe
 SLOW_FOR = 15.0  # ... which halves every so many seconds
 ATTEMPT = 0.5  # seconds for the other system to answer, before the next attempt
 FIRST_ATTEMPT = 5.0  # the same before the round trip is known
-WORD_MOST = 64.0  # seconds for the first word, after many attempts without
+WORD_MOST = 64.0  # seconds for the first word, after many attempts without one
 # The least time for an answer, an attempt or a greeting, in multiples of the shortest time to connect.
 ROUND_TRIPS = 3
 SHARE_OF_LEASE = 4  # attempts that fit into the time left of a lease

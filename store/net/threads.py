@@ -1,8 +1,8 @@
 """Shell: event loops in threads, uvloop's if installed.
 
-They are daemon threads, so that a process can end. But a uvloop that runs while Python finalizes may crash. So `atexit`
-stops and joins the remaining loops, within `END_WITHIN` seconds, after the threads that Python itself joins, which may
-use them.
+They are daemon threads, so that a process can end. But a loop that runs while Python finalizes may crash (seen with
+uvloop). So `atexit` stops and joins the remaining loops, within `END_WITHIN` seconds, after the threads that Python
+itself joins, which may use them.
 
 A signal's handler may raise between any two instructions of the main thread: see `Flag`.
 """
@@ -40,8 +40,8 @@ LOOK = 0.5  # seconds; the longest delay of a signal in a thread that waits for 
 class Flag:
     """An event for threads and loops that an exception of a signal's handler cannot break.
 
-    An exception just after it was taken leaves the lock of a `threading.Event` or a future locked for all. Here each
-    waiter has its own lock.
+    Waiters and waker of a `threading.Event` or a future share a lock, which an exception just after it was taken leaves
+    locked. Here each waiter has its own lock, released by `set`.
     """
 
     __slots__ = ("_is_set", "_waiting")
@@ -56,7 +56,7 @@ class Flag:
 
     def set(self) -> None:
         """Wake all waiters, from any thread."""
-        self._is_set = True
+        self._is_set = True  # first: a new waiter sees it, or is in the list
         while self._waiting:
             with contextlib.suppress(IndexError):  # another thread wakes the last
                 self._waiting.pop()()

@@ -49,7 +49,7 @@ class Dispatcher:
         # The pending items of a change, by peer, and their sender.
         self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
         self._owed: dict[int, int] = {}  # by peer: its pending items
-        self._ended: set[tuple[int, int]] = set()  # watches with pending notifications
+        self._ended: set[tuple[int, int]] = set()  # watches that ended while notifications were pending
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
         self._queued_in = self.dirty

@@ -3,9 +3,9 @@
 Each step goes to the journal before its replies, which wait until it is durable; `pending_commits` knows which replies
 wait for which step. A store in memory has no journal.
 
-If the journal cannot write, the server reloads the disk's state, drops its connections (clients reconnect and repeat
-unanswered requests), refuses writes, and retries each second. On a full disk, deletes continue. After a failed fsync
-the disk's state is unknown: no client is accepted until it is known.
+If the journal cannot write, no reply of the lost steps was sent: the server reloads the disk's state, drops its
+connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk,
+deletes continue. After a failed fsync the disk's state is unknown: no client is accepted until it is known.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Durability:
         # In doubt, a crash may lose or keep the last group, so no state may be told.
         what = "takes in nobody, since what is on disk is in doubt," if self.journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
-        self.engine.read_only = f"the disk does not take it ({reason})"
+        self.engine.read_only = f"the disk does not take it ({reason})"  # so nothing more of it is recorded
         self._goes_back = True
         self._cut()
         if self.leaving:
@@ -162,7 +162,7 @@ class Durability:
         self._goes_back = False
         self.pending_commits = PendingCommits(durable=journal.appended, revision=engine.revision)
         self._on_restored(engine)
-        if not journal.answered:  # else the disk accepts the rest
+        if not journal.answered:  # else one step was refused for its content: the disk accepts the rest
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
             while not await self._in_thread(journal.try_again):  # noqa: ASYNC110 - a disk sends no notification

@@ -23,9 +23,10 @@ When a write fails, the group is rolled back as a whole. Then:
 If the fsync fails, the group may be durable or not. The journal is `in_doubt`, and the server may tell no state until a
 later commit is durable.
 
-A full disk still takes deletes. A group is committed only if room is kept back (`Reserve`), for deletes alone, to empty
-the log with that group into the database, and for the log of some deletes (`_keep_room`). When there is nothing to
-write, the writer returns unused pages to the disk, a slice at a time.
+A full disk still takes deletes. `Reserve` keeps room that only deletes may use: for the growth of the database when the
+log is emptied into it, and for the log of some deletes. A group is committed only if that room is there (`_keep_room`),
+so the log can always be emptied. When there is nothing to write, the writer returns unused pages to the disk, a slice
+at a time.
 """
 
 from __future__ import annotations
@@ -415,7 +416,7 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 return not busy
-            self._reserve.give_up()
+            self._reserve.give_up()  # it is kept back for this growth, too
         return False
 
     def _give_up_reserve(self, group: list[Facts]) -> bool:

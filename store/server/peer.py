@@ -117,7 +117,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Handle the client's end of stream."""
-        self.outbox.clear()
+        self.outbox.clear()  # the client does not wait for answers
         self.close(Closing.DROPPED)
         return False
 

@@ -61,7 +61,8 @@ class PendingCommits:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._number_of(request)
         if isinstance(response, Listing | Counted | Pong):
-            # The reply also holds at the revision after that step. A listing of many keys may keep an earlier one.
+            # The reply also holds at the revision after that step: nothing in it has changed since. A listing of many
+            # keys may keep an earlier one.
             on_disk_by_then = self.revision if number <= self.durable else self._steps[number][1]
             if response.revision > on_disk_by_then:
                 response = response.replace(revision=on_disk_by_then)

@@ -189,7 +189,7 @@ class Server:
             now = self._clock()
             if self._engine.look(now=now):
                 await self._let_lapse()
-            self._peers.make_room_in_outboxes()
+            self._peers.make_room_in_outboxes()  # others' writes may have used the free memory
             self._peers.make_room_in_listings()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2

@@ -2,7 +2,7 @@
 
 Until its hello, with any required token, a connection is a stranger. If there is no room for another stranger, those
 that were silent for a second are closed, first those of the address with the most; newcomers wait in the system's
-queue. If honest clients on busy machines take longer, all get more time.
+queue. If honest clients on busy machines take longer, all get more time: closed ones would come back and add load.
 
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
 One timer serves all connections: one each was among the largest costs.
@@ -178,7 +178,7 @@ class ConnectionTable:
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
     def _to_make_way(self, *, beside: bool) -> Stranger | None:
-        if not self._is_full(0, beside=beside):
+        if not self._is_full(0, beside=beside):  # unregistered connections have not been silent
             return None
         among = beside and len(self._strangers) < self._strangers_max  # they have used up their part
         silent_since = self.clock() - max(YIELD_AFTER, min(self._patience(), YIELD_MOST))

@@ -77,7 +77,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         peername = transport.get_extra_info("peername")
         if peername:
             self._name = host_and_port(*peername[:2])
-        if not self._table.has_room:  # without a message, which it would not understand
+        if not self._table.has_room:  # before TLS it would not understand a message
             self._table.refused += 1
             self.abort()
             return
