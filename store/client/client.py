@@ -132,9 +132,7 @@ class Watch(interface.Watch):
         self._news.set()
 
     def _push(self, events: list[Event]) -> None:
-        size = 0
-        for event in events:
-            size += EVENT_BYTES + key_bytes(event.key) + len(event.value)
+        size = sum([EVENT_BYTES + key_bytes(event.key) + len(event.value) for event in events])
         self._batches.append((events, size))
         self._held_bytes += size
         self._news.set()

@@ -164,7 +164,7 @@ class Engine:
         if opened is None:
             return None
         session, previous = opened
-        self._leases.peer_connected(peer, process, previous=previous)
+        self._leases.processes.connected(peer, process, previous=previous)
         if self._changes.facts is not None and self._sessions.made != made:
             self._changes.facts.opened(session.id, session.number)
         self._session_of[peer] = session

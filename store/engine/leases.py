@@ -84,7 +84,7 @@ class Leases:
     def __init__(self) -> None:
         self.bytes: int = 0
         self._leases: dict[int, LeaseRecord] = {}
-        self._processes = Processes()
+        self.processes: Processes = Processes()
         self._kept_by: dict[int, set[int]] = {}
         self._slots: dict[int, set[int]] = {}  # the leases in each
         self._order: list[int] = []  # a heap of slot numbers; some slots may be empty
@@ -161,16 +161,12 @@ class Leases:
 
     def _let_go(self, lease: LeaseRecord) -> None:
         self._keep(lease, None)
-        self._processes.lets_go(lease.id)
+        self.processes.lets_go(lease.id)
         lease.process = None
-
-    def peer_connected(self, peer: int, process: bytes, *, previous: int | None) -> None:
-        """Note a connection, which may replace `previous`."""
-        self._processes.connected(peer, process, previous=previous)
 
     def peer_closed(self, peer: int, how: Closing) -> Iterator[None]:
         """Shorten the leases that a closed peer kept, in steps."""
-        return self._shorten(peer, self._processes.closed(peer, how, now=self._served), self._served)
+        return self._shorten(peer, self.processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
         kept = self._kept_by.get(peer, set())  # a renewal removes a lease
@@ -286,7 +282,7 @@ class Leases:
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
             if lease.gone_ttl is not None and not lease.anonymous:
-                lease.process = self._processes.keeps(peer, lease.id)
+                lease.process = self.processes.keeps(peer, lease.id)
 
 
 def _slot_of(at: float) -> int:

@@ -107,20 +107,18 @@ class Requests:
     def carry_out(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
         """Carry out one request; return None if it is parked."""
         self._peer, self._request_id, self._when = peer, request_id, ()
-        handle = _HANDLERS.get(type(request))
-        if handle is None:
-            raise StoreUsageError(f"{type(request).__name__} is no request that this store takes")
-        return handle(self, request)
+        return _HANDLERS.get(type(request), Requests._refused)(self, request)
+
+    def _refused(self, request: Any) -> Response | None:
+        raise StoreUsageError(f"{type(request).__name__} is no request that this store takes")
 
     def _guarded(self, request: Guarded[Any]) -> Response | None:
         self._state.at_most("operations_max", len(request.when), "conditions")
         if not _all_hold(request.when, self._keys.entries):
             raise ConditionFailed(_broken(request.when, self._keys.entries))
-        handle = None if type(request.request) is Guarded else _HANDLERS.get(type(request.request))
-        if handle is None:
-            raise StoreUsageError(f"{type(request.request).__name__} is no request that this store takes")
-        self._when = request.when
-        return handle(self, request.request)
+        self._when, inner = request.when, request.request
+        handle = _HANDLERS.get(type(inner), Requests._refused)
+        return handle(self, inner) if type(inner) is not Guarded else self._refused(inner)
 
     def go_on(self, work: Work) -> Response | None:
         """Do the next step of a request that takes several."""
@@ -270,13 +268,10 @@ class Requests:
         self._state.check_room_for(request.key, len(value))
         return CompareAndSetResult(True, self._changes.write(request, value))
 
-    def _add(self, request: Add) -> Added:
+    def _add(self, request: Add | Append) -> Added:
         value = self._admit(request)
-        return Added(value=int(value), revision=self._changes.write(request, value).mod_revision)
-
-    def _append(self, request: Append) -> Added:
-        value = self._admit(request)
-        return Added(value=len(value), revision=self._changes.write(request, value).mod_revision)
+        revision = self._changes.write(request, value).mod_revision
+        return Added(value=int(value) if type(request) is Add else len(value), revision=revision)
 
     def _transact(self, request: Transact) -> TransactionResult:
         self._state.at_most("operations_max", len(request.when), "conditions")
@@ -512,7 +507,7 @@ _HANDLERS: dict[type, Callable[[Requests, Any], Response | None]] = {
     DeleteOlder: Requests._delete_older,
     CompareAndSet: Requests._compare_and_set,
     Add: Requests._add,
-    Append: Requests._append,
+    Append: Requests._add,
     Transact: Requests._transact,
     Revoke: Requests._revoke,
     TimeToLive: Requests._time_to_live,

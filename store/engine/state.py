@@ -253,7 +253,7 @@ class State:
     def _check_own_lease(self, ttl: float, write: Write, leases: int) -> None:
         if write.lease is not None:
             raise StoreUsageError(f"a put of {shown(write.key)} takes ttl or lease, not both")
-        self.check_ttl(ttl)
+        self.check_ttl(ttl, "ttl")
         self.check_lease_room(leases + 1)
 
     def _check_lease(self, lease: int, write: Write) -> None:
@@ -269,11 +269,9 @@ class State:
 
     def check_grant(self, grant: Grant) -> None:
         """Check the times of a lease."""
-        self.check_ttl(grant.ttl)
-        if grant.disconnect_ttl is not None:
-            self.check_ttl(grant.disconnect_ttl, "disconnect_ttl")
-        if grant.gone_ttl is not None:
-            self.check_ttl(grant.gone_ttl, "gone_ttl")
+        for name in ("ttl", "disconnect_ttl", "gone_ttl"):
+            if (ttl := getattr(grant, name)) is not None:
+                self.check_ttl(ttl, name)
 
     def check_grants(self, grants: Sequence[Grant]) -> None:
         """Check the leases of a transaction."""
@@ -287,7 +285,7 @@ class State:
             raise StoreUsageError("a transaction grants a lease twice; it may do so once")
         self.check_lease_room(len(grants))
 
-    def check_ttl(self, ttl: float, name: str = "ttl") -> None:
+    def check_ttl(self, ttl: float, name: str) -> None:
         """Refuse a TTL that is too long, or not positive."""
         if not ttl > 0:
             raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")

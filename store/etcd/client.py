@@ -293,7 +293,7 @@ class Client(interface.Store):
             left = deadline - self.time()
             if left <= 0:
                 raise self.members.late("Wait", None)
-            with anyio.move_on_after(None if left == math.inf else left):
+            with anyio.move_on_after(left):
                 await self._until_changed(watched, others, listing.revision + 1)
 
     async def _until_changed(self, missing: set[str], others: set[str], start_revision: int) -> None:

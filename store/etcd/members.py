@@ -165,8 +165,7 @@ class Members:
         async def attempt(connection: Connection, token: str | None, limit: float) -> Any:
             floor = self.identity.revision if method.startswith("KV/") else 0
             asked = fields if isinstance(fields, dict) else fields()
-            left = deadline - self._time()
-            with anyio.move_on_after(None if left == math.inf else left) as in_line:
+            with anyio.move_on_after(deadline - self._time()) as in_line:
                 await room.acquire()
             if in_line.cancelled_caught:
                 raise Failure("the requests before it are not answered", FailureKind.UNDONE, silent=True)
@@ -189,8 +188,7 @@ class Members:
     async def current_revision(self, deadline: float) -> int:
         """Return the store's revision, by the consensus."""
         reply = await self.ask("KV/Range", self._probe_fields, deadline=deadline, what="a question")
-        revision: int = reply.header.revision
-        return revision
+        return int(reply.header.revision)
 
     async def stream(self, requests: Sequence[Fields], *, deadline: float = math.inf, what: str = "") -> Subscription:
         """Open watches that are read together, at a member that answers; errors as of `ask`."""
@@ -287,8 +285,7 @@ class Members:
         current = self._current
         if current is not None:
             return current
-        left = deadline - self._time()
-        with anyio.move_on_after(None if left == math.inf else left):
+        with anyio.move_on_after(deadline - self._time()):
             async with self._connecting:
                 while True:
                     current = self._current  # another caller may have made it meanwhile

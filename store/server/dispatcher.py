@@ -121,10 +121,7 @@ class Dispatcher:
         if late:
             left: OrderedDict[int, list[Any]] = OrderedDict()
             for peer_id, what in late:
-                if peer_id in left:
-                    left[peer_id].append(what)
-                else:
-                    left[peer_id] = [what]
+                left.setdefault(peer_id, []).append(what)
             for peer_id, whats in left.items():
                 self._owed[peer_id] = self._owed.get(peer_id, 0) + len(whats)
             self._announcements.append((left, tell))
