@@ -400,9 +400,7 @@ class Reconnecting(interface.Store):
                 link.abort()
         if links:
             self.patience.changed_connection()
-            self.last_problem = describe(TimeoutError()) if self.met else SAYS_NOTHING[self._secure]
-        else:
-            self.last_problem = describe(TimeoutError())
+        self.last_problem = SAYS_NOTHING[self._secure] if links and not self.met else describe(TimeoutError())
         return None
 
     async def _converse(self, link: Link) -> tuple[bool, Link | None]:
