@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 NOBODY: Final = MappingProxyType[int, float]({})
 WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next tick follows a millisecond later
-WAITS_AT_ONCE = 512  # of one change, looked at in the same step: about 4 ms ...
+WAITS_AT_ONCE = 512  # waits that are looked at in the step of their change: about 4 ms ...
 WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
 
 

@@ -179,7 +179,7 @@ class Sessions:
         return id
 
     def restore(self, saved: Iterable[SavedSession], *, last: int, now: float) -> None:
-        """Restore saved sessions as abandoned now; those with the latest writes make way last."""
+        """Restore saved sessions, as abandoned at `now`; those with the latest writes make way last."""
         self.made = last
         for one in sorted(
             saved, key=lambda one: (max((_revision_in(reply) for _, reply in one.replies), default=0), one.number)

@@ -116,7 +116,7 @@ class State:
     # -------------------------------------------------------------------------------------- writes
 
     def admit(self, write: Write, leases: int = 0) -> bytes:
-        """Check a write, but not its room; return the new value. The request has made `leases` before it."""
+        """Check a write, but not its room; return the new value. The request has `leases` new leases before it."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)

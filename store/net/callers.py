@@ -1,6 +1,6 @@
 """Shell: rejects callers that would wait for ever.
 
-If the event loop of a blocking caller's thread serves the store, no answer can come.
+A blocking caller gets no answer if the event loop of its own thread serves the store.
 """
 
 from __future__ import annotations

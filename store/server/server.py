@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 WARN_EVERY = 5.0  # seconds between checks of the limits
-LOOK_EVERY = 0.1  # seconds, a third of a stall; a lease may lapse so late
+LOOK_EVERY = 0.1  # seconds; a third of a stall, and the most by which a lease lapses late
 LOOK_LEAST = 0.001  # seconds; a shorter time may be below the clock's resolution
 SPARE_FILES = 64  # for the rest of the process
 SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// and the server's authority")

@@ -1,6 +1,6 @@
 """Shell: an `ssl.SSLContext` for gRPC, which needs certificates as text.
 
-A context does not tell its own certificate. So one with a certificate is a `ClientContext`, which remembers it.
+A context does not show its own certificate. So one with a certificate is a `ClientContext`, which remembers it.
 """
 
 from __future__ import annotations
