@@ -80,7 +80,7 @@ class Store(Calls):
 
     A call raises `StoreTimeoutError` after `timeout` seconds, `ConnectionLost` without an answer, `StoreReplaced` if
     another store answers, `LimitExceeded` past a limit, `ConditionFailed` if one of `when=` is false, and
-    `LeaseNotFound` without its `lease=`.
+    `LeaseNotFound` if its `lease=` is gone.
 
     Attributes:
         tells_causes: True if the `delete` of a key says how its lease ended (`Event.cause`); not on etcd.

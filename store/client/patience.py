@@ -90,7 +90,7 @@ class Patience:
         return FIRST_ATTEMPT if self._round_trip is None else self._within_leases(ATTEMPT, 1 / SHARE_OF_LEASE)
 
     def first_word(self) -> float:
-        """Return the seconds for a server's first word: more for each attempt, which queues last again."""
+        """Return the seconds for a server's first word: more for each attempt, since a new connection queues last."""
         first = 2 * HEARTBEAT if self._round_trip is None else SILENCE
         longest = min(first * 2.0 ** min(self._unanswered_changes, 8), WORD_MOST)
         return max(self._within_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)

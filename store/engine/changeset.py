@@ -60,7 +60,7 @@ class Facts:
 
     @property
     def size(self) -> int:
-        """About the bytes of the facts, without the replies, which sessions count."""
+        """The approximate bytes of the facts; sessions count those of the replies."""
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property

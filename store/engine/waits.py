@@ -132,7 +132,7 @@ class Waits:
         return found
 
     def stands(self, watcher: Watcher) -> bool:
-        """Return False for a postponed wait, which is not registered at all its keys."""
+        """Return True if a wait is registered at all its keys; a postponed one is not."""
         parked = self.parked[watcher]
         return watcher in self._at.get(parked.keys[parked.missing], ()) and all(
             watcher in self._under.get(condition.key, ()) for condition in parked.when

@@ -62,7 +62,7 @@ class Addresses:
         self.literal: bool = bool(self._resolved)
 
     def use_small_packets(self, small: bool) -> None:
-        """Make both ends of later connections send small packets only, or any."""
+        """Choose whether both ends of later connections send only small packets."""
         self._small_packets = small
         if small and not self._said:
             self._said = True
