@@ -255,7 +255,7 @@ class Calls(ABC):
     ) -> CompareAndSetResult:
         """Write a key if its mod_revision (0: it must not exist) or its value is as expected.
 
-        The result has the present entry.
+        If not, the result has the present entry; that is no error.
 
         Raises:
             StoreUsageError: Not exactly one expectation was given; it is a `ValueError`.

@@ -268,7 +268,7 @@ class Note(Record, kw_only=True):
 
 
 class DeletedOlder(Response, code=81, kw_only=True):
-    """The number of deleted keys, the newest revision deleted, and the key to go on after, or ""."""
+    """The number of deleted keys, the last `revision` that counted, and the key to go on after, or ""."""
 
     count: int
     revision: int

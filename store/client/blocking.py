@@ -138,7 +138,7 @@ class Client(interface.BlockingStore):
         """End every wait, now and later; see `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
-            channel.interrupt()
+            channel.interrupt()  # if it was answered meanwhile, the next call reconnects
 
     def _free_channel(self) -> Channel:
         try:

@@ -215,7 +215,7 @@ class Channel:
 
     def _pause(self, deadline: float) -> None:
         now = time.monotonic()
-        if now >= deadline:
+        if now >= deadline:  # an attempt without time would fail at once
             raise _Expired
         # A server may close soon after each welcome.
         if self._attempt or now - self._welcomed_at < LASTED:

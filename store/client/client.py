@@ -214,7 +214,7 @@ class Client(Reconnecting):
         self._ended_by = timeout_name
         self.watching: dict[Watch, None] = {}  # all that are entered
         self.watches: dict[int, Watch] = {}  # those open at the server, by request id
-        self._turns = asyncio.Lock()  # of callers that wait for room
+        self._turns = asyncio.Lock()  # of callers that wait for room, first come, first served
         self._out: list[bytes] = []
         self._flushing = False
         self._written = 0  # bytes, on this connection

@@ -68,7 +68,7 @@ class Choice:
             self.problem = str(failure)
 
     def missed(self, place: int, failure: Failure, now: float) -> None:
-        """Note a member's failure; there is no pause while others are untried."""
+        """Note a member's failure; the pause is short while others are untried."""
         self.note(place, failure)
         was_in_reach = not self.all_fail
         self._failing.add(place)

@@ -29,7 +29,7 @@ async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, h
     reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="KeepAlive")
     if reply.TTL <= 0:
         raise _no_lease(lease)
-    if request.note:  # etcd's keep-alive has no note
+    if request.note:  # etcd's keep-alive has no note; writing it twice is harmless
         put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": request.note, "lease": lease}}
         with contextlib.suppress(StoreError):  # etcd may be full, but the lease is renewed
             await members.ask("KV/Txn", {"success": [put]}, deadline=deadline, what="writing")

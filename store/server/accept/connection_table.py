@@ -33,7 +33,7 @@ YIELD_MOST = 8.0  # ... but at most this many seconds
 LATELY = 30.0  # seconds
 HELLO_FACTOR = 6  # times the handshake_timeout: the most for a hello where all clients are slow
 STRANGERS_LEAST = 16  # the least limit on strangers
-BESIDE_SHARE = 4  # pages and metrics get at most one connection in this many
+BESIDE_SHARE = 4  # at most one stranger in this many may lead to a page or metrics
 SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
 RAW_BYTES = 64 * 1024
 
@@ -80,7 +80,7 @@ class ConnectionTable:
         self.allow(limits.connections_max)
 
     def allow(self, most: int) -> None:
-        """Limit connections to the system's maximum, and strangers to half of it."""
+        """Limit connections to the system's maximum; half may be strangers, unless there are few."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
