@@ -53,6 +53,10 @@ R = TypeVar("R", bound="Record")
 Steps = Generator[None, None, T]  # work in several steps, with others served in between
 
 _new: Any = tuple.__new__
+_MACHINERY = {
+    *("check", "code", "count", "defaults", "fields", "hidden", "index", "read", "read_in_steps", "unfit"),
+    *("by_place", "called", "outside", "pack", "pack_all", "unpack", "unpack_all", "unpack_at"),
+}
 _ROW = namedtuple("_ROW", [f"at_{place}" for place in range(64)])  # type: ignore[misc]  # accessors written in C
 
 
@@ -347,7 +351,7 @@ class RecordType(type):
         """Make the class; `kw_only=True` is for type checkers."""
         made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
         fields = tuple(each for each, said in made.__annotations__.items() if not str(said).startswith("ClassVar"))
-        made.fields, made.code = fields, code
+        made.fields, made.code, made.hidden = fields, code, _MACHINERY - {*fields}
         type.__setattr__(made, "__match_args__", fields)
         made.defaults = {each: body[each] for each in fields if each in body}
         for place, each in enumerate(fields, start=code is not None):
@@ -359,6 +363,10 @@ class RecordType(type):
         shape = _Shape(made)
         made.read, made.read_in_steps = shape.read, shape.read_in_steps
         return cast("RecordType", made)
+
+    def __dir__(cls) -> list[str]:
+        """Return what callers use; the rest is for other rooms."""
+        return [name for name in super().__dir__() if name not in cls.hidden]  # type: ignore[attr-defined]
 
 
 if TYPE_CHECKING:
@@ -406,6 +414,9 @@ class Record(_Base, metaclass=RecordType):
         """Return a copy with other values in some fields."""
         made: R = type(self)(**{name: getattr(self, name) for name in self.fields} | changes)
         return made
+
+    def __dir__(self) -> list[str]:
+        return dir(type(self))
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         # for copies and pickles

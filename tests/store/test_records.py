@@ -180,3 +180,12 @@ def test_a_record_has_no_attributes_but_its_own() -> None:
     assert Counted(count=3).count == 3
     assert getattr(Plain(name="a"), "count", None) is None
     assert getattr(Plain(name="a"), "index", None) is None
+
+
+def test_completion_offers_a_records_fields_and_none_of_what_reads_and_packs_records() -> None:
+    class Ticket(Record, code=1):
+        key: str
+        count: int = 0
+
+    assert [name for name in dir(Ticket("a")) if not name.startswith("_")] == ["count", "key", "replace"]
+    assert dir(Ticket) == dir(Ticket("a"))
