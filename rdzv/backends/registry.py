@@ -25,9 +25,9 @@ from urllib.parse import quote
 
 from rdzv.config.config_errors import refuse
 from rdzv.config.endpoint import split_url
-from rdzv.config.parameters import Parameter
+from rdzv.config.parameters import Parameter, Source
 from rdzv.config.rules import check_sizes
-from rdzv.config.settings import PARAMETERS
+from rdzv.config.settings import PARAMETERS, look_up
 from rdzv.config.value_types import FLAG, whole_number
 from rdzv.errors import RendezvousSettingsError
 from rdzv.interface import RendezvousHandler
@@ -139,12 +139,13 @@ _OWN_NAMES: Final = frozenset({"self", "backend", "endpoint", "run_id", "local_a
 
 
 def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> int | None:
-    """Pop a node count from `config` under any of its names; those in `given` take precedence."""
-    parameter = PARAMETERS[name]
-    names = (name, *parameter.aliases)
-    written = next((it for source in (given, config) for it in names if it in source), name)
+    """Pop a node count from `config` under any of its names; its own name, as in `given`, takes precedence."""
+    names = [name, *PARAMETERS[name].aliases]
+    for written in given.keys() & {*names}:
+        look_up(written, Source.KEYWORD)  # raises an error for an older name
+    written = next((it for it in names if it in config), name)
     raw = {it: config.pop(it, None) for it in names}[written]
-    count: int | None = None if raw is None else parameter.read(raw, written=written)
+    count: int | None = None if raw is None else PARAMETERS[name].read(raw, written=written)
     return count
 
 

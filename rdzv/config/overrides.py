@@ -19,15 +19,12 @@ File: TypeAlias = str | PurePath | None
 
 
 class Overrides(TypedDict, total=False):
-    """The keywords of `connect` and `rounds`: each parameter of docs/parameters.md, by its name or an older one."""
+    """The keywords of `connect` and `rounds`: each parameter of docs/parameters.md, by its name."""
 
     min_nodes: Count
-    min_workers: Count
     max_nodes: Count
-    max_workers: Count
     node_unit: Count
     join_timeout: Seconds
-    timeout: Seconds
     last_call_timeout: Seconds
     early_last_call: Flag
     expected: Sequence[str] | str | None
@@ -37,15 +34,12 @@ class Overrides(TypedDict, total=False):
     store_gone_timeout: Seconds
     closed_ttl: Seconds
     ttl: Seconds
-    keep_alive_interval: Seconds
-    keep_alive_max_attempt: Count
     disconnect_ttl: Seconds
     gone_ttl: Seconds
     unit_within: str | None
     stall_timeout: Seconds
     first_step_timeout: Seconds
     prefix: str | None
-    etcd_prefix: str | None
     is_host: Flag
     host: str | None
     data_dir: File

@@ -24,6 +24,7 @@ class Source(Enum):
 
     ENVIRONMENT = " in the environment"
     URL = " in the URL"
+    RDZV_CONF = " in --rdzv-conf"
     KEYWORD = ""
 
     def spell(self, name: str) -> str:
@@ -41,7 +42,7 @@ class Parameter:
     default: Any = None
     default_text: str = ""  # the default in words, if `derive` computes it
     derive: Callable[[Any], Any] | None = None  # returns the default from a `Settings`
-    aliases: tuple[str, ...] = ()  # older names
+    aliases: tuple[str, ...] = ()  # older names, for a URL and `--rdzv-conf`
     sources: frozenset[Source] = frozenset(Source)  # the places in which it may be given
     family: str = ""  # the kind of store that has it, "tcp" or "etcd"; empty: both
     encrypted_only: bool = False  # only for `tcps` and `etcds`

@@ -5,13 +5,14 @@ the field. If a parameter is given in several places, this order decides:
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
-Keywords that are None are ignored. A wrong value in any place is an error, with the parameter, the value, the limit and
-the remedy. Unknown names are errors, but not in the environment, in which launchers set RDZV_ROUND and others.
+torchrun's `--rdzv-conf` is passed on as keywords. Only there and in a URL, a parameter may have an older name, such as
+`timeout`, or PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`; if one of the pair is
+missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored. A wrong value in
+any place is an error, with the parameter, the value, the limit and the remedy. Unknown names are errors, but not in the
+environment, in which launchers set RDZV_ROUND and others.
 
-Three settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`; `ttl` and PyTorch's
-`keep_alive_interval` x `keep_alive_max_attempt`. A form overrides the other form in a weaker place; two forms in one
-place must not contradict each other. Of the keep-alive pair, a missing one has PyTorch's default, 5 seconds or 3
-attempts.
+Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. A form overrides the other
+form in a weaker place; two forms in one place must not contradict each other.
 
 The constructor of `Settings` checks all values, so `dataclasses.replace` does, too. Files are not read here, and the
 caller passes the environment.
@@ -48,8 +49,8 @@ TTL_MIN: Final = 0.5
 DISCONNECT_TTL: Final = 1.0  # in seconds: reconnecting takes milliseconds
 GONE_TTL_MIN: Final = 0.01  # in seconds: some round trips in one building, and a pause of the interpreter
 STALL_TIMEOUT_MIN: Final = 1.0  # in seconds: a briefly busy machine is not stuck
-_NOT_IN_A_URL: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
-_KEYWORD_ONLY: Final = frozenset({Source.KEYWORD})
+_NOT_SHOWN: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
+_NO_TEXT: Final = frozenset({Source.KEYWORD, Source.RDZV_CONF})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class Settings:
     ttl: float = parameter(
         10.0, duration(TTL_MIN, because=", below which a short pause would pass for a death", example="10")
     )
-    """Time for which a silent node counts as alive; also `keep_alive_interval` x `keep_alive_max_attempt`."""
+    """Time for which a silent node counts as alive; in a URL also `keep_alive_interval` x `keep_alive_max_attempt`."""
     disconnect_ttl: float = parameter(
         None,
         duration(GONE_TTL_MIN, because=", which a connection that was cut needs to come back", example="1"),
@@ -152,11 +153,11 @@ class Settings:
     """
     metrics_port: int | None = parameter(None, kinds.HTTP_PORT)
     """This node's port for its [metrics](operating.md#http-health-metrics-and-a-page); needs the extra `http`."""
-    token: str | bytes | None = parameter(None, kinds.SECRET, sources=_NOT_IN_A_URL, family="tcp", is_secret=True)
+    token: str | bytes | None = parameter(None, kinds.SECRET, sources=_NOT_SHOWN, family="tcp", is_secret=True)
     """The shared secret; never in a URL."""
     token_file: str | None = parameter(None, kinds.PATH, family="tcp")
     """A file with the shared secret."""
-    tls: Any = parameter(None, kinds.TLS, sources=_KEYWORD_ONLY)
+    tls: Any = parameter(None, kinds.TLS, sources=_NO_TEXT)
     """An ssl.SSLContext instead of ca, cert and key."""
     ca: str | None = parameter(None, kinds.PATH, encrypted_only=True)
     """A file of certificates to trust."""
@@ -194,7 +195,7 @@ class Settings:
     agent_store: bool | None = parameter(None, kinds.FLAG, default_text="true under torchrun, else false")
     """Rank 0's agent serves PyTorch's TCPStore at the port where members meet
     ([pytorch.md](pytorch.md#agent_store))."""
-    health_check: Callable[..., Any] | None = parameter(None, kinds.FUNCTION, sources=_KEYWORD_ONLY)
+    health_check: Callable[..., Any] | None = parameter(None, kinds.FUNCTION, sources=_NO_TEXT)
     """A function that keeps the node out by raising, or by returning a reason."""
 
     def __post_init__(self) -> None:
@@ -292,8 +293,8 @@ _BY_WRITTEN_NAME: Final[Mapping[str, Parameter]] = {
 
 # The environment variables of parameters.
 _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
-    Source.ENVIRONMENT.spell(written): written
-    for written, parameter in _BY_WRITTEN_NAME.items()
+    Source.ENVIRONMENT.spell(name): name
+    for name, parameter in PARAMETERS.items()
     if Source.ENVIRONMENT in parameter.sources
 }
 
@@ -302,7 +303,7 @@ _LINK: Final = re.compile(r"(tcp|udp|sctp)://[^/?]+:[0-9]+$")
 
 _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
     name: frozenset(theirs)
-    for one, other in (({"token"}, {"token_file"}), ({"tls"}, {"ca", "cert", "key"}), ({"ttl"}, {*KEEP_ALIVE}))
+    for one, other in (({"token"}, {"token_file"}), ({"tls"}, {"ca", "cert", "key"}))
     for mine, theirs in ((one, other), (other, one))
     for name in mine
 }
@@ -322,11 +323,7 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
         (Source.URL, parts.parameters),
         (Source.KEYWORD, {name: value for name, value in overrides.items() if value is not None}),
     ):
-        _overlay(chosen, _read(given, source))
-    keep_alive = {name: chosen.pop(name) for name in KEEP_ALIVE if name in chosen}
-    if keep_alive:
-        written = " x ".join(KEEP_ALIVE)
-        chosen["ttl"] = PARAMETERS["ttl"].read(_keep_alive_ttl(keep_alive), written=written)
+        _overlay(chosen, read(given, source))
     settings = Settings(endpoint=endpoint, run_id=run_id, **chosen)
     if settings.can_join and settings.max_nodes != settings.capacity:
         _warn(
@@ -352,32 +349,28 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {_IN_THE_ENVIRONMENT[variable]: environ[variable].strip() for variable in there}
 
 
-def _read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
+def read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Return the checked values of one place, by parameter name."""
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for written, raw in given.items():
-        parameter = _look_up(written, source)
+        parameter = look_up(written, source)
         value = parameter.read(raw, source=source, written=written)
         first = written_as.get(parameter.name)
         if first is not None and values[parameter.name] != value:
             _contradiction(f"{first}={shown(given[first])} and {written}={shown(raw)}", source)
         values[parameter.name], written_as[parameter.name] = value, written
-    if "ttl" in values and values.keys() & KEEP_ALIVE.keys():
-        product = _keep_alive_ttl(values)
-        if values["ttl"] != product:
-            _contradiction(f"ttl={values['ttl']:g} and {' x '.join(KEEP_ALIVE)}={product:g}", source)
-        values = {name: value for name, value in values.items() if name not in KEEP_ALIVE}
+    if values.keys() & KEEP_ALIVE.keys():
+        interval, attempts = (values.pop(name, parameter.default) for name, parameter in KEEP_ALIVE.items())
+        written = " x ".join(KEEP_ALIVE)
+        product = PARAMETERS["ttl"].read(float(interval * attempts), source=source, written=written)
+        if values.setdefault("ttl", product) != product:
+            _contradiction(f"ttl={values['ttl']:g} and {written}={product:g}", source)
     return values
 
 
 def _contradiction(both: str, source: Source) -> NoReturn:
     refuse(f"{both}{source.value} mean the same and must not differ; leave one out")
-
-
-def _keep_alive_ttl(values: Mapping[str, Any]) -> float:
-    interval, attempts = (values.get(name, parameter.default) for name, parameter in KEEP_ALIVE.items())
-    return float(interval * attempts)
 
 
 def _overlay(chosen: dict[str, Any], values: Mapping[str, Any]) -> None:
@@ -388,18 +381,21 @@ def _overlay(chosen: dict[str, Any], values: Mapping[str, Any]) -> None:
     chosen.update(values)
 
 
-def _look_up(written: str, source: Source) -> Parameter:
+def look_up(written: str, source: Source) -> Parameter:
+    """Return the parameter with this name in this place, or raise an error."""
     parameter = _BY_WRITTEN_NAME.get(written)
     if parameter is None:
         refuse(
-            f"there is no parameter {shown(written)}{source.value}{suggest(written, _BY_WRITTEN_NAME, within=0.3)}; "
+            f"there is no parameter {shown(written)}{source.value}{suggest(written, PARAMETERS, within=0.3)}; "
             f"the parameters are {', '.join(PARAMETERS)}"
         )
+    if source is Source.KEYWORD and written not in PARAMETERS:
+        name = "ttl" if written in KEEP_ALIVE else parameter.name
+        refuse(f"there is no keyword {written}, which is an older name for URLs and --rdzv-conf; write {name}")
     if source not in parameter.sources and parameter.is_secret:
         refuse(
-            f"{written} was given in the URL, but secrets do not belong into a URL, which is shown in "
-            f"process lists; put it into a file and name that: "
-            f"{written}_file={PARAMETERS[f'{written}_file'].kind.example}"
+            f"{written} was given{source.value}, which is shown in process lists, and secrets do not belong there; "
+            f"put it into a file and name that: {written}_file={PARAMETERS[f'{written}_file'].kind.example}"
         )
     if source not in parameter.sources:
         refuse(f"{written} in the URL must be {parameter.kind.limit}, which text cannot be; give it as a keyword")

@@ -21,7 +21,8 @@ from rdzv import errors as ours
 from rdzv import sync
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
-from rdzv.config.settings import PARAMETERS
+from rdzv.config.parameters import Source
+from rdzv.config.settings import PARAMETERS, read
 from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import to_leave
 from rdzv.loop.life import Life
@@ -70,26 +71,18 @@ def _as_torch(error: ours.RendezvousError) -> Exception:
 class _Choices:
     """The parameters of `torchrun` as ours."""
 
-    # PyTorch always adds `timeout=900`, and its dynamic handler reads `join_timeout`. `heartbeat_timeout` limits its
-    # heartbeat, `use_libuv` and `store_type` choose its store: not ours.
-    IGNORED: Final = ("timeout", "heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
+    # `heartbeat_timeout` limits PyTorch's heartbeat, `use_libuv` and `store_type` choose its store: not ours.
+    IGNORED: Final = ("heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
 
     def __init__(self, params: Any) -> None:
         config = {name: value for name, value in params.config.items() if name not in self.IGNORED}
-        if str(params.config.get("timeout", "900")) not in ("900", "900.0"):
-            log.warning(
-                "--rdzv-conf timeout=%s is not read, as PyTorch's dynamic rendezvous does not read it; "
-                "give join_timeout, which is 600 seconds by default",
-                params.config["timeout"],
-            )
-        for name in config:
-            if name in PARAMETERS and PARAMETERS[name].is_secret:
-                refuse(
-                    f"{name} was given in --rdzv-conf, which is shown in process lists; put it into a file and give "
-                    f"{name}_file={PARAMETERS[f'{name}_file'].kind.example}"
-                )
+        # PyTorch always adds `timeout=900`.
+        if "join_timeout" in config or str(config.get("timeout")) in ("900", "900.0"):
+            config.pop("timeout", None)
         self.read_timeout = timedelta(seconds=_read("read_timeout", config, READ_TIMEOUT, like="join_timeout"))
         self.regroup_on_loss: bool = _read("regroup_on_loss", config, True, like="insecure")
+        # The values stay as written: `is_host=auto` is None once it is read, and None means that it was not given.
+        config = read(config, Source.RDZV_CONF) | {name: config[name] for name in config if name in PARAMETERS}
 
         endpoint = params.endpoint.strip()
         if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
@@ -141,9 +134,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     """PyTorch's rendezvous handler over ours, for `torchrun --rdzv-backend=rdzv`.
 
     `--rdzv-endpoint` is `host[:port]`, or a URL of ours without the run, such as `etcd://head:2379`. `--rdzv-conf`
-    takes our parameters, and PyTorch's: `join_timeout`, `last_call_timeout`, `close_timeout`, `is_host`,
-    `keep_alive_interval` and `keep_alive_max_attempt` (their product is our `ttl`), `read_timeout` (for the agent's
-    store), `heartbeat_timeout` (accepted and ignored), and:
+    takes our parameters, and PyTorch's: `join_timeout`, `timeout` (our `join_timeout`, unless that is given, too),
+    `last_call_timeout`, `close_timeout`, `is_host`, `keep_alive_interval` x `keep_alive_max_attempt` (our `ttl`),
+    `read_timeout` (for the agent's store), `heartbeat_timeout` (accepted and ignored), and:
 
         regroup_on_loss     members meet again when one has died or left (true); false waits, as PyTorch does, until
                             their workers fail

@@ -81,8 +81,10 @@ def test_keywords_take_precedence_over_the_url_also_by_another_name() -> None:
     assert (it.backend, it.endpoint, it.run_id, it.min_nodes, it.max_nodes) == ("mine", "a,b:2", "job-7", 2, 2)
     assert (it.local_addr, it.config) == ("10.0.0.7", {"colour": "blue", "size": 3})
     assert (it.url, it.overrides) == (url, {"colour": "blue", "size": 3})
-    it = RendezvousParameters.from_url("mine://a/r?min_nodes=2&max_nodes=9", {"min_workers": 3})
+    it = RendezvousParameters.from_url("mine://a/r?min_workers=2&max_nodes=9", {"min_nodes": 3})
     assert (it.min_nodes, it.max_nodes) == (3, 9)
+    with pytest.raises(RendezvousSettingsError, match=r"no keyword min_workers.*write min_nodes"):
+        RendezvousParameters.from_url("mine://a/r?min_nodes=2", {"min_workers": 3})
     observer = RendezvousParameters.from_url("mine://a/r", {})
     assert (observer.min_nodes, observer.max_nodes) == (None, None)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rdzv.config.endpoint import Endpoint
-from rdzv.config.settings import PARAMETERS, Settings, describe_difference, parse
+from rdzv.config.parameters import Source
+from rdzv.config.settings import PARAMETERS, Settings, describe_difference, parse, read
 from rdzv.errors import RendezvousSettingsError
 from store.limits import Limits
 
@@ -41,7 +42,7 @@ def by_name(first: Any, second: Any) -> int:
 
 
 FEW = Limits(keys_max=5, handshake_timeout=2.5)
-PAIR = {"keep_alive_interval": 2, "keep_alive_max_attempt": 4}
+PAIR = "?keep_alive_interval=2&keep_alive_max_attempt=4"
 
 
 @pytest.mark.parametrize(
@@ -102,19 +103,17 @@ PAIR = {"keep_alive_interval": 2, "keep_alive_max_attempt": 4}
             {},
             {"min_nodes": 2, "max_nodes": 4, "join_timeout": 60, "prefix": "/torch/runs"},
         ),
-        (TCP, {"RDZV_MIN_WORKERS": "2"}, {}, {"min_nodes": 2}),
+        (TCP, {"RDZV_MIN_WORKERS": "2", "RDZV_TIMEOUT": "2"}, {}, {"min_nodes": None, "join_timeout": 600}),
         (TCP, {"RDZV_TOKEN": "swordfish\n"}, {}, {"token": "swordfish"}),
-        (TCP, {}, {"min_nodes": 2, "min_workers": "2"}, {"min_nodes": 2}),
-        (TCP + "?min_nodes=2", {}, {"min_workers": 3}, {"min_nodes": 3}),
-        # PyTorch's pair of parameters gives the ttl, also if only one of them is set, or both come from two sources. If
-        # two disagree, the stronger source wins.
-        (TCP, {}, PAIR, {"ttl": 8}),
-        (TCP, {}, {"keep_alive_interval": 2}, {"ttl": 6}),
-        (TCP, {}, {"keep_alive_max_attempt": 4}, {"ttl": 20}),
-        (TCP, {}, {"keep_alive_interval": 2, "ttl": 6}, {"ttl": 6}),
-        (TCP + "?keep_alive_interval=10", {}, {"keep_alive_max_attempt": 2}, {"ttl": 20}),
-        (TCP + "?ttl=7", {}, {"keep_alive_interval": 2}, {"ttl": 6}),
-        (TCP + "?keep_alive_interval=2", {}, {"ttl": 7}, {"ttl": 7}),
+        (TCP + "?min_nodes=2&min_workers=2", {}, {}, {"min_nodes": 2}),
+        (TCP + "?min_workers=2", {}, {"min_nodes": 3}, {"min_nodes": 3}),
+        # PyTorch's pair of parameters gives the ttl, also if only one of them is set.
+        (TCP + PAIR, {}, {}, {"ttl": 8}),
+        (TCP + PAIR + "&ttl=8", {}, {}, {"ttl": 8}),
+        (TCP + "?keep_alive_interval=2", {}, {}, {"ttl": 6}),
+        (TCP + "?keep_alive_max_attempt=4", {}, {}, {"ttl": 20}),
+        (TCP + PAIR, {"RDZV_TTL": "3"}, {}, {"ttl": 8}),
+        (TCP + PAIR, {}, {"ttl": 7}, {"ttl": 7}),
         (TCP, {"RDZV_TOKEN_FILE": "/run/t"}, {"token": b"swordfish"}, {"token": b"swordfish", "token_file": None}),
         (TCP + "?token_file=/run/t", {"RDZV_TOKEN": "swordfish"}, {}, {"token": None, "token_file": "/run/t"}),
         # Values come as text or as themselves.
@@ -139,6 +138,24 @@ def test_the_sources_of_values(
 ) -> None:
     chosen = parsed(url, environ, **overrides)
     assert {name: getattr(chosen, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "name"),
+    [
+        ("timeout", "join_timeout"),
+        ("min_workers", "min_nodes"),
+        ("max_workers", "max_nodes"),
+        ("etcd_prefix", "prefix"),
+        ("keep_alive_interval", "ttl"),
+        ("keep_alive_max_attempt", "ttl"),
+    ],
+)
+def test_an_older_name_is_for_urls_and_rdzv_conf_and_no_keyword(old: str, name: str) -> None:
+    """In other calls the keyword `timeout` limits a request, or a collective."""
+    given: dict[str, Any] = {old: 1}
+    assert f"no keyword {old}," in (message := refusal(**given)) and message.endswith(f"; write {name}"), message
+    assert read({old: "7"}, Source.RDZV_CONF).keys() == {name} == read({old: "7"}, Source.URL).keys()
 
 
 def test_variables_that_set_no_parameter_are_ignored() -> None:
@@ -181,7 +198,7 @@ def test_the_error_for_a_wrong_url_names_the_fault(url: str, said: tuple[str, ..
 
 def test_secrets_do_not_belong_into_a_url_and_are_not_repeated() -> None:
     message = refusal(TCP + "?token=swordfish")
-    assert "do not belong into a URL" in message and "process lists" in message and "token_file=" in message
+    assert all(words in message for words in ("in the URL", "do not belong there", "process lists", "token_file="))
     assert "swordfish" not in message
 
 
@@ -213,16 +230,16 @@ CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         (TCP, {"user": "me"}, ("user is for etcd", "tcp", "leave out user")),
         (TCP, {"password_file": "/p"}, ("password_file is for etcd", "leave out")),
         (TCP, {"ca": "/ca"}, ("ca is for encrypted connections", "write tcps://")),
-        (TCP, {"min_nodes": 2, "min_workers": 3}, ("min_nodes=2 and min_workers=3", "leave one out")),
+        (TCP + "?min_nodes=2&min_workers=3", {}, ("min_nodes='2' and min_workers='3'", "leave one out")),
         (TCP + "?timeout=1&join_timeout=2", {}, ("timeout='1' and join_timeout='2' in the URL",)),
         (
-            TCP,
-            {"ttl": 4, "keep_alive_interval": 2},
+            TCP + "?ttl=4&keep_alive_interval=2",
+            {},
             ("ttl=4 and keep_alive_interval x keep_alive_max_attempt=6", "leave one out"),
         ),
         (
-            TCP,
-            {"keep_alive_interval": 0.1},
+            TCP + "?keep_alive_interval=0.1",
+            {},
             ("keep_alive_interval x keep_alive_max_attempt=0.3", "from 0.5", "write for example ttl=10"),
         ),
     ],

@@ -575,11 +575,23 @@ def test_wrong_settings_are_reported_when_the_handler_is_made(
         settings_of(endpoint, **config)
 
 
-def test_torchruns_default_timeout_is_ignored_and_another_one_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    assert settings_of("head", timeout=900).join_timeout == 600
-    assert not caplog.records
-    assert settings_of("head", timeout="60").join_timeout == 600
-    assert "timeout=60 is not read" in caplog.text
+@pytest.mark.parametrize(
+    ("config", "seconds"),
+    [
+        ({"timeout": 900}, 600),  # PyTorch's default, which it always adds
+        ({"timeout": "1800"}, 1800),
+        ({"timeout": "1800", "join_timeout": "90"}, 90),
+    ],
+)
+def test_a_timeout_of_torchrun_is_the_join_timeout(config: dict[str, Any], seconds: float) -> None:
+    """Regression: it was dropped, and a job that asked for 30 minutes had 10."""
+    assert settings_of("head", **config).join_timeout == seconds
+
+
+def test_older_names_in_rdzv_conf_are_understood_and_auto_overrides_the_endpoint() -> None:
+    settings = settings_of("etcd://head", etcd_prefix="/mine", min_workers="3", max_workers="5")
+    assert (settings.prefix, settings.min_nodes, settings.max_nodes) == ("/mine", 3, 5)
+    assert settings_of("tcp://head/job-7?is_host=1", is_host="auto").is_host is None
 
 
 def test_a_run_without_a_name_ends_with_its_last_node(url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,7 +22,7 @@ from rdzv.cli.launcher.launch import _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
 from rdzv.cli.main import main
 from rdzv.cli.run import processes_here
-from rdzv.config.parameters import KEEP_ALIVE, Source
+from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
@@ -388,12 +388,7 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
             error_file="/tmp/y",
         )
     assert (told["TORCHELASTIC_RESTART_COUNT"], told["TORCHELASTIC_RUN_ID"], told["ROLE_RANK"]) == ("0", "job", "0")
-    parameters = {
-        Source.ENVIRONMENT.spell(name)
-        for parameter in (*PARAMETERS.values(), *KEEP_ALIVE.values())
-        for name in (parameter.name, *parameter.aliases)
-    }
-    assert told.keys() & parameters == set()
+    assert told.keys() & {Source.ENVIRONMENT.spell(name) for name in PARAMETERS} == set()
 
 
 async def test_preloaded_processes_are_forked_and_otherwise_the_same(server: str) -> None:
