@@ -116,8 +116,7 @@ def is_made_by_us(kind: type) -> bool:
 def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: object) -> bool | None:  # noqa: ARG001
     """Leave out private members."""
     defined = getattr(getattr(obj, "fget", obj), "__qualname__", "")
-    of_record = defined.startswith(("Record.", "Stored.", "_Shape.")) and name != "replace"
-    return True if of_record or {name, defined} & OF_THE_INSIDE else None
+    return True if {name, defined} & OF_THE_INSIDE else None
 
 
 def sign(app: Sphinx, what: str, name: str, obj: Any, options: object, *_: object) -> tuple[str, None] | None:  # noqa: ARG001

@@ -53,10 +53,6 @@ R = TypeVar("R", bound="Record")
 Steps = Generator[None, None, T]  # work in several steps, with others served in between
 
 _new: Any = tuple.__new__
-_MACHINERY = {
-    *("check", "code", "count", "defaults", "fields", "hidden", "index", "read", "read_in_steps", "unfit"),
-    *("by_place", "called", "outside", "pack", "pack_all", "unpack", "unpack_all", "unpack_at"),
-}
 _ROW = namedtuple("_ROW", [f"at_{place}" for place in range(64)])  # type: ignore[misc]  # accessors written in C
 
 
@@ -351,7 +347,7 @@ class RecordType(type):
         """Make the class; `kw_only=True` is for type checkers."""
         made: Any = super().__new__(cls, name, bases, {"__slots__": (), **body})
         fields = tuple(each for each, said in made.__annotations__.items() if not str(said).startswith("ClassVar"))
-        made.fields, made.code, made.hidden = fields, code, _MACHINERY - {*fields}
+        made.fields, made.code = fields, code
         type.__setattr__(made, "__match_args__", fields)
         made.defaults = {each: body[each] for each in fields if each in body}
         for place, each in enumerate(fields, start=code is not None):
@@ -365,8 +361,13 @@ class RecordType(type):
         return cast("RecordType", made)
 
     def __dir__(cls) -> list[str]:
-        """Return what callers use; the rest is for other rooms."""
-        return [name for name in super().__dir__() if name not in cls.hidden]  # type: ignore[attr-defined]
+        """Return the names that callers use: not those of bases without fields, which read, check and pack records."""
+        machinery = {"unfit"}
+        for base in cls.__mro__:
+            if isinstance(base, RecordType) and not cast("type[Record]", base).fields:
+                machinery |= vars(base).keys()
+        machinery -= {"replace", *cast("type[Record]", cls).fields}
+        return [name for name in super().__dir__() if name.startswith("_") or name not in machinery]
 
 
 if TYPE_CHECKING:

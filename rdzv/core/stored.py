@@ -68,7 +68,7 @@ class Stored(Record):
         by_place: ClassVar[bool]
         outside: ClassVar[tuple[str, ...]]
     else:
-        by_place, outside = False, ()
+        called, by_place, outside = "", False, ()
 
     def pack(self) -> bytes:
         """Return the record as bytes; raise `RendezvousSettingsError` if they could not be read back."""
