@@ -351,6 +351,7 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
     """Keep a lease during a block, which may end in another task; then revoke it.
 
     If it is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
+    Blocking the event loop for longer than the TTL loses it.
     """
     loss = Cancelling()
     lease = await keeping.hold(ttl, loss.begin, **terms)

@@ -548,7 +548,7 @@ class Excessive(Request[Failed]):
 
 
 class Unknown(Request[Failed]):
-    """Stands for a request that this release does not know, or not a part of it."""
+    """Stands for a request that this release does not know, in whole or in part."""
 
     what: str
 

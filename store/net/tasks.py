@@ -27,7 +27,10 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None
 
 
 async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
-    """Run work in its own task; return its result, or None after `within` seconds, or then raise a cancellation."""
+    """Run work in its own task; return its result, or None after `within` seconds.
+
+    A cancelled caller waits for this, too, and is cancelled afterwards.
+    """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     deadline = None if within is None else loop.time() + within
