@@ -74,6 +74,9 @@ class RendezvousHandler(ABC):
 class BlockingRendezvousHandler(ABC):
     """The blocking twin of `RendezvousHandler`, with the same methods; `with` closes it."""
 
+    run_id = RendezvousHandler.run_id
+    node_id = RendezvousHandler.node_id
+
     @abstractmethod
     def next_rendezvous(self) -> BlockingRendezvousInfo:
         """Leave the current round, if any, and return once this node is a member of the next."""

@@ -39,6 +39,7 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  it cannot have an
     world_size: int
     store: S
     bootstrap_address: tuple[str, int]
+    _membership: Membership = field(repr=False)
 
     def __new__(cls, *, store: S, rank: int, world_size: int, **_: object) -> Self:
         """Make the tuple; the rest is for `__init__`."""
@@ -55,8 +56,20 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  it cannot have an
             rank=membership.rank,
             world_size=round.size,
             bootstrap_address=(round.host, round.port),
+            _membership=membership,
             **rest,
         )
+
+    def superseded(self) -> str | None:
+        """Return why this node is no longer in the round, as far as it knows; None while it is. From any thread."""
+        return self._membership.over
+
+    def on_superseded(self, callback: Callable[[str], None]) -> None:
+        """Call back once, with the reason for which this node is no longer in the round. From any thread.
+
+        The callback runs in the node thread, or here if there is a reason already. It must be quick.
+        """
+        self._membership.call_when_over(callback)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,19 +89,7 @@ class RendezvousInfo(_Info["SharedStore"]):
     """
 
     store: SharedStore
-    _membership: Membership = field(repr=False)
     _read_roster: Callable[[], Awaitable[list[Participant]]] = field(repr=False)
-
-    def superseded(self) -> str | None:
-        """Return why this node is no longer in the round, as far as it knows; None while it is. From any thread."""
-        return self._membership.over
-
-    def on_superseded(self, callback: Callable[[str], None]) -> None:
-        """Call back once, with the reason for which this node is no longer in the round. From any thread.
-
-        The callback runs in the node thread, or here if there is a reason already. It must be quick.
-        """
-        self._membership.call_when_over(callback)
 
     async def participants(self) -> list[Participant]:
         """Read all members, by rank, with address, payload and attributes. The cost grows with their number."""

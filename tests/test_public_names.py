@@ -31,6 +31,12 @@ OF_THE_INSIDE = {
     *("Engine", "Peer", "EndWhenAlone"),  # of a `Server`, for code in its own process
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
     *("Done", "Keys", "LeaseLike"),  # names of plain types
+    *(
+        "Connection",
+        "InFlight",
+        "Link",
+        "Question",
+    ),  # what `connect` returns; of a client and a handler, for other rooms
 }
 
 
@@ -84,7 +90,13 @@ def test_types_in_public_signatures_can_be_imported() -> None:
         if isinstance(node, ast.ClassDef)
     }
     hidden = {}
-    for thing in names.values():
+    things = [
+        getattr(module, name)
+        for module in map(importlib.import_module, MODULES)
+        if module.__name__ != "rdzv.torch"
+        for name in module.__all__
+    ]
+    for thing in things:
         for where, signature in signatures(thing):
             annotations = [*(it.annotation for it in signature.parameters.values()), signature.return_annotation]
             for word in re.findall(r"[A-Za-z_]\w*", " ".join(it for it in annotations if isinstance(it, str))):
@@ -93,6 +105,32 @@ def test_types_in_public_signatures_can_be_imported() -> None:
                     if id(found) not in exported:
                         hidden[word] = where
     assert hidden == {}
+
+
+ONE_TWIN_ONLY = {
+    "Handler": "aclose close connect node open_blocking_store questions share",  # `async with` has no method that opens
+    "RendezvousHandler": "aclose close",
+    "SharedStore": "close keys_max blocking end_calls reopened",  # `keys_max` is for PyTorch's clones
+    "Client": (
+        "aclose close connected durable lease_ttl_max "  # a blocking client connects at its first call
+        "abandon ask ask_ping awaits_answer bound_pauses cancel check_usable ends fail fail_over failure last_problem "
+        "may_write met on_connection received seen_as server tell tells_causes end_waits interrupt"
+    ),
+    "Watch": "close",  # from another thread; the awaited twin's task is cancelled
+}
+"""What one twin has and the other lacks."""
+
+
+@pytest.mark.parametrize("package", ["rdzv", "store"])
+def test_each_class_has_what_its_twin_has(package: str) -> None:
+    awaited, blocking = importlib.import_module(package), importlib.import_module(f"{package}.sync")
+    differ = {}
+    for name in blocking.__all__:
+        twins = getattr(awaited, name, None), getattr(blocking, name)
+        if all(map(inspect.isclass, twins)):
+            differ[name] = {each for each in set(dir(twins[0])) ^ set(dir(twins[1])) if not each.startswith("_")}
+    known = {name: set(ONE_TWIN_ONLY.get(name, "").split()) for name in differ}
+    assert {name: lacking - known[name] for name, lacking in differ.items() if lacking - known[name]} == {}
 
 
 SHOWN = {

@@ -14,10 +14,11 @@ import contextlib
 import functools
 import math
 import os
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast
 
 import anyio
 
+from rdzv.core.state import Change
 from rdzv.errors import RendezvousStateError
 from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
@@ -30,9 +31,9 @@ from rdzv.node.member.health import examine
 from rdzv.node.node import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 
-    from rdzv.core.state import Change
+    from rdzv.core.report import RunStatus
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
     from rdzv.node.link.loops import NodeLoop
     from rdzv.node.node import Node
@@ -147,6 +148,11 @@ class Handler(Known, RendezvousHandler):
         changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._elsewhere("changes")
         return BlockingChanges(changes(), self.call)
 
+    def statuses(self) -> Iterator[RunStatus]:
+        """Yield the run's status now, and after each change; the last one is of the closed run."""
+        with BlockingStream(contextlib.aclosing(self._elsewhere("statuses")()), self.call) as statuses:
+            yield from statuses
+
     def connect(self) -> None:
         """Connect; entering the context does the same."""
         node = self.node
@@ -212,48 +218,56 @@ class Handler(Known, RendezvousHandler):
     _roster = blocking(verbs.roster)
 
 
-class BlockingChanges:
-    """The changes of an async handler, read in the handler's loop; for one thread at a time."""
+class BlockingStream(Generic[T]):
+    """The items of an async iterator, read in the handler's loop; for one thread at a time."""
 
     def __init__(
-        self,
-        changes: contextlib.AbstractAsyncContextManager[AsyncIterator[Change]],
-        call: Callable[[Awaitable[Any]], Any],
+        self, opened: contextlib.AbstractAsyncContextManager[AsyncIterator[T]], call: Callable[[Awaitable[Any]], Any]
     ) -> None:
-        self._changes = changes
+        self._opened = opened
         self._call = call
-        self._stream: AsyncIterator[Change] | None = None
-        self._taken: list[Change] = []  # from the stream, and not given yet: a signal handler may have raised meanwhile
+        self._stream: AsyncIterator[T] | None = None
+        self._turn = asyncio.Lock()  # for a call in the handler's loop
+        self._taken: list[T] = []  # from the stream, and not given yet: a signal handler may have raised meanwhile
 
     def __enter__(self) -> Self:
-        self._stream = self._call(self._changes.__aenter__())
+        self._stream = self._call(self._opened.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
+        async def leave() -> None:
+            async with self._turn:  # an interrupted read still ends
+                await self._opened.__aexit__(None, None, None)
+
         with contextlib.suppress(RendezvousStateError):  # the handler is closed
-            self._call(self._changes.__aexit__(None, None, None))
+            self._call(leave())
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Change:
-        change = self.poll(math.inf)
-        if change is None:
+    def __next__(self) -> T:
+        item = self.poll(math.inf)
+        if item is None:
             raise StopIteration
-        return change
+        return item
 
-    def poll(self, timeout: float) -> Change | None:
-        """Return the next change; None if none came within `timeout` seconds, or none will come."""
+    def poll(self, timeout: float) -> T | None:
+        """Return the next item; None if none came within `timeout` seconds, or none will come."""
         stream = self._stream
         if stream is None:
             raise RendezvousStateError("changes are entered first: with handler.changes() as changes")
 
         async def take_one() -> None:
-            with anyio.move_on_after(timeout), contextlib.suppress(StopAsyncIteration):
-                self._taken.append(await anext(stream))
+            async with self._turn:
+                with anyio.move_on_after(timeout), contextlib.suppress(StopAsyncIteration):
+                    self._taken.append(await anext(stream))
 
         if not self._taken:
             self._call(take_one())
-        change = self._taken[0] if self._taken else None
+        item = self._taken[0] if self._taken else None
         del self._taken[:1]  # no call from here on: the interpreter runs no signal handler before the caller has it
-        return change
+        return item
+
+
+class BlockingChanges(BlockingStream[Change]):
+    """The changes of a round as they happen; see `rdzv.Changes`."""

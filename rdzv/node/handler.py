@@ -154,11 +154,6 @@ class Handler(Known, RendezvousHandler):
         """The node's id in the run."""
         return self.node.node_id
 
-    @property
-    def reason(self) -> str:
-        """The reason for which this node waits, in words."""
-        return self.node.part.reason
-
     def open_blocking_store(self) -> BlockingStore:
         """Return a new blocking client of the same store; the caller closes it."""
         if self._open_blocking_store is None:
@@ -219,9 +214,7 @@ class Handler(Known, RendezvousHandler):
                 here.call_soon_threadsafe(call, *arguments)
 
         read_roster = functools.partial(self._roster, membership)
-        info = RendezvousInfo.of(
-            membership, self.run_id, store=shared, _membership=membership, _read_roster=read_roster
-        )
+        info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
         membership.call_when_over(functools.partial(here_soon, shared.end_calls))
         if self.settings.waits_end_on_loss:  # later waits see the loss themselves
             membership.call_when_lost(lambda _: here_soon(shared.end_waits))

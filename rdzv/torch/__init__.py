@@ -1,7 +1,7 @@
 """Adapters to PyTorch: its rendezvous handler, its store and its rendezvous backend, each over ours.
 
     torchrun --rdzv-backend=rdzv ...    >  rdzv.torchrun  >  TorchRendezvousHandler  >  rdzv.sync  >  the async handler
-    init_process_group("rdzv://...")    >  register()     >  ...................................>  rdzv.sync
+    init_process_group("rdzv://...")    >  register_init_method()  >  ..........................>  rdzv.sync
     PrefixStore, gloo, the agent        >  TorchStore     >  the blocking shared store  >  one socket per thread
     DynamicRendezvousHandler            >  TorchRendezvousBackend  >  a blocking client
 
@@ -16,7 +16,7 @@ half, two of them in camel case, and does not keep it alive: see `TorchStore`.
 
 from rdzv.torch.backend import TorchRendezvousBackend
 from rdzv.torch.handler import TorchRendezvousHandler
-from rdzv.torch.init_method import register
+from rdzv.torch.init_method import register, register_init_method
 from rdzv.torch.reconfigure import rendezvous_reconfigure
 from rdzv.torch.rounds import AsyncTorchRound, TorchRound, rounds
 from rdzv.torch.store import TorchStore
@@ -28,6 +28,7 @@ __all__ = [
     "TorchRound",
     "TorchStore",
     "register",
+    "register_init_method",
     "rendezvous_reconfigure",
     "rounds",
 ]

@@ -20,7 +20,7 @@ from rdzv.torch.store import DEFAULT_TIMEOUT, TorchStore, raise_as_torch, split_
 from rdzv.torch.tcp_store import open_tcp_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import timedelta
 
 EXIT_CLOSE_TIMEOUT: Final = 5.0  # in seconds, for clients of a script's store at its end; or `close_timeout`
@@ -30,10 +30,10 @@ _SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdz
 _registered: set[str] = set()
 
 
-def register() -> None:
+def register_init_method() -> None:
     """Register our URLs for `init_process_group`; repeated calls do nothing.
 
-        rdzv.torch.register()
+        rdzv.torch.register_init_method()
         torch.distributed.init_process_group(init_method="rdzv://head:29400/job-7?min_nodes=4")
 
     A segment after the run's name, which callers append, separates keys: groups of one process with different segments
@@ -48,6 +48,9 @@ def register() -> None:
     for scheme in _SCHEMES.keys() - _registered:
         dist.register_rendezvous_handler(scheme, _rendezvous)
         _registered.add(scheme)
+
+
+register: Callable[[], None] = register_init_method  # its name in earlier scripts; `rdzv.register` registers a backend
 
 
 def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:

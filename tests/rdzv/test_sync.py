@@ -111,6 +111,29 @@ def test_changes_wait_for_news_and_end_with_the_context(url: str) -> None:
             assert joining.result(timeout=60).world_size == 1
 
 
+def test_statuses_tell_of_each_change_to_the_closing(url: str) -> None:
+    with rdzv.sync.connect(f"{url}/job?min_nodes=1&is_host=false", node_id="a") as member:
+        statuses = member.statuses()
+        assert next(statuses).round is None
+        info = member.next_rendezvous()
+        over: list[str] = []
+        info.on_superseded(over.append)
+        assert info.superseded() is None
+        while next(statuses).round is None:
+            pass
+        member.set_closed("done")
+        assert [status.closed for status in statuses if status.closed] == ["done"]
+        member.leave()
+        assert over == [info.superseded()]
+
+
+@tears
+def test_statuses_that_a_signal_handler_interrupts_are_over_and_begin_anew(url: str) -> None:
+    with rdzv.sync.connect(f"{url}/job?min_nodes=1&is_host=false", node_id="a") as member:
+        for _ in torn(lambda: next(member.statuses()), every=7):
+            assert member.status().round is None
+
+
 def test_a_blocking_call_in_the_node_thread_is_refused_and_holds_nothing_up(url: str) -> None:
     """Regression: a logging handler that asked for the status blocked the node thread, with all nodes, for ever."""
     with rdzv.sync.connect(f"{url}/job?min_nodes=1&is_host=false") as handler:

@@ -72,6 +72,11 @@ class Known:
         return self._loop.start(work)  # from now on it may run, even if an exception is raised here
 
     @property
+    def reason(self) -> str:
+        """The reason for which this node waits, in words."""
+        return self.own_node.part.reason
+
+    @property
     def membership(self) -> Membership | None:
         """The last round that this node was in."""
         return self.own_node.membership

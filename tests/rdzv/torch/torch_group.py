@@ -98,7 +98,7 @@ def counted(store: rdzv.torch.TorchStore) -> Counter[str]:
 
 def over_rpc(url: str, rank: int, size: int) -> None:
     """Call PyTorch's RPC, which meets once over our store, and once over a TCPStore."""
-    rdzv.torch.register()
+    rdzv.torch.register_init_method()
     for query in ("", "?torch_store=tcp"):
         options = rpc.TensorPipeRpcBackendOptions(init_method=url.replace("appended", f"appended{query}"))
         rpc.init_rpc(f"worker{rank}", rank=rank, world_size=size, rpc_backend_options=options)
@@ -110,8 +110,8 @@ def over_rpc(url: str, rank: int, size: int) -> None:
 
 def over_an_init_method(url: str, rank: int, size: int) -> None:
     """Make two groups, one after the other. Each is a round of the run."""
-    rdzv.torch.register()
-    rdzv.torch.register()
+    rdzv.torch.register_init_method()
+    rdzv.torch.register_init_method()
     ranks = []
     for _ in range(2):
         dist.init_process_group("gloo", init_method=url, timeout=timedelta(seconds=120))
