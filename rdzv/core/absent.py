@@ -1,8 +1,7 @@
 """Pure: the absent nodes of a run: members that have gone from the last round, and expected nodes.
 
-Only the coordinator sees nodes arrive and go, so it keeps an `AbsenceBook`. Its report (`Absent`) is part of the
-`Progress` that every node receives. It has durations on the coordinator's clock, to which readers add the time since. A
-changed duration alone sends no message.
+Only the coordinator sees nodes come and go, so it reports them (`Absent`) to all in its `Progress`. Durations are on
+its clock; readers add the time since. A changed duration alone sends no message.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 NAMED_MOST: Final = 64  # up to this many missing nodes, all are named; ...
-NAMED_OF_MANY: Final = 8  # ... else so many, as in a sentence: nobody looks for single ones then
+NAMED_OF_MANY: Final = 8  # ... of more, only these: single ones do not matter then
 NAME_MOST: Final = 80  # characters
 LOST: Final = "lost"
 LEFT: Final = "left"
@@ -50,11 +49,11 @@ class Absent(Record, kw_only=True):
     count: int = 0  # of all missing nodes
     waited: float | None = None  # seconds for which too few nodes have waited; None if none waits or enough do
     staying: tuple[str, ...] = ()  # live members for which newcomers wait, if they are few
-    staying_at: tuple[str, ...] = ()  # the address of each of these
+    staying_at: tuple[str, ...] = ()  # their addresses
     said_at: float = 0.0  # the hour of this report, in seconds since 1970; 0 if unknown
 
     def without_durations(self) -> Absent:
-        """Return the report for a comparison: without the fields that change with time alone."""
+        """Return the report without the fields that change with time alone, for a comparison."""
         missing = tuple(one.replace(ago=None) for one in self.missing)
         return self.replace(missing=missing, said_at=0.0, waited=None if self.waited is None else 0.0)
 
@@ -91,7 +90,7 @@ def _listed(shown: list[str], count: int) -> str:
 
 
 class AbsenceBook:
-    """A coordinator's record of absent nodes; `expected` ones are missing until they arrive. Each event costs O(1)."""
+    """A coordinator's record of absent nodes. Each event costs O(1)."""
 
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)
@@ -108,7 +107,7 @@ class AbsenceBook:
                 self._gone[one.node_id] = one.how, at, one.address, one.why
 
     def came(self, node_id: str) -> None:
-        """Record that a node has arrived."""
+        """Record an arrival."""
         self._unseen.pop(node_id, None)
         self._gone.pop(node_id, None)
 
@@ -121,24 +120,24 @@ class AbsenceBook:
             self._gone[node_id] = LEFT if left else LOST, now, address, why
 
     def look_again(self, here: Iterable[str]) -> None:
-        """Record that just these nodes are here, after a new snapshot."""
+        """Record that just these nodes are here, after a snapshot."""
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}
 
     def completed(self) -> None:
-        """Record that a round has completed: of the missing nodes, only expected ones stay missing."""
+        """Record that a round has completed: only expected nodes stay missing."""
         self._gone = {node_id: how for node_id, how in self._gone.items() if node_id in self._expected}
         self._short_since = None
 
     def count_waiting(self, *, short: bool, now: float, waited: float | None = None) -> None:
-        """Record if too few nodes are waiting; `waited`: seconds so far, by the last coordinator's report."""
+        """Record if too few nodes wait; `waited`: seconds so far, by the last coordinator's report."""
         if not short:
             self._short_since = None
         elif self._short_since is None or waited is not None:
             self._short_since = now - (waited or 0.0)
 
     def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> Absent:
-        """Return the report; `staying`: the addresses of the members for which newcomers wait, by name."""
+        """Return the report; `staying`: the members for which newcomers wait, with their addresses."""
         count = len(self._gone) + len(self._unseen)
         gone = (
             Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address, why=why)

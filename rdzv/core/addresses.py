@@ -1,17 +1,17 @@
-"""Pure: the address at which other members reach each member, where the store sees another one.
+"""Pure: the address at which other members reach each member.
 
-The address of a node is the one that the store sees, unless it is configured. It is wrong in two cases:
+A node's address is the one that the store sees, unless it is configured. It is wrong in two cases:
 
     on the store's own host       the store sees loopback, or an interface that other nodes may not reach. But the nodes
-                                  of other hosts know an address of this host: that of the store.
+                                  of other hosts know an address of this host: the store's.
     behind a forwarder            the store sees the forwarder's address, or loopback if that runs on the store's host.
                                   But each node knows from which address its own system sends.
 
 So a node's record has both ends of its connection to the store, and the coordinator replaces wrong addresses when it
-completes a round. If the store has several servers (etcd), a server's address is used only for nodes on its own host.
+completes a round. A server's address is used only for nodes on its host, as a store (etcd) may have several.
 
 A loopback address is published only if all members are on one host. A member with no other known address is rejected as
-rank 0, with the remedy; as another rank it gets an empty address.
+rank 0; as another rank it gets an empty address.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def in_zone_of(host: str, address: str) -> str:
 
 
 def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
-    """Return the address, `sends_from` and `store_at` for a node's record; the latter two are empty if misleading.
+    """Return the address, `sends_from` and `store_at` for a node's record; the last two are empty if misleading.
 
-    `seen_as` is the node's address as the store sees it.
+    `seen_as` is the address that the store sees.
     """
     if not is_loopback(sends_from):
         if is_loopback(seen_as):  # a forwarder runs on the store's host
@@ -77,7 +77,7 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
 
 
 def _is_on_the_stores_host(record: NodeRecord) -> bool:
-    """Return True if a node is on its server's host; False if unknown, as its address is configured."""
+    """Return True if a node is on its server's host; False if its address is configured, so that this is unknown."""
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 

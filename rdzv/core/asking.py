@@ -1,7 +1,6 @@
 """Pure: an operator's question to a node, such as for the stacks of its processes, and the answer.
 
-A question is a key under the head, which every node watches, on a lease of its own. The node writes its answer under
-`answers/`, where the operator's client waits for it.
+A question is a key under the head, which every node watches. The answer is a key that the operator's client awaits.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from rdzv.core.stored import Stored, check_prose
 from rdzv.errors import RendezvousStateError
 
 STACKS: Final = "stacks"  # asks a launcher for the Python stacks of its processes
-# Asks a launcher that permits this to end at once, with its processes, as if its machine died.
+# Asks a launcher that permits this to end at once with its processes, as if its machine died.
 KILL: Final = "chaos kill"
-ANSWER_TTL: Final = 60.0  # seconds for which a question and its answer are kept
-ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an unpacked answer, as a small packed one might fill the memory
+ANSWER_TTL: Final = 60.0  # seconds that a question and its answer are kept
+ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an unpacked answer: a small packed one might fill the memory
 
 
 class Question(Stored, kw_only=True):

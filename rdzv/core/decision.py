@@ -1,7 +1,7 @@
 """Pure: the decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
 `decide` returns the first due act, in the order of `Act`, and changes nothing in its picture. An act that is not due
-yet does not delay the acts behind it. A round completes without a report before it.
+yet does not delay the acts behind it.
 
 The phases of a run:
 
@@ -10,9 +10,9 @@ The phases of a run:
     TRAINING    a round has live members                           -> wait until they have left it
     CLOSED                                                         -> do nothing
 
-`next_round` completes a round once enough nodes have arrived, the last call is over, and the last round has no live
-member left (promise R2). The last call also runs while members are live (R11). When the members of a round meet again,
-it ends once all of them have arrived, since no other node is expected then.
+A round completes once enough nodes have arrived, the last call is over, and the last round has no live member (promise
+R2). The last call also runs while members are live (R11). It ends early once all members of the last round have arrived
+again, since no other node is expected then.
 
 `explain` puts a `Progress` into words at its reader, so that no sentence is sent to 10,000 nodes.
 """
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 class Rules:
     """The settings of a run by which its coordinator decides."""
 
-    needed: int  # the fewest nodes of a round; a multiple of `unit`
-    capacity: int  # the most nodes; a multiple of `unit`
-    unit: int = 1  # world sizes are multiples of this
+    needed: int  # the fewest nodes of a round
+    capacity: int  # the most nodes
+    unit: int = 1  # world sizes, `needed` and `capacity` are multiples of this
     last_call: float = 30.0  # seconds
-    early_last_call: bool = True  # a re-rendezvous ends its last call when no other node is expected
-    order: RankOrder  # assigns the ranks
-    expected: tuple[str, ...] = ()  # node ids that count as missing until they arrive
+    early_last_call: bool = True  # end the last call of a re-rendezvous when no other node is expected
+    order: RankOrder
+    expected: tuple[str, ...] = ()  # nodes that count as missing until they arrive
     unit_within: str = ""  # all nodes of a unit have one value of this attribute; empty: any values
-    ttl: float = 0.0  # seconds; a member that is cut off from the store stops within this time
+    ttl: float = 0.0  # seconds within which a member that is cut off from the store stops
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return the nodes that form complete units (see `unit_within`); all if it is empty."""
         return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_not_placed(self, records: Iterable[NodeRecord]) -> str:
-        """Return why these nodes, though enough, form too few complete units for a round."""
+        """Return why these nodes, though enough, form too few complete units."""
         counts = domains_of(records, attribute=self.unit_within)
         units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
@@ -79,7 +79,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expel:
-    """Take a member out of the round, and report that in the same transaction, so that the member is notified."""
+    """Take a member out of the round, and report that in the same transaction, which notifies the member."""
 
     node_id: str
     arrival: int
@@ -89,14 +89,14 @@ class Expel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Commit this round; `members` are in order of rank."""
+    """Commit this round; `members` are by rank."""
 
     number: int
     members: tuple[NodeRecord, ...]
     progress: Progress
 
     def is_of_the_same(self, other: Complete) -> bool:
-        """Return True if both have the same number and arrivals; ranks may differ."""
+        """Return True if both have the same number and arrivals."""
         arrivals = [sorted(record.arrival for record in one.members) for one in (self, other)]
         return self.number == other.number and arrivals[0] == arrivals[1]
 
@@ -120,21 +120,21 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Do nothing until `until` on the coordinator's clock (None: without limit), or until the next event."""
+    """Do nothing until `until` on the coordinator's clock (None: no limit), or until the next event."""
 
     until: float | None
     progress: Progress
-    error: BaseException | None = None  # the error that prevents the round, if any
+    error: BaseException | None = None  # what prevents the round, if anything
 
 
 Act = Resize | Expel | Complete | Report | Ask | Wait
 
 LAST_CALL_GRACE = 10.0  # seconds after a last call for the commit, or for a new coordinator
-MANY = 64  # nodes; in smaller runs, each change of the count is reported without delay
+MANY = 64  # nodes; smaller runs report each change of the count without delay
 UNBANS_AT_ONCE = 16  # lifted bans per write of the history
-TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes before
+TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, unless an event comes first
 MOVES = "the host of the store leaves, and the next one serves"
-PROBLEM_MOST = 200  # characters of a problem: it is sent to every node ...
+PROBLEM_MOST = 200  # characters of a problem, which is sent to every node ...
 GIVEN_UP_MOST = 300  # ... and of the reason for giving up a round, which names nodes
 
 
@@ -164,7 +164,6 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
 
 
 def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
-    """Return the first lifted bans that the history lacks, by key."""
     if picture.view.round is None:
         return {}  # there is no history yet
     new = [it for it in picture.head.unbans.items() if it[1].revision > picture.unbanned_at]
@@ -185,7 +184,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 
 
 def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Complete:
-    """Return the next round if it can be completed now, else the reason for its wait."""
+    """Return the next round if it can complete now, else the reason for its wait."""
     assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
     progress = _progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
@@ -196,7 +195,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.placed([*view.waiting.values()]))
     full = rules.admitted(placed) == rules.capacity
-    # True if the last round's members have all left: if the waiting nodes are those members, no other is expected.
+    # All members of the last round have left it. If the waiting nodes are these members, no other is expected.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
     # A restarted job under the same names looks alike, but its nodes know of no round, and arrive one by one.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
@@ -211,14 +210,14 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= missing <= 0 and bool(survivors)
     if view.live or not enough:
-        # If a last call runs, wait until its end, to report that. The round waits for the live members in any case.
+        # If a last call runs, wait until its end, to report that. The round waits for the live members anyway.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.admitted(placed):
         return Wait(until=None, progress=hindered(progress, rules.why_not_placed(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
-            # Once others have begun the run anew, its members stay, and not those of a round before.
+            # Once a round has completed in this store, its members stay, not those of the lost store's round.
             ranked = survivors if view.round is None else {}
             complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
@@ -232,7 +231,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
 
 
 def hindered(progress: Progress, problem: str) -> Progress:
-    """Return the progress with the problem that prevents the round; no last call runs then."""
+    """Return the progress with a problem that prevents the round; no last call runs then."""
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
@@ -249,7 +248,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # Below the minimum no node is a spare: a spare's join timeout is suspended (promise R1), but these nodes' must run.
+    # Below the minimum no node is a spare: the join timeout of a spare is suspended (promise R1), theirs must run.
     here = [*(view.record(node_id) for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
@@ -282,22 +281,21 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
 
 
 def _given_up(view: View) -> str:
-    """Return which round the waiting nodes have given up, and why; preferably in the words of its rank 0."""
+    """Return the round that the waiting nodes have given up, and why; preferably in rank 0's words."""
     told = view.gave_up.values()
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
 
 def _staying(view: View, coming: int) -> dict[str, str]:
-    """Return the addresses of the live members for which newcomers wait, by name; empty if they are many."""
     if coming <= 0 or len(view.live) > NAMED_OF_MANY:
         return {}
     return {node_id: view.record(node_id).address for node_id in sorted(view.live)}
 
 
 def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
-    """Return `spares_after` and `spare_ids` of a `Progress`: the names only if the rank order chooses the spares.
+    """Return `spares_after` and `spare_ids` of a `Progress`: names only if the rank order chooses the spares.
 
-    Members of the last round are admitted first, so they are never spares.
+    They are newcomers, as members of the last round are admitted first.
     """
     if spares <= 0:
         return None, ()
@@ -318,7 +316,7 @@ def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tupl
 def _choose(
     rules: Rules, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int
 ) -> Sequence[NodeRecord]:
-    """Return `count` of the candidates: those that the rank order chooses, or else the first to arrive."""
+    """Return `count` of the candidates: those that the rank order chooses, else the first to arrive."""
     choose = getattr(rules.order, "choose", None)
     if choose is None or not 0 < count < len(candidates):
         return candidates[: max(count, 0)]
@@ -334,7 +332,7 @@ def _choose(
 def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Complete:
     """Return the round to commit; members of the last round are admitted before newcomers.
 
-    `survivors` are members of the last round in a lost store, with their ranks there; `after` is its number, or -1.
+    `survivors` are members of the lost store's last round, with their ranks; `after` is its number, or -1.
     """
     arrivals = list(view.waiting.values())
     room = rules.admitted(len(rules.placed(arrivals)))
@@ -349,7 +347,7 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
         chosen = [*_choose(rules, kept, (), room), *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
-    # A node that members could not reach as rank 0 does not become rank 0 again if another node can. If all were
+    # A node that members could not reach as rank 0 does not become rank 0 again if another can. If all were
     # unreachable, take the one with the highest last rank: it was rank 0 longest ago.
     oldest = max(ordered, key=lambda record: previous.get(record.node_id, -1))
     reached = next((record for record in ordered if not record.unreached), oldest)
@@ -370,9 +368,8 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
     """Return when `current` must be written, if `last` was written at `last_at`; None if it has no news.
 
     At once if its kind changes. Else 1 ms per node after `last_at`, at least 50 ms and at most 5 s, so that a thousand
-    arrivals do not send a thousand messages to each node; three times that if only the count of arrivals has changed.
-    The remaining time of a last call is written every second, or after every tenth of it if that is longer, for a
-    successor.
+    arrivals do not send each node a thousand messages; three times that if only the count of arrivals has changed. The
+    time left of a last call is written for a successor, every second, or tenth of it if longer.
     """
     if last is None or _kind(last) != _kind(current):
         return now
@@ -404,7 +401,7 @@ def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
 
     Args:
         progress: None if no coordinator has written any.
-        elapsed: Seconds since it was written; None for words without durations.
+        elapsed: Seconds since it was written; None: no durations.
     """
     if progress is None:
         return "waiting for a coordinator"
@@ -443,13 +440,13 @@ def _nodes(count: int, what: str = "node") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Me:
-    """The facts about a waiting node that `follow` needs."""
+    """The facts that `follow` needs about a waiting node."""
 
     arrival: int  # the revision of its record
     node_id: str = ""
     known_round: int = -1  # the last round before its arrival; -1 for none
     was_member: bool = False  # it was a member of that round
-    left_out: str = ""  # why the others have left it out, in words; empty if they have not
+    left_out: str = ""  # why the others have left it out; empty if they have not
     passed_over: int = 0  # the revision of the last round that completed without it
 
 
@@ -478,7 +475,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round
-    # Was it a spare when the run was closed? Nodes that left since have made room.
+    # If it was a spare when the run was closed, it ends as one, although nodes that left since have made room.
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
@@ -524,7 +521,7 @@ def _is_spare(me: Me, progress: Progress | None) -> bool:
 
 
 def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str:
-    """Return why the live members should leave the last round together, in words; empty if they need not."""
+    """Return why the live members should leave the last round together; empty if they need not."""
     if not live:
         return ""
     if head.closed is not None:
@@ -541,7 +538,7 @@ def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str
 
 
 class JoinClock:
-    """A node's join timeout, which does not run while its wait is suspended (promise R1)."""
+    """A node's join timeout; it does not run while its wait is suspended (promise R1)."""
 
     def __init__(self, timeout: float, *, now: float) -> None:
         self._timeout = timeout

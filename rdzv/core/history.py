@@ -1,16 +1,15 @@
-"""Pure: the history of a run, as its coordinators keep it. `rdzv.display` shows it.
+"""Pure: the history of a run, as its coordinators keep it.
 
-Each round is a chapter. The last chapters are in one key. The coordinator writes it in transactions that it makes
-anyway: a commit, or a progress that reports gone members or the closing. The size is bounded: at most `CHAPTERS_MOST`
-chapters in `BYTES_MOST` bytes, with at most `NAMED_MOST` nodes in a list. The oldest chapters are dropped first; their
-sums remain (`Past`).
+Each round is a chapter. The last chapters are in one key, written in transactions that the coordinator makes anyway: a
+commit, or a progress that reports gone members or the closing. The oldest are dropped first; their sums remain
+(`Past`).
 
 A duration is measured on the clock of a coordinator that saw its begin and its end. If none did, it is None, and only
 the hours are known.
 
 The *hour of a run* is its time of day. The coordinator that commits a round sets it by its own clock; from then on it
-advances by the monotonic clock of the coordinator, and a successor continues from the last progress that it received.
-The coordinator sends it with its keep-alives, and the store adds its age. So readers of an age compare no clocks of two
+advances by the coordinator's monotonic clock. A successor continues from the last progress that it received. The
+coordinator sends the hour with its keep-alives, and the store adds its age, so no reader compares clocks of two
 machines.
 """
 
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
     from rdzv.core.state import Closed, Progress, Unban
 
 CHAPTERS_MOST: Final = 128
-BYTES_MOST: Final = 64 * 1024  # of all chapters, so that a commit stays small; 128 rounds of a dozen nodes fit
-INCIDENTS_MOST: Final = 64  # of one round, the first ones; losses at the same time are one incident
-NODES_COUNTED_MOST: Final = 32  # in `Past.lost`
-REASONS_COUNTED_MOST: Final = 16  # in `Past.reasons`
+BYTES_MOST: Final = 64 * 1024  # of all chapters: a commit stays small; 128 rounds of a dozen nodes fit
+INCIDENTS_MOST: Final = 64  # of one round, the first; losses at the same time are one incident
+NODES_COUNTED_MOST: Final = 32
+REASONS_COUNTED_MOST: Final = 16
 REASON_LETTERS_MOST: Final = 200
 GIVEN_UP: Final = "given up"
 
@@ -74,7 +73,7 @@ class Chapter(Record, kw_only=True):
 
 
 class Spent(Record, kw_only=True):
-    """The time of a run, in seconds, by use."""
+    """The time of a run by use, in seconds."""
 
     trained: float = 0.0  # all members of a round were live
     regrouped: float = 0.0  # not all were, and there were enough nodes for the next round
@@ -117,7 +116,7 @@ class HourNote(Stored, kw_only=True):
 
 
 def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the nodes that the round before `number` has lost, or that left it, and that are not `here`."""
+    """Return the nodes that the round before `number` has lost, or that left it, unless they are `here`."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]
@@ -151,7 +150,7 @@ def spent(chapter: Chapter, seconds: float) -> Spent:
 
 
 def seconds_between(chapter: Chapter, following: Chapter) -> float:
-    """Return the seconds between the completions of two rounds: as measured, else by the hours."""
+    """Return the seconds between the completions of two rounds: measured, or else by the hours."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:
@@ -160,7 +159,6 @@ def seconds_between(chapter: Chapter, following: Chapter) -> float:
 
 
 def _forget_oldest(history: History) -> History:
-    """Replace the oldest chapter by its sums."""
     oldest, following = history.chapters[:2]
     past = history.past
     lost, reasons = Counter(past.lost), Counter(past.reasons)
@@ -182,7 +180,7 @@ def _forget_oldest(history: History) -> History:
 
 
 def pack_history(history: History) -> bytes:
-    """Pack the history, and drop the oldest chapters until it fits."""
+    """Pack the history without its oldest chapters, if it would be too large."""
     packed = history.pack()
     while len(history.chapters) > 1 and (len(packed) > BYTES_MOST or len(history.chapters) > CHAPTERS_MOST):
         history = _forget_oldest(history)
@@ -193,7 +191,7 @@ def pack_history(history: History) -> bytes:
 class Chronicle:
     """A coordinator's writer of the history; the last chapter is the last round.
 
-    It returns each new history, which counts once `written` confirms that it is in the store.
+    A returned history counts once `written` confirms that it is in the store.
     """
 
     def __init__(self) -> None:
@@ -215,13 +213,9 @@ class Chronicle:
     ) -> None:
         """Continue the history of the coordinator before.
 
-        Args:
-            history: The history in the store.
-            began: When the last round completed, if this node saw it.
-            now: The present.
-            ended: When this node left that round, if it did: after an outage, long before `now`.
-            waited: Seconds for which too few nodes have waited; without a round, the run begins then.
-            hour: The hour of the run, if reported.
+        The last round completed at `began`, if this node saw that, and this node left it at `ended`, if it did: after
+        an outage, long before `now`. Too few nodes have waited for `waited` seconds; without a round, the run begins
+        then. `hour` is the hour of the run, if reported.
         """
         self._history, self._began = history, began
         if not history.chapters:
@@ -261,9 +255,8 @@ class Chronicle:
     ) -> History:
         """Return the history with a round that is about to be committed.
 
-        `nodes` has the members' addresses by id, in order of rank; `known` the members of the round before. `at` is
-        `now` in seconds since 1970. The last node `arrived` then. `lost_store` is the host of a former store that was
-        lost.
+        `nodes` has the members' addresses by id, in order of rank; `known` the members of the round before. `at` is the
+        hour of `now`, `arrived` the time of the last arrival. `lost_store` is the host of a former store that was lost.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -303,9 +296,9 @@ class Chronicle:
         why: Mapping[str, str] = MappingProxyType({}),
         unbans: Iterable[Unban] = (),
     ) -> History | None:
-        """Return the history with the incidents of the last round that this progress adds; None if it adds none.
+        """Return the history with the incidents that this progress adds to the last round; None if it adds none.
 
-        `at` is `now` in seconds since 1970; `why` has the known reasons why members have gone, by id.
+        `at` is the hour of `now`; `why` has the known reasons why members have gone, by id.
         """
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
@@ -349,7 +342,6 @@ class Chronicle:
         self._history = history
 
     def _last(self, now: float) -> Chapter:
-        """Return the chapter of the last round, with `stopped` and `short` as of now."""
         chapter = self._history.chapters[-1]
         if self._stopped is None:
             return chapter

@@ -1,4 +1,4 @@
-"""Pure: the names of a run's keys, all under `<prefix>/<run_id>/`; docs/architecture.md has the lease of each."""
+"""Pure: the names of a run's keys; docs/architecture.md has the contents and the lease of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from store.messages import CHOSEN_LEASE_LEAST
 
 
 class _Name:
-    """A property for the name of one key or prefix, below the run's root."""
+    """A property for the name of a key or prefix, below the run's root."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,40 +25,39 @@ class Keys:
 
     prefix: str
     run_id: str
-    root: str = field(init=False, repr=False, compare=False)  # the prefix of all of them
+    root: str = field(init=False, repr=False, compare=False)  # the prefix of all
     head: str = field(init=False, repr=False, compare=False)  # the prefix that every node watches
 
-    # Keys.
-    lease: ClassVar[_Name] = _Name("lease")  # the key on the run's own lease that names it
-    settings: ClassVar[_Name] = _Name("settings")  # those on which all nodes must agree
+    # the id of its node; its create_revision is the *term*
+    lease: ClassVar[_Name] = _Name("lease")  # names the run's own lease, and is on it
+    settings: ClassVar[_Name] = _Name("settings")  # on which all nodes must agree
     marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
     coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the id of its node; its create_revision is the *term*
-    round: ClassVar[_Name] = _Name("head/round")  # the last completed round
-    closed: ClassVar[_Name] = _Name("head/closed")  # exists if the run is closed
-    progress: ClassVar[_Name] = _Name("head/progress")  # the coordinator's report
+    round: ClassVar[_Name] = _Name("head/round")
+    closed: ClassVar[_Name] = _Name("head/closed")
+    progress: ClassVar[_Name] = _Name("head/progress")
     stop: ClassVar[_Name] = _Name("head/stop")  # the question, later the decision, at which step all leave
-    resized: ClassVar[_Name] = _Name("head/resized")  # the last resize
-    lost_store: ClassVar[_Name] = _Name("head/lost_store")  # the nodes' knowledge of a store that was lost
-    moving: ClassVar[_Name] = _Name("head/moving")  # the store's host leaves, and the nodes move to the next one
+    resized: ClassVar[_Name] = _Name("head/resized")
+    lost_store: ClassVar[_Name] = _Name("head/lost_store")
+    moving: ClassVar[_Name] = _Name("head/moving")  # the store's host leaves, and the nodes move to the next
     tally: ClassVar[_Name] = _Name("tally")
     history: ClassVar[_Name] = _Name("history")
 
-    # Prefixes. After these comes a node's id, which has no slash ...
-    nodes: ClassVar[_Name] = _Name("nodes/")  # a node's record
+    # Prefixes. Before a node's id, which has no slash ...
+    nodes: ClassVar[_Name] = _Name("nodes/")
     accusations: ClassVar[_Name] = _Name("nodes//accused/")  # followed by the accused and the accuser
     begun: ClassVar[_Name] = _Name("begun/")  # a member's answer to `stop`
     drains: ClassVar[_Name] = _Name("head/draining/")
-    hosted: ClassVar[_Name] = _Name("head/hosted/")  # a node in the store's process, if several hosts may serve
+    hosted: ClassVar[_Name] = _Name("head/hosted/")
     bans: ClassVar[_Name] = _Name("head/banned/")  # see `ban_names`
-    unbans: ClassVar[_Name] = _Name("head/unbanned/")  # a lifted ban, until it is in the history
-    unfits: ClassVar[_Name] = _Name("unfit/")  # why a node failed its health check
-    # ... and after these other names.
-    questions: ClassVar[_Name] = _Name("head/asked/")  # an operator's questions to nodes
+    unbans: ClassVar[_Name] = _Name("head/unbanned/")
+    unfits: ClassVar[_Name] = _Name("unfit/")
+    # ... and before other names.
+    questions: ClassVar[_Name] = _Name("head/asked/")  # an operator's
     rounds: ClassVar[_Name] = _Name("rounds/")  # see `attempt`
     stores: ClassVar[_Name] = _Name("store/")  # see `shared`; not below `rounds`, which is listed
 
     def __post_init__(self) -> None:
-        # Once, as every name begins with them.
         object.__setattr__(self, "root", f"{self.prefix}/{self.run_id}/")
         object.__setattr__(self, "head", f"{self.root}head/")
 
@@ -91,7 +90,7 @@ class Keys:
         return self.bans + name
 
     def answers(self, question: str) -> str:
-        """Return the prefix of the answers to a question, before the node's id."""
+        """Return the prefix of the answers to a question, before node ids."""
         return f"{self.root}answers/{question}/"
 
     def kept(self, name: str) -> str:
@@ -99,7 +98,7 @@ class Keys:
         return f"{self.root}kept/{name}"
 
     def attempt(self, number: int, term: int) -> str:
-        """Return the prefix of the members of a round, or of an attempt at it, by the coordinator of a term."""
+        """Return the prefix of the members of a round, or of an attempt at it, by a term's coordinator."""
         return f"{self.rounds}{number}/{term}/"
 
     def ranks(self, number: int, term: int, bucket: int | None = None) -> str:

@@ -11,12 +11,13 @@ join, the survivors
     in_place    keep their ranks; newcomers take the lost ones, so one may become rank 0. In a smaller round, only
                 survivors beyond its size move. No order moves fewer nodes.
 
-If more nodes have come than a round takes, an order may also select the members, by a method
+If more nodes have come than a round takes, members of the last round are admitted first. An order may choose among the
+others by a method
 
     choose(candidates, kept, count)
 
-which returns `count` of the candidates. These are in order of arrival; `kept` are members in any case. Without the
-method, the first to arrive are admitted. Members of the last round are always admitted before newcomers.
+which returns `count` of the candidates, given in order of arrival; `kept` are members in any case. Without the method,
+the first to arrive are admitted.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int])
 
 
 def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors in their order, then newcomers in the natural order of their names: host10 after host2."""
+    """Return survivors in their order, then newcomers by name as `by_name` does."""
     return survivors_first(by_name(arrivals, previous), previous)
 
 
@@ -80,7 +81,7 @@ def by_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequ
 def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
     """Return the nodes at their `requested_rank`; the others fill the gaps in the order of `survivors_first`.
 
-    The first to arrive gets a rank that several request. A requested rank beyond the world size is ignored.
+    If several request a rank, the first to arrive gets it. A requested rank beyond the world size is ignored.
     """
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
@@ -96,7 +97,7 @@ def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> S
 
 @dataclass(frozen=True, slots=True)
 class by_topology:  # noqa: N801  an order like the others, that also selects
-    """The order by an attribute's value, the node's domain, and then by name, both in natural order.
+    """The order by an attribute's value, the node's domain, then by name, both in natural order.
 
     If not all can be members, at most one domain is split. As far as the count allows, domains of current members come
     first, then those that arrived first. Nodes without the attribute form one domain.
@@ -109,7 +110,7 @@ class by_topology:  # noqa: N801  an order like the others, that also selects
         return sorted(arrivals, key=lambda record: (natural(self._domain(record)), natural(record.node_id)))
 
     def choose(self, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int) -> Sequence[NodeRecord]:
-        """Return `count` of the candidates; at most one domain is split."""
+        """Return `count` of the candidates."""
         inhabited = {self._domain(record) for record in kept}
         domains: dict[str, list[NodeRecord]] = {}
         for record in candidates:
@@ -137,7 +138,7 @@ def natural(name: str) -> list[tuple[int, int, str, str]]:
 
 
 def _natural(part: str) -> tuple[int, int, str, str]:
-    """Compare numbers by length, then by digits: `int` rejects thousands of digits, which a foreign name may have."""
+    """Compare numbers by length, then by digits: `int` rejects the thousands of digits that a foreign name may have."""
     if part[0] not in "0123456789":
         return (1, 0, part, part)
     digits = part.lstrip("0")
@@ -167,14 +168,14 @@ def order_named(name: str | RankOrder) -> RankOrder:
 
 
 def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
-    """Return the rank and the last finished step of the record with the latest step (the lowest rank of several)."""
+    """Return rank and last finished step of the record with the latest step (of several, the lowest rank)."""
     progress = [-1 if record.progress is None else record.progress for record in records]
     most = max(progress)
     return (progress.index(most), most) if most >= 0 else None
 
 
 def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> list[NodeRecord]:
-    """Return the records in units of `unit` nodes with one value of the attribute; drop incomplete units.
+    """Return the records in complete units of `unit` nodes with one value of the attribute; drop the others.
 
     Nodes without the attribute form one domain. Units are in the order of their first records.
     """

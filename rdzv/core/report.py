@@ -1,7 +1,7 @@
 """Pure: the state and the cost of a run, as data for `rdzv status --json` and the HTTP server.
 
-Every fact is a field of its own; `docs/status.schema.json` describes them. `VERSION` increases when a field is removed
-or changes its meaning; new ones may be added at any time.
+`docs/status.schema.json` describes the fields. `VERSION` increases when one is removed or changes its meaning; new ones
+may be added at any time.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RunStatus:
 
 
 def pace_in(status: RunStatus) -> Pace:
-    """Return the progress of a run's members, by their steps."""
+    """Return the pace of a run's members."""
     timeout = status.settings.get("stall_timeout")
     return pace_of(status.steps, stall_timeout=timeout if isinstance(timeout, (int, float)) else None)
 
@@ -123,7 +123,7 @@ def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
 
 
 def run_state(status: RunStatus, pace: Pace, counts: Mapping[str, int]) -> tuple[str, str]:
-    """Return the state of a run: its kind ("ok", "wait", "drain", "warn", "bad", "over"), and its words."""
+    """Return a run's state: its kind ("ok", "wait", "drain", "warn", "bad", "over"), and its words."""
     least, most = status.settings.get("min_nodes"), status.settings.get("max_nodes")
     if status.phase is Phase.CLOSED:
         closing, members = status.closing, {one.node_id for one in status.last_members}
@@ -226,7 +226,7 @@ UNCHANGED: Final = (
     *("now", "run_id", "phase_for", "last_call_left", "reason", "waits_for", "round", "world_size", "coordinator"),
     *("closed", "waited", "missing_count"),
 )
-"""The fields of a report that are the fields of the status."""
+"""The fields that a report copies from the status."""
 
 
 def _fields(noun: object, names: tuple[str, ...]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ NO_STEPS: Final = StepOf(step=None, age=0.0, rate=0.0)
 
 
 def _plain(value: Any) -> Any:
-    """Return a user's value as JSON's types: bytes as text, and others as Python shows them."""
+    """Return a user's value as JSON's types: bytes as text, others as Python shows them."""
     match value:
         case float() if not math.isfinite(value):  # invalid in JSON
             return repr(value)
@@ -276,7 +276,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
-    """Return a status `seconds` later, in which nothing has happened; its reason is `reason`."""
+    """Return the status `seconds` later, if nothing has happened since, with this reason."""
 
     def later(age: float | None) -> float | None:
         return None if age is None else age + seconds
@@ -316,8 +316,8 @@ class Account:
     run_id: str
     seconds: float  # from the run's beginning until its closing, or until now
     spent: Spent  # the seconds by use
-    rounds: int  # the number of completed rounds
-    reasons: Mapping[str, int]  # losses by reason; "other": rare reasons in rounds that are no longer remembered
+    rounds: int  # completed
+    reasons: Mapping[str, int]  # losses by reason; "other": rare reasons in dropped chapters
     lost: Mapping[str, int]  # losses by node id, the most often lost first; not all are remembered
 
     @property
@@ -386,7 +386,7 @@ def closing_of(chapter: Chapter) -> Incident | None:
 
 
 def lengths_of(chapters: Sequence[Chapter], now: float | None) -> list[float]:
-    """Return for how long each round was the last one: until the next, the closing, or now."""
+    """Return how long each round was the last one: until the next, the closing, or now."""
     lengths = [seconds_between(*pair) for pair in pairwise(chapters)]
     if chapters:
         last = chapters[-1]

@@ -16,18 +16,18 @@ from rdzv.core.stored import Stored
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BUCKET_SIZE = 16  # nodes per bucket: a node reads less than a kilobyte for its rank
-ARRIVALS_MOST = 1024  # members; larger rounds do not list their arrivals (two bytes each) in the round's record
+BUCKET_SIZE = 16  # nodes: a node reads less than a kilobyte for its rank
+ARRIVALS_MOST = 1024  # members; larger rounds do not list their arrivals, two bytes each, in their record
 SINCE_MOST = 16  # node ids in each part of `Round.since`
 
 
 def bucket_of(node_id: str, buckets: int) -> int:
-    """Return the number of the bucket with a node's rank; equal on every machine."""
+    """Return the bucket of a node's rank; equal on every machine."""
     return zlib.crc32(node_id.encode()) % buckets
 
 
 class Member(Stored, kw_only=True):
-    """A node's rank in a completed round, and by which arrival it is a member."""
+    """A node's rank in a completed round, and the arrival by which it is a member."""
 
     called = "a bucket of ranks"
 
@@ -56,13 +56,13 @@ class Round(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     number: int  # counted from 0
-    term: int  # of the coordinator that completed it; part of the names of the buckets' keys
+    term: int  # of the coordinator that completed it; in the names of the buckets' keys
     size: int
     buckets: int
     host: str  # rank 0's address
     port: int  # a port that was free there
     lease: int | None = None  # of the keys in the round's store; it lapses soon after the last coordinator
-    # Rank and last finished step of the member that has finished the most steps; None if none has finished any.
+    # Rank and last finished step of the member that has finished the most; None if none has finished any.
     newest: tuple[int, int] | None = None
     in_steps: bool = False  # a member uses `rounds()`, so members agree where to stop
     # The lost, departed and new nodes since the round before, at most `SINCE_MOST` of each.
@@ -78,7 +78,7 @@ class Round(Stored, kw_only=True):
         after = arrival - self.least
         if not 0 <= after < 1 << 16:
             return None
-        two_bytes = struct.pack(">H", after)  # a search in the bytes is twenty times faster than to unpack them
+        two_bytes = struct.pack(">H", after)  # a search in the bytes is twenty times faster than unpacking them
         at = self.arrivals.find(two_bytes)
         while at > 0 and at % 2:  # across two entries
             at = self.arrivals.find(two_bytes, at + 1)
@@ -90,7 +90,7 @@ class Round(Stored, kw_only=True):
 
 
 def name_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
-    """Return the fields `least` and `arrivals` of a round, from its arrivals by rank; {} if they do not fit."""
+    """Return `least` and `arrivals` of a round, from its arrivals by rank; {} if they do not fit."""
     least = min(arrivals)
     if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
         return {}

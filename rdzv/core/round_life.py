@@ -1,9 +1,9 @@
 """Pure: the end of a round for one of its members, and the member whose error ended it.
 
-**Blame.** When a member dies, the others fail too: their connections to it close, mostly before its death is
-announced. So a member that fails writes its name into the round's store before it ends its own connections. The first
-name there is to blame, and the other members meet again. But a killed member writes nothing. So the first one to write
-waits until a death would have been announced. If one is, it was the cause, and no member is to blame.
+**Blame.** When a member dies, the others fail too: their connections to it close, mostly before its death is announced.
+So a member that fails writes its name into the round's store before it ends its own connections. The first name there
+is to blame, and the other members meet again. But a killed member writes nothing. So the first to write waits until a
+death would have been announced. If one is, it was the cause, and no member is to blame.
 
 The first `Ending` of a round counts for a member, except that a loss also counts after an agreement to leave: a member
 that still works may wait for the lost one.
@@ -47,7 +47,7 @@ class Ending:
 
     @property
     def others_have_gone(self) -> bool:
-        """True unless the members agreed to leave: then the members that have gone caused a failure of the work."""
+        """True unless the members agreed to leave: then a failure of the work is due to the members that have gone."""
         return self.kind is not EndKind.AGREED
 
 
@@ -83,7 +83,7 @@ def gave_up(failure: BaseException | str | None) -> GiveUp | None:
 
 
 def own_failure(failure: BaseException | str) -> bool | None:
-    """Return True if this failure is not only a report of the round's end; None if it must end the process."""
+    """Return True if this failure is more than a report of the round's end; None if it must end the process."""
     leaves = () if isinstance(failure, str) else tuple(_leaves(failure))
     if not all(isinstance(leaf, Exception) for leaf in leaves):
         return None

@@ -31,7 +31,7 @@ class Phase(StrEnum):
     GATHERING = "gathering"  # too few nodes have arrived
     LAST_CALL = "last call"  # enough have arrived, and the round waits some time for more
     TRAINING = "training"  # a round has live members
-    CLOSED = "closed"  # over
+    CLOSED = "closed"
 
     @classmethod
     def _missing_(cls, _: object) -> Self:
@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
 
 class NodeRecord(Stored, kw_only=True):
-    """One arrival of one node: its key's value, with its name and the revision of the write."""
+    """One arrival of a node: its key's value, with its name and the revision of the write."""
 
     called = "the record of a node"
     by_place = True
@@ -50,26 +50,26 @@ class NodeRecord(Stored, kw_only=True):
     incarnation: str  # random; distinguishes two processes with one name
     arrived_after: int = -1  # the last round that it knew; -1 for none
     address: str = ""  # where other nodes reach it
-    port: int = 0  # a port that was free there
-    payload: Any = None  # a user's data for the other members
+    port: int = 0  # free there
+    payload: Any = None  # the user's data for the other members
     attributes: Mapping[str, str] = MappingProxyType({})  # for rank orders by topology, and for bans
     requested_rank: int | None = None
     sends_from: str = ""  # its own end of its connection to the store; empty if the user has set `address`
-    store_at: str = ""  # the store's end of that connection; empty in the same case
-    server: str = ""  # the server of the store there; empty if the store has only one
-    machine: str = ""  # equal for the nodes that share one loopback interface, and only for these; empty if unknown
+    store_at: str = ""  # the store's end of it; empty in the same case
+    server: str = ""  # the server of the store there; empty if there is only one
+    machine: str = ""  # equal for nodes that share one loopback interface, and only for these; empty if unknown
     lapsed_in: int = -1  # the round from which an outage has dropped it; -1 for none
-    checks: bool = False  # it checks that it reaches rank 0 before it accepts a round
+    checks: bool = False  # checks that it reaches rank 0 before it accepts a round
     unreached: bool = False  # it was rank 0 of a round that was given up because some member did not reach it
     cut_off: tuple[str, ...] = ()  # addresses of rank 0s that it did not reach while others did
     gave_up: Prose = ""  # which round it gave up before this arrival, and why; empty if none
-    left: bool = False  # it leaves by itself: it is about to delete this record
+    left: bool = False  # leaves by itself, and is about to delete this record
     stopped: bool = False  # it leaves at the agreed step, or past its body: see `StepGate.has_stopped`
-    why: Prose = ""  # why it has left, in words
-    release: str = ""  # its release of this package; empty if unknown
-    since: float = 0.0  # the time of this arrival on the node's clock, in seconds since 1970; 0 if unknown
+    why: Prose = ""  # why it has left
+    release: str = ""  # of this package; empty if unknown
+    since: float = 0.0  # the time of this arrival on its clock, in seconds since 1970; 0 if unknown
     progress: int | None = None  # the last step that it has finished, -1 for none; None if it does not use `rounds()`
-    came_from: tuple[int, int] | None = None  # the revision of its round in a lost store, and its rank; None if none
+    came_from: tuple[int, int] | None = None  # revision of its round in a lost store, and its rank there; None if none
     arrival: int = 0  # the revision of this write, which identifies the arrival
 
 
@@ -96,7 +96,7 @@ class Closed(Stored, kw_only=True):
 
     reason: Prose  # the caller's; may be empty
     by: Prose = ""  # the node or person that closed the run
-    given_up: bool = False  # the run cannot go on, as opposed to: its work is done
+    given_up: bool = False  # the run cannot go on; False: its work is done
     status: int = 0  # the exit status for all launchers; 0: they choose
 
     @classmethod
@@ -113,7 +113,7 @@ WITH = "nodes with "  # before "rack=17": the name in a status for all nodes wit
 
 
 def ban_name(where: str) -> str:
-    """Return the last part of the key of a ban of all nodes with an attribute, "rack=17"; a node's ban has its id."""
+    """Return the last part of the key of a ban by attribute, "rack=17"; a node's ban has its id."""
     return f"{_WITH}{where}"
 
 
@@ -123,7 +123,7 @@ def ban_names(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def ban_among(bans: Mapping[str, Ban], node_id: str, attributes: Mapping[str, str]) -> Ban | None:
-    """Return the first of the bans that excludes a node; None if none does."""
+    """Return the first of the bans that excludes a node, if any."""
     return next((bans[name] for name in ban_names(node_id, attributes) if name in bans), None) if bans else None
 
 
@@ -135,11 +135,11 @@ class Ban(Stored, kw_only=True):
 
     reason: Prose  # the caller's; may be empty
     by: Prose = ""  # the node or person that wrote it
-    now: bool = False  # a member is also removed from its round at once
-    lasts: float | None = None  # seconds from this write until it expires; None: until it is lifted
+    now: bool = False  # also remove a member from its round at once
+    lasts: float | None = None  # seconds from this write; None: until it is lifted
     ends_in: float | None = None  # in a status, the seconds that remain
     where: str = ""  # the attribute and value, "rack=17"; empty for a single node
-    seen_at: float = 0.0  # when this node received it, on its own clock
+    seen_at: float = 0.0  # when this node received it, on its clock
 
     def __str__(self) -> str:
         by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
@@ -158,44 +158,47 @@ class Unban(Stored, kw_only=True):
     who: str  # the nodes that may join again, in words
     reason: Prose = ""  # the caller's; may be empty
     by: Prose = ""  # the node or person that lifted it
-    revision: int = 0  # of this write
+    revision: int = 0
 
     def __str__(self) -> str:
         return f"{self.who}{f' by {self.by}' if self.by else ''}{f': {self.reason}' if self.reason else ''}"
 
 
 class Progress(Stored, kw_only=True):
-    """The coordinator's report: the state of the last round, and of the gathering for the next."""
+    """The coordinator's report: the state of the last round, and of the gathering for the next.
+
+    It names at most `NAMED_MOST` nodes of a kind.
+    """
 
     called = "the progress"
     by_place = True
 
     phase: Phase
-    round: int = -1  # the number of the last completed round; -1 for none
+    round: int = -1  # the last completed round; -1 for none
     joined: int = 0  # nodes waiting for the next round
     needed: int = 0  # see `decision.Rules`
     capacity: int = 0
     live: int = 0  # members of the last round that are still in it
-    waiting: int = 0  # of the waiting nodes, those that a regroup now would admit; 0 without live members
-    spares: int = 0  # of the waiting nodes, those for which there is no room
-    # Newcomers that arrived after this revision are spares. None if there are no spares, or `spare_ids` names them. 0:
-    # any newcomer may be a spare, as a rank order chose more than can be named.
+    waiting: int = 0  # waiting nodes that a regroup now would admit; 0 without live members
+    spares: int = 0  # waiting nodes for which there is no room
+    # Newcomers that arrived after this revision are spares. None: there are no spares, or `spare_ids` names them. 0:
+    # any newcomer may be one, as a rank order chose more than can be named.
     spares_after: int | None = None
-    last_call_left: float | None = None  # seconds of last call left at the write; None if none runs
+    last_call_left: float | None = None  # seconds left at the write; None if none runs
     lost: int = 0  # members of the last round that have died
-    lost_ids: tuple[str, ...] = ()  # the first `NAMED_MOST` of them
-    departed: int = 0  # members of the last round that have left it
-    departed_ids: tuple[str, ...] = ()  # the first `NAMED_MOST` of them
+    lost_ids: tuple[str, ...] = ()
+    departed: int = 0  # members that have left it
+    departed_ids: tuple[str, ...] = ()
     last_arrival: int = 0  # the latest waiting node's arrival
-    problem: Prose = ""  # why no round completes though enough nodes are here: a `rank_order` that fails, for example
-    spare_ids: tuple[str, ...] = ()  # the spares that an order has chosen, if they are at most `NAMED_MOST`
+    problem: Prose = ""  # why no round completes though there are enough nodes: a `rank_order` that fails, for example
+    spare_ids: tuple[str, ...] = ()  # the spares that an order has chosen, if they can be named
     absent: Absent = Absent()
     given_up: Prose = ""  # which round the waiting nodes have given up, and why
-    # The first members that were expelled although alive, each with the reason.
+    # The first members that were expelled although alive, and why.
     why_lost: tuple[tuple[str, str], ...] = ()
     standstill: Prose = ""  # that no member makes progress, in words; else empty
     left_early: bool = False  # a member has left at another step than agreed
-    draining: tuple[str, ...] = ()  # live members that an operator has asked to leave; the first `NAMED_MOST`
+    draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
 
     def once_committed(self, number: int, *, size: int) -> Progress | None:
         """Return the progress after this round's commit; None if it must be computed: a node is left over or missing.
@@ -207,14 +210,14 @@ class Progress(Stored, kw_only=True):
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def still_naming(self, node_id: str, before: Progress) -> Progress:
-        """Return this progress with a lost node named if `before` named it: there may be more losses than names."""
+        """Return this progress, naming a lost node if `before` did: there may be more losses than names."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self
         why = tuple(one for one in before.why_lost if one[0] == node_id)
         return self.replace(lost_ids=(*self.lost_ids, node_id), why_lost=(*self.why_lost, *why))
 
     def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
-        """Return the progress after an expulsion. It names the member, so that the member is notified."""
+        """Return the progress after an expulsion; it names the member, which is so notified."""
         missing = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
         named = (*self.absent.missing[: NAMED_MOST - 1], missing)
         return self.replace(
@@ -234,10 +237,10 @@ class LostStore(Stored, kw_only=True):
     generation: int  # of that store; the run's first store has 1
     revision: int  # the last one that the node had seen there
     round: int = -1  # the highest number of a round, there or in stores before; -1 for none
-    round_at: int = 0  # the revision of that round's commit; its number alone may exist in other stores, too
+    round_at: int = 0  # the revision of that round's commit; other stores may have the same number, too
     awaited: int = 0  # members of that round that may still be at work
-    settings: bytes = b""  # the run's last settings
-    closed: bytes = b""  # the packed closing; empty if the run was not closed
+    settings: bytes = b""
+    closed: bytes = b""  # packed; empty if the run was not closed
     bans: Mapping[str, bytes] = MappingProxyType({})
     tally: bytes = b""  # a packed `Tally`
     host: str = ""  # of that store
@@ -261,9 +264,9 @@ class Head:
 
     Attributes:
         closed_over: The progress before the closing, which says which nodes were spares.
-        progress_at: When this node received the progress, on its own clock.
-        progress_found: True if the progress was already there when the watch began, so its age is unknown.
-        lost_store_at: When this node received `lost_store`, on its own clock.
+        progress_at: When this node received the progress, on its clock.
+        progress_found: True if the watch found the progress there, so that its age is unknown.
+        lost_store_at: When this node received `lost_store`, on its clock.
         lost_store_told: The revision of the write of `lost_store`.
         hosted: Nodes in the process that serves the store.
         moves: True if the host of the store is about to leave: no new node may arrive in this store.
@@ -293,7 +296,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """An announced drain: the node leaves by `until` on this node's clock; `revision` is of the announcement."""
+    """An announced drain: the node leaves by `until` on this node's clock."""
 
     until: float
     reason: str
@@ -360,7 +363,7 @@ Change = NodesWaiting | NodesLost | NodesLeft | Draining | Resized | Closed | Dr
 
 
 def pack_settings(shared: Mapping[str, Any]) -> bytes:
-    """Pack the shared settings of a run, with equal bytes for equal settings."""
+    """Pack the shared settings of a run; equal settings give equal bytes."""
     return pack(dict(sorted(shared.items())))
 
 

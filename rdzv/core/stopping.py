@@ -1,7 +1,7 @@
 """Pure: the members of a round agree on one step, before which all of them leave.
 
 A member that stops alone leaves the others in a collective that cannot complete. So when a node has to join or leave,
-the members agree on a step: the largest that any member has begun, plus one.
+the members agree on a step: the largest that any of them has begun, plus one.
 
     coordinator: a node must join or leave       >  writes the question: which is the largest step you have begun?
     member:      its node sees the question      >  answers; the member begins no further step before the decision
@@ -14,7 +14,7 @@ does, it waits for the decision. (CPython's locks keep these single accesses in 
 
 A member that has begun no step answers None. If all answer None, all leave at once, except that a body may make
 newcomers wait until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a
-second decision. There is no other second decision.
+second decision, the only one possible.
 
 A member that leaves before the agreed step, with its body unfinished, is a loss for the others (`has_stopped`).
 """
@@ -37,21 +37,21 @@ STEP_MOST = 2**63  # steps are less: a message carries 64 bits
 
 
 class Stop(Stored, kw_only=True):
-    """The question to the members of a round, and later the decision, in one key."""
+    """The question to the members of a round, later the decision, in one key."""
 
     called = "the step to stop at"
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     round: int
     decided: bool = False  # False: this is the question
-    step: int | None = None  # of a decision, the step before which all leave; None: at once
+    step: int | None = None  # all leave before it; None: at once
     why: Prose = ""
-    for_newcomers: bool = False  # True if waiting nodes are the only reason
+    for_newcomers: bool = False  # waiting nodes are the only reason
     revision: int = 0  # of this record; the next write is conditional on it
 
 
 class Drain(Stored, kw_only=True):
-    """An operator's request that a node leaves."""
+    """An operator's request that a node leave."""
 
     called = "a drain"
 
@@ -97,13 +97,13 @@ def step_of(step: SupportsIndex) -> int:
 
 
 class Agreement:
-    """The coordinator's side: it makes the question and the decision, and collects the answers.
+    """The coordinator's side: it makes the question and the decision from the answers.
 
     Each write is conditional on the last record seen, so that no two coordinators decide. A new coordinator continues
     from the question and the answers in the store (promise R7).
 
     Attributes:
-        listens: True once this coordinator has written a record: answers are awaited.
+        listens: True once this coordinator has written a record, so that answers are awaited.
         hears: True once all answers that were in the store are read.
     """
 
@@ -136,7 +136,7 @@ class Agreement:
         Args:
             round: The number of the last round.
             standing: The last record that this node has seen in the store.
-            why: Why all should leave, in words; empty if they should not.
+            why: Why all should leave; empty if they should not.
             for_newcomers: True if waiting nodes are the only reason.
             closing: True if the run is closed. Then if a member has no step or has gone, all leave at once: the others
                 would wait for it in their next step.
@@ -152,7 +152,7 @@ class Agreement:
         if standing.decided:
             # At `step=None` no member has begun a step, so this decision, too, is to leave at once.
             return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
-        # The answer of a member that has left since counts too: it may have begun that step with the others.
+        # A member that has left since counts too: it may have begun that step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
         if not self.hears or any(node_id not in answers for node_id in members):
             return None
@@ -172,13 +172,13 @@ class StepGate:
     """The gate that a member passes at each step of a round, and that its node closes: see the module."""
 
     def __init__(self) -> None:
-        self.begun: int | None = None  # the largest begun step; None before the first
+        self.begun: int | None = None  # the largest begun step
         self.at_end: bool = False  # the body has finished, and with it the largest begun step
         self.refused: int | None = None  # the step that it would have begun, had the round not been over
-        self.decided: bool = False  # True once the members have agreed
-        self.stop: int | None = None  # the step before which all leave; None: at once
+        self.decided: bool = False
+        self.stop: int | None = None  # all leave before it; None: at once
         self.why: str = ""
-        self.for_newcomers: bool = False  # True if waiting nodes are the only reason
+        self.for_newcomers: bool = False  # waiting nodes are the only reason
         self._asked = False
 
     # ------------------------------------------------------------------------------------------ the member's side
@@ -189,13 +189,13 @@ class StepGate:
         return not self._asked
 
     def leaves(self, step: int) -> bool:
-        """Return True if the member leaves before this step; only after the decision."""
+        """Return True if the member leaves before this step. Only after the decision."""
         assert self.decided, "whoever asks has waited for the decision"
         return self.stop is None or step >= self.stop
 
     @property
     def has_stopped(self) -> bool:
-        """True if this member is at the agreed step or past its body, so that others do not wait for it in a step."""
+        """True if this member is at the agreed step or past its body, so that no other waits for it in a step."""
         if self.at_end or not self.decided:
             return self.at_end
         if self.stop is None:
@@ -204,7 +204,7 @@ class StepGate:
 
     @property
     def is_awaited(self) -> bool:
-        """Return True if the others wait for it in a step before the agreed one."""
+        """True if the others wait for it in a step before the agreed one."""
         return self.stop is not None and not self.has_stopped
 
     @property
@@ -215,13 +215,13 @@ class StepGate:
         return None if self.begun is None else max(self.begun - (not self.at_end), -1)
 
     def finish(self) -> None:
-        """Record the end of the body: the member begins no further step."""
+        """Record the end of the body."""
         self.at_end = True
 
     # ------------------------------------------------------------------------------------------ the node's side
 
     def ask(self) -> int | None:
-        """Close the gate, and return the largest step that the member has begun; None after its body."""
+        """Close the gate; return the largest step that the member has begun; None after its body."""
         self._asked = True
         return None if self.at_end else self.begun
 

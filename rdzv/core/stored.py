@@ -44,14 +44,14 @@ def prose(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
 
 
 def check_prose(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
-    """Return a user's text as `prose` does; raise `RendezvousSettingsError` if it is not a string."""
+    """Return a user's text as `prose` does; raise `RendezvousSettingsError` if it is no string."""
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={shown(given)} must be text (str)")
     return prose(given, most=most)
 
 
 Prose = Annotated[str, TextAs(prose)]
-"""The type of a field for a text, which `prose` cuts."""
+"""The type of a text field, which `prose` cuts."""
 
 
 class Stored(Record):
@@ -90,7 +90,7 @@ class Stored(Record):
 
     @classmethod
     def pack_all(cls, nouns: Iterable[Self]) -> bytes:
-        """Return several records as one value; only for a class with `by_place`."""
+        """Return several records as one value; only with `by_place`."""
         return _packed(cls.called, lambda: [noun.check() for noun in nouns])
 
     @classmethod
@@ -101,14 +101,12 @@ class Stored(Record):
 
 @functools.cache
 def _inside(kind: type[Stored]) -> list[tuple[int, str, object]]:
-    """Return place, name and default of each field in the value."""
     fields = enumerate(kind.fields)
     return [(place, name, kind.defaults.get(name, fields)) for place, name in fields if name not in kind.outside]
 
 
 @functools.cache
 def _outside(kind: type[Stored]) -> list[tuple[int, str]]:
-    """Return place and name of each `outside` field, in ascending order."""
     return [(place, name) for place, name in enumerate(kind.fields) if name in kind.outside]
 
 
@@ -158,7 +156,7 @@ def pack(plain: object) -> bytes:
 
 
 def unpack(what: str, value: bytes, build: Callable[[Any], T]) -> T:
-    """Return the object that `build` makes of a key's value; raise `RendezvousStateError` about `what` if it fails."""
+    """Return what `build` makes of a key's value; raise `RendezvousStateError` about `what` if it fails."""
     try:
         return build(msgpack.unpackb(value, raw=False, strict_map_key=False))
     except Exception as error:  # msgpack and the builders raise many unrelated classes for foreign data

@@ -1,6 +1,6 @@
 """Pure: folds the events of nodes into a `View`, the coordinator's picture of its run.
 
-One event changes one node, so each costs the same small time, however many nodes there are. A node's state follows from
+An event changes one node, so each costs the same small time, however many nodes there are. A node's state follows from
 its record:
 
     record                                         node
@@ -97,7 +97,7 @@ class View:
         self._otherwise = "" if tells_causes else _WHY["silent"]
         self._before: tuple[str, str] = "", ""  # the last coordinator, and why its term ended
         self.synced: bool = False
-        self.seen: int = 0  # the latest revision that was folded in
+        self.seen: int = 0  # the latest revision folded in
         self.round: Round | None = None
         self.members: dict[str, Member] = {}  # all members of the last round
         self.live: set[str] = set()  # those that are still in it
@@ -107,7 +107,7 @@ class View:
         self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
         self.left_early: bool = False  # a member has left at another step than agreed
         self.why_lost: dict[str, str] = {}  # of expelled members
-        self.standstill: str = ""  # that no member makes progress, in words
+        self.standstill: str = ""
         self.enough_since: float | None = None
         self.arrived_at: float | None = None  # when this coordinator saw the last arrival
         self.absences: AbsenceBook = AbsenceBook(expected)
@@ -116,7 +116,7 @@ class View:
         self._stuck: dict[str, str] = {}  # members to expel, and why
         self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once, as lost or left
         self._unnamed: dict[bool, int] = {True: 0, False: 0}  # further gone members: left, and lost
-        self._lost_before: set[str] = set()  # members that the round before the last has lost
+        self._lost_before: set[str] = set()  # members lost by the round before the last
         self._records: dict[str, NodeRecord] = {}
         self._inherited: Progress | None = None
         self._inherited_at = 0.0
@@ -154,19 +154,19 @@ class View:
 
     @property
     def next_number(self) -> int:
-        """The number of the next round, larger than those of all rounds that the waiting nodes know (S10)."""
+        """The number of the next round, larger than any that the waiting nodes know (S10)."""
         return 1 + max((self.number, *(record.arrived_after for record in self.waiting.values())))
 
     # ------------------------------------------------------------------------------------ who has gone from the round
 
     @property
     def lost(self) -> list[str]:
-        """The first `NAMED_MOST` lost members, in order of loss."""
+        """The first `NAMED_MOST` lost members, in order."""
         return self._named(left=False)
 
     @property
     def departed(self) -> list[str]:
-        """The first `NAMED_MOST` departed members, in order of departure."""
+        """The first `NAMED_MOST` departed members, in order."""
         return self._named(left=True)
 
     @property
@@ -214,8 +214,8 @@ class View:
     ) -> None:
         """Apply one event of the watch on nodes.
 
-        `last_call_timeout` gives the begin of a last call that the coordinator before began, and `bans` the reason why
-        a banned node's record is deleted.
+        `last_call_timeout` dates the begin of a last call that the coordinator before began; `bans` explain deleted
+        records.
         """
         if event.kind == "reset":
             self.synced = False
@@ -296,7 +296,7 @@ class View:
     def expected_back(self) -> set[str]:
         """The nodes that were lost in an outage, once the record of one says that it came back from it.
 
-        An outage ends for all nodes that it cut off. Killed nodes look alike, and the last call limits the wait for
+        An outage ends for all nodes that it cut off. Killed nodes look alike, so only the last call limits the wait for
         them. If the other nodes have met meanwhile, those lost by the round before count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
@@ -305,12 +305,11 @@ class View:
         return (lost | self._lost_before) - self._records.keys()
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
-        """End a snapshot: members without a record in it have gone."""
         self.synced = True
         # A snapshot is in order of name, but nodes are admitted in order of arrival.
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         said, self._inherited = self._inherited, None
-        # Of unnamed ones only the numbers are known, of departed and of lost members.
+        # Of unnamed ones only the numbers are known.
         unnamed = max(said.departed - self.departed_count, 0) if said else 0
         for node_id in self.members:
             if node_id not in self._records and node_id not in self._missed:
@@ -323,8 +322,8 @@ class View:
         for left, count in ((False, said.lost), (True, said.departed)):
             self._unnamed[left] = max(count - self._count_of(left=left), 0)
         if self.enough_since is not None and said.last_call_left is not None:
-            # The last call goes on if enough of the nodes that it counted are still waiting. Else later arrivals began
-            # a new one.
+            # The last call goes on if enough of the nodes that it counted still wait. Else later arrivals began a new
+            # one.
             standing = sum(1 for record in self.waiting.values() if record.arrival <= said.last_arrival)
             if standing >= self._needed:
                 left_of_it = max(said.last_call_left - (now - self._inherited_at), 0.0)
@@ -346,8 +345,8 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # The node does not take part in the round that contains it, so its members wait for it in vain: it was lost
-            # and is back, or the reply to its former arrival was lost.
+            # The round's members wait for this node in vain: it was lost and is back, or the reply to its former
+            # arrival was lost.
             self._missed.setdefault(record.node_id, _Missed(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record
@@ -378,7 +377,6 @@ class View:
             self.left_out = {one.node_id: one for one in everyone if one.node_id in cut_off}
 
     def _miss(self, node_id: str, *, left: bool, at: float | None, why: str, address: str = "") -> None:
-        """Record that a node has gone; `at`: when, if known."""
         is_member = node_id in self.members
         self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
@@ -413,6 +411,6 @@ class Picture:
     head: Head
     told: Progress | None = None  # the last progress written, by this coordinator or the one before
     told_at: float = 0.0
-    resized_at: int = 0  # the revision of the last applied resize
-    unbanned_at: int = 0  # the revision of the last lifted ban in the history
+    resized_at: int = 0  # of the last applied resize
+    unbanned_at: int = 0  # of the last lifted ban in the history
     obstacle: Obstacle | None = None

@@ -1,8 +1,7 @@
 """Pure: the nodes' knowledge of a run whose store was lost, which they carry to the next store.
 
-A node that comes to another store writes its record (`LostStore`) there, unless the one there outranks it: a record of
-a later store does, then one with a later round, then one with a later revision. Records are not merged. The settings,
-bans and closing in it are applied before the first round of the new store.
+A node that comes to another store writes its record (`LostStore`) there, unless the one there outranks it. Records are
+not merged. The settings, bans and closing in it are applied before the first round of the new store.
 
 Some members of the last round may still work while others meet in the new store. So the first round there waits until
 all of them have come, or until `ttl` has passed: a member that is cut off has stopped by then. Members in the process
@@ -23,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class Known(NamedTuple):
-    """What a node knows of a store that it has lost."""
+    """A node's knowledge of a store that it has lost."""
 
     store_id: str | None
     lost: LostStore
 
 
 def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: str, now: float) -> LostStore:
-    """Return a node's knowledge of a store that was lost, from the last head of the run that it saw there."""
+    """Return a node's knowledge of a lost store, from the last head of the run that it saw there."""
     before, round = head.lost_store, head.round
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
     if round is not None:
         number, at = max(number, round.number), round.revision
         awaited = round.size - _gone_from(round, head.moves_over or head.progress, head.hosted)
-    else:  # no round completed in this store: its nodes still await members of the store before
+    else:  # none completed in this store: its nodes still await members of the store before
         awaited -= sum(one.last_round == at > 0 for one in head.hosted.values())
     return LostStore(
         generation=1 if before is None else before.generation + 1,
@@ -53,7 +52,6 @@ def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: 
 
 
 def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hosted]) -> int:
-    """Return how many members of a round have gone, or died with the process that served the store."""
     told = progress if progress is not None and progress.round == round.number else None
     named = (*told.lost_ids, *told.departed_ids) if told is not None else ()
     gone = told.lost + told.departed if told is not None else 0
@@ -72,7 +70,7 @@ def _what_is_left(ban: Ban, now: float) -> Ban:
 
 
 def survivors_of(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
-    """Return the nodes among these that were members of the last round in the lost store, with their ranks in it."""
+    """Return these nodes' ranks in the lost store's last round, of its members only."""
     if lost is None:
         return {}
     came = ((record.node_id, record.came_from) for record in records)

@@ -1,11 +1,11 @@
 """Pure: when a process may serve the store of a URL that lists several hosts: at most one does at any moment.
 
 A kernel refuses a connection only if no process listens. So a process that wants to serve first listens, as a
-candidate, and then asks all other hosts. It serves once each of them has refused the connection, or has answered that
-its store has ended. Two processes cannot both serve: the one that listened later reaches the other. This needs no clock
-and no count of nodes. A host that does not answer may be at work, so its silence is no proof.
+candidate, and then asks all other hosts. It serves once each has refused the connection, or has answered that its store
+has ended. Two processes cannot both serve: the one that listened later reaches the other. This needs no clock and no
+count of nodes. Silence is no proof: such a host may be at work.
 
-A candidate gives way to a store that serves, and to a candidate before it in the list; it waits for one behind it.
+A candidate gives way to a store that serves, and to a candidate before it in the list.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 
 class Answer(Enum):
-    """The answer of a host to a candidate."""
+    """A host's answer to a candidate."""
 
     SERVES = "serves"
     CANDIDATE = "is a candidate"
@@ -29,17 +29,17 @@ PROOFS = frozenset({Answer.ENDED, Answer.REFUSED, Answer.LOST})
 
 
 class Candidacy(NamedTuple):
-    """A candidate's place in the list of hosts, and the places of the hosts that have proven not to serve since."""
+    """A candidate's place in the list of hosts, and the places of hosts that have proven not to serve since."""
 
     place: int
     proven: frozenset[int] = frozenset()
 
     def heard(self, host: int, answer: Answer) -> Self | None:
-        """Return the candidacy after an answer of the host at place `host`; None if the candidate must give way."""
+        """Return the candidacy after the answer of the host at place `host`; None if the candidate must give way."""
         if answer is Answer.SERVES or (answer is Answer.CANDIDATE and host < self.place):
             return None
         return self._replace(proven=self.proven | {host}) if answer in PROOFS else self
 
     def missing(self, hosts: int) -> list[int]:
-        """Return the places, of `hosts` in all, without a proof; if there are none, the candidate may serve."""
+        """Return the places, of `hosts` in all, without a proof; with none left, the candidate may serve."""
         return [host for host in range(hosts) if host != self.place and host not in self.proven]

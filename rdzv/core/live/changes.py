@@ -24,7 +24,7 @@ AGES: Final = frozenset(
 
 
 def in_numbers(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter], now: float) -> dict[str, Any]:
-    """Return the numbers in a report, and the last step of each member, for the metrics."""
+    """Return a report's numbers, and each member's last step, for the metrics."""
     return {
         **{name: full[name] for name in SUMMED},
         **full["counts"],
@@ -43,11 +43,10 @@ SUMMED: Final = (
     *("run_id", "phase", "phase_since", "state", "waits_for", "waiting_since", "round", "world_size", "closed"),
     *("closing", "pace"),
 )
-"""The fields that `in_numbers` copies."""
 
 
 def without_ages(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a report without ages, and without the fields that a page does not show."""
+    """Return a report without ages and the fields that a page does not show."""
     outside = {*plain["waiting"], *plain["spares"], *(one["node_id"] for one in plain["missing"])}
     told = {
         name: _without_ages(value)
@@ -120,7 +119,7 @@ def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the changes for a page in the state `before`; empty if only time has passed.
 
-    A state has the store, the id of the `chosen` run, all `runs` in numbers, and the report of the chosen `run`.
+    A state has the store, the id of the `chosen` run, all `runs` in numbers, and the chosen `run`'s report.
     """
     known = {one["run_id"]: _news(one) for one in before["runs"]}
     runs = [one for one in now["runs"] if known.pop(one["run_id"], None) != _news(one)]

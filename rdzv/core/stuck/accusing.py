@@ -1,6 +1,6 @@
 """Pure: accusations: a member of a round says that another one does not respond, although its lease is live.
 
-The store does not see if nodes reach each other. But a collective that fails may name a peer that is unreachable. One
+The store does not see if nodes reach each other. But a collective that fails may name an unreachable peer. One
 accusation proves nothing: the accuser may be cut off itself. If two members accuse the same one, it is expelled, and
 its own accusations do not count. One accuser is enough if the store has lost contact with the accused, too: see
 `rdzv.node.coordinator.accusations`. If a connection closes and the peer is unknown, the accused is `SOMEBODY`: then the
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from store.messages import Event
 
-ACCUSERS: Final = 2  # so many accusers of one member are believed
+ACCUSERS: Final = 2  # of one member are believed
 SOMEBODY: Final = ""  # the accused if its name is unknown
 WHY_MOST: Final = 120  # characters of `why`
 
@@ -50,7 +50,7 @@ class Accusations(dict[str, Accusation]):
                 self[event.key] = Accusation.unpack(event.value)
 
     def said(self, key: str) -> str:
-        """Return an accusation's reason; empty if it no longer exists."""
+        """Return an accusation's reason; empty if it is gone."""
         return self[key].why if key in self else ""
 
     def of_somebody(self, *, round: int, live: Collection[str]) -> list[Accusation]:

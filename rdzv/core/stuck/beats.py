@@ -1,4 +1,4 @@
-"""Pure: the progress of one member, and the note about it that is sent with the keep-alives of its node.
+"""Pure: the progress of one member, and the note about it that goes with the keep-alives of its node.
 
 The member's code calls `beat(step)` at each step, and `busy` before long operations. Its node, in another thread, sends
 the latest state. A note has durations and no times, as clocks differ.
@@ -29,9 +29,9 @@ class BeatNote(Stored, kw_only=True):
 
     round: int
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since that step began, or since the member entered the round
+    age: float  # seconds since that step, or the round, began for the member
     first: bool = False  # not beyond its first step, in which it may compile and load
-    busy: float = 0.0  # seconds for which it will still be busy; 0 if it is not
+    busy: float = 0.0  # seconds that it will still be busy; 0 if it is not
     what: Prose = ""  # why it is busy; else the key for which it waits
     rate: float = 0.0  # recent steps per second
     away: bool = False  # its node has just reconnected to the store
@@ -40,7 +40,7 @@ class BeatNote(Stored, kw_only=True):
 
 
 class _Waiting:
-    """One wait of a member. Each `get` of a shared store makes one, so it is a class: far faster than a generator."""
+    """One wait of a member. Each `get` of a shared store makes one: a class is far faster than a generator."""
 
     def __init__(self, beats: Beats, what: Callable[[], str]) -> None:
         self._beats = beats
@@ -112,18 +112,17 @@ class Beats:
 
     @property
     def _busy_longest(self) -> tuple[float, str]:
-        """The end and the label of the `be_busy` that ends last."""
         return max(((until, label) for _, until, label in self._busy), default=(-math.inf, ""))
 
     @property
     def longest_wait(self) -> tuple[float, str] | None:
-        """The member's longest wait in the round's shared store: seconds so far, and the key."""
+        """The member's longest wait in the round's store: seconds so far, and the key."""
         for wait, since in tuple(self.waits.items()):
             return self.clock() - since, wait.what()
         return None
 
     def waiting(self, what: Callable[[], str]) -> _Waiting:
-        """Mark the member as waiting in the round's shared store, inside this context; `what` returns the key."""
+        """Mark the member as waiting in the round's store, inside this context; `what` returns the key."""
         return _Waiting(self, what)
 
     def finish(self) -> None:
@@ -131,7 +130,7 @@ class Beats:
         self._number = FINISHED
 
     def quiet_since(self) -> float:
-        """Return since when, on `clock`, the member has begun no step without being busy."""
+        """Return since when, on `clock`, the member has neither begun a step nor been busy."""
         return max(self._last[1], self._busy_ended, self._busy_longest[0])
 
     @property

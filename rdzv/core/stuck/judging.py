@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from rdzv.core.stuck.beats import BeatNote
 
-FRESH_PART = 0.5  # of `stall_timeout`: a member that began a step within this part makes progress
+FRESH_PART = 0.5  # of `stall_timeout`: a member that began a step within it makes progress
 
-AWAY_AFTER = 1.0  # seconds by which a keep-alive may be late before its member counts as disconnected
+AWAY_AFTER = 1.0  # seconds that a keep-alive may be late before its member counts as disconnected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class StallRules:
         return self.stall_timeout is not None or self.first_step_timeout is not None
 
     def limit(self, *, first: bool) -> float:
-        """Return for how many seconds a member may begin no step; infinity without a limit."""
+        """Return for how many seconds a member may begin no step; infinity: no limit."""
         limit = self.first_step_timeout if first else self.stall_timeout
         return math.inf if limit is None else limit
 
@@ -68,7 +68,7 @@ class Verdict:
 
 
 class Stalls:
-    """A coordinator's judge of its members, which remembers when they were last excused."""
+    """A coordinator's judge of its members."""
 
     def __init__(self, rules: StallRules) -> None:
         self._rules = rules
@@ -77,7 +77,7 @@ class Stalls:
         self._looked_at = -math.inf
 
     def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:
-        """Judge the live members of a round by their last notes; to be called about `every` seconds."""
+        """Judge the live members of a round by their last notes; to be called about every `every` seconds."""
         late = now - self._looked_at > every + AWAY_AFTER  # the store was disconnected, or this is the first look
         if round != self._round or late:
             self._round, self._excused_at = round, now
@@ -106,7 +106,6 @@ class Stalls:
         return one.note.age >= limit and now - one.ago - self._excused_at >= limit
 
     def _get_on(self, one: Heard, others: list[Heard]) -> bool:
-        """Return True if another member makes progress while this one does not."""
         if others and not one.note.waits and all(other.note.waits for other in others):
             return True
         step = -math.inf if one.note.step is None else one.note.step
@@ -117,7 +116,7 @@ class Stalls:
         )
 
     def _was_heard_since(self, one: Heard, other: Heard) -> bool:
-        """Return True if `other`'s note is recent; else `other` may be in trouble already, and `one` wait for it."""
+        """Return True if `other`'s note is recent; else it may be in trouble already, and `one` wait for it."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
     def _standstill(self, members: list[Heard]) -> str:

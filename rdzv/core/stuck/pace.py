@@ -1,8 +1,7 @@
-"""Pure: slow or stuck members of a round, by their steps, for displays.
+"""Pure: slow or stuck members of a round, by their steps, for `rdzv status`, the metrics and the page.
 
-`rdzv status`, the metrics and the page share these rules. The rule for stuck members is the coordinator's
-(`rdzv.core.stuck.judging`) at half of its time, so that a member is shown before it is dropped. It takes one pass, as
-displays call it often.
+A member is stuck by the coordinator's rule (`rdzv.core.stuck.judging`) at half of its time, so it is shown before it is
+dropped. The computation takes one pass, as displays call it often.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NODE_STATES: Final = (
 )
 """The states of a node in words, the most urgent first."""
 
-WELL_FROM: Final = NODE_STATES.index("waiting")  # this state and the later ones need no operator
+WELL_FROM: Final = NODE_STATES.index("waiting")  # this and the later ones need no operator
 SHOWN_PART: Final = 0.5  # a member is stuck after this part of `stall_timeout`; if that is unset, ...
 STUCK_AFTER: Final = 30.0  # ... after these seconds, or ...
 STUCK_STEPS: Final = 10  # ... after the time of this many steps, if longer
@@ -51,7 +50,7 @@ class StepOf:
 class Pace:
     """The progress of a round's members together."""
 
-    told: int = 0  # the number of members that report steps
+    told: int = 0  # members that report steps
     step: int | None = None  # the largest begun step; None if there is none
     age: float = 0.0  # seconds since the last member began a step
     rate: float = 0.0  # the median, in steps per second; 0 if unknown
@@ -62,7 +61,7 @@ class Pace:
 
 
 def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
-    """Return the progress of a round's members, and which of them are stuck or slow."""
+    """Return the progress of a round's members together."""
     begun = {node_id: one for node_id, one in steps.items() if one.step is not None}
     if not begun:
         return Pace(told=len(steps), stuck={}, slow={})
