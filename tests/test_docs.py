@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from store.records import Record
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CODE_SPAN = re.compile(r"`([^`\n]+)`")
@@ -108,19 +109,34 @@ def said_of_parameters() -> dict[str, str]:
     }
 
 
-def parameters() -> str:
-    rows, said = [], said_of_parameters()
+def rows_of_parameters() -> dict[str, str]:
+    """Return each parameter's row of the table of all."""
+    rows, said = {}, said_of_parameters()
     for name, parameter in PARAMETERS.items():
         also = f" (also {', '.join(f'`{alias}`' for alias in parameter.aliases)})" if parameter.aliases else ""
         given = parameter.default
         shown = "none" if given is None else f"{given:g} s" if isinstance(given, float) else str(given).lower()
-        rows.append(f"| `{name}`{also} | {parameter.default_text or shown} | {said[name]} |")
-    return "\n".join(rows)
+        rows[name] = f"| `{name}`{also} | {parameter.default_text or shown} | {said[name]} |"
+    return rows
 
 
 def test_the_table_of_all_parameters_is_made_of_them() -> None:
-    rows, page = parameters(), (ROOT / "docs" / "parameters.md").read_text(encoding="utf-8")
-    assert rows in page, f"put this into docs/parameters.md:\n\n{rows}\n"
+    rows, page = "\n".join(rows_of_parameters().values()), (DOCS / "all-parameters.md").read_text(encoding="utf-8")
+    assert rows in page, f"put this into docs/all-parameters.md:\n\n{rows}\n"
+
+
+def test_each_parameter_is_in_front_or_on_the_page_of_its_topic() -> None:
+    rows, page = rows_of_parameters(), (DOCS / "parameters.md").read_text(encoding="utf-8")
+    front, topics = page.split("| topic |")
+    in_front = [name for name, row in rows.items() if row in front]
+    assert len(in_front) == front.count("\n| `") == 12, "rows as in docs/all-parameters.md"
+    elsewhere = []
+    for target, cell in re.findall(r"^\| \[[^]]+\]\(([^)#]+)[^)]*\) \| (.*) \|$", topics, re.MULTILINE):
+        names = re.findall(r"`(\w+)`", cell)
+        said = (DOCS / target).read_text(encoding="utf-8")
+        assert [name for name in names if not re.search(rf"\b{name}\b", said)] == [], target
+        elsewhere += names
+    assert sorted(in_front + elsewhere) == sorted(rows)
 
 
 def codes(table: Mapping[int, type[Record]]) -> str:
