@@ -3,8 +3,7 @@
 The node lives in the process's node thread (`node.loops`), where each call begins; the caller, in any thread, waits for
 the result. Ctrl-C, or a signal handler that raises, ends the wait at once; the node thread still completes or undoes
 the call. An interrupted `next_rendezvous` takes the node's arrival back, and the next call waits for that. Shared
-stores have their own socket, and take one round trip per call. A third-party backend is an async handler, in a thread
-with its own event loop.
+stores have their own socket. A third-party backend is an async handler, in a thread with its own event loop.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Handler(Known, RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Leave the current round, if any, and return once this node is a member of the next; see the async twin."""
         node = self.node
-        if node is None:  # the result of a third-party backend is returned as it is
+        if node is None:  # a third-party backend's result is returned as it is
             return cast("RendezvousInfo", self.call(self._inner.next_rendezvous()))
         ticket = Ticket()
         joining: Call[Membership] | None = None
@@ -114,7 +113,7 @@ class Handler(Known, RendezvousHandler):
             self.start(node.abandon(ticket))
 
     def _health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
-        """Return the user's health check, which runs outside the node's loop; this thread waits for it."""
+        """Return the user's health check, which runs outside the node's loop while this thread waits."""
         check = node.settings.health_check
         if check is None:
             return None
@@ -136,7 +135,7 @@ class Handler(Known, RendezvousHandler):
         return self.node
 
     def _elsewhere(self, name: str) -> Callable[..., Any]:
-        """Return a method of a third-party backend, which may lack it."""
+        """Return a third-party backend's method, which it may lack."""
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
@@ -265,7 +264,7 @@ class BlockingStream(Generic[T]):
         if not self._taken:
             self._call(take_one())
         item = self._taken[0] if self._taken else None
-        del self._taken[:1]  # no call from here on: the interpreter runs no signal handler before the caller has it
+        del self._taken[:1]  # no call from here on: no signal handler runs before the caller has it
         return item
 
 

@@ -53,7 +53,7 @@ T = TypeVar("T")
 def awaited(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], Coroutine[Any, Any, T]]:
-    """Make the async handler's method of a verb: it begins the verb in the node's loop and waits for it."""
+    """Make the async method of a verb: it runs the verb in the node's loop."""
 
     @functools.wraps(verb)
     async def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -115,7 +115,7 @@ class Handler(Known, RendezvousHandler):
         result_of(closing)
 
     async def _end_with(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
-        """Disconnect the shared store once the node has left its round, and then wait until the node is closed.
+        """Disconnect the shared store once the node has left its round, then wait until the node is closed.
 
         Not before: waiting callers learn that the round is over. Not after: a hosted store is served until all have.
         """
@@ -195,12 +195,12 @@ class Handler(Known, RendezvousHandler):
             return self._info(result_of(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
-            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # a silent store has the undoing go on after that
+            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # if the store is silent, the undoing goes on
                 await undoing.end()
             raise
 
     def _health_check(self) -> Callable[[], Awaitable[str | None]] | None:
-        """Return the user's health check; called from another loop, it runs in this one."""
+        """Return the user's health check, which runs in this loop."""
         check, here = self.settings.health_check, asyncio.get_running_loop()
         return None if check is None else functools.partial(examine_in, here, check)
 

@@ -4,9 +4,8 @@ Everything here runs in one event loop (`loops.NodeLoop`), which no caller can b
 thread". The fronts (`handler`, `rdzv.sync`) forward to it and decide nothing. So a call of a caller that is cancelled,
 interrupted or busy is still completed or undone here.
 
-From `connect` to `aclose` a node holds a `Link`: the store client, the `Follower` of the run's head, the leases, and
-the readiness to coordinate. When the store is replaced these end together: the node is out of its round, is told so,
-and `next_rendezvous` makes a new link. `Part` is the node's state in the run.
+From `connect` to `aclose` a node holds a `Link` to a store. When the store is replaced the link ends: the node is out
+of its round, is told so, and `next_rendezvous` makes a new link. `Part` is the node's state in the run.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds to find another store after the last one was lost
-EARLIER_CALLER = 0.1  # seconds more for one that waits for the attempt of an earlier caller: it takes over its error
+EARLIER_CALLER = 0.1  # seconds more for a caller that waits for an earlier caller's attempt, and takes over its error
 NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, drawn anew each time; the host of a store waits for all to disconnect
 
 T = TypeVar("T")
@@ -115,7 +114,7 @@ class Node:
         self._open_store = open_store
         self._rng = rng
         self._link: Link | None = None
-        self._link_stack: contextlib.AsyncExitStack | None = None  # ends the link
+        self._link_stack: contextlib.AsyncExitStack | None = None
         self._stack = contextlib.AsyncExitStack()
         self._connecting = asyncio.Lock()
         self._connecting_scope: anyio.CancelScope | None = None
@@ -128,7 +127,7 @@ class Node:
         self.store_settings: Callable[[], Settings] = lambda: settings
         self.handed_on: bool = False
         self._store_gone: StoreError | None = None  # why the last link was given up, until there is a new one
-        self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
+        self._unreached: Exception = TimeoutError()  # of the last failed attempt to connect
 
     # ------------------------------------------------------------------------------------------ life
 
@@ -141,7 +140,7 @@ class Node:
         self.part.on_lease_lost = lambda: callback() if self.head.closed is None else None
 
     def close_with(self, caller: asyncio.AbstractEventLoop) -> None:
-        """Close this node after that loop, which alone runs its member, was closed without a cancel of its tasks."""
+        """Close this node once that loop, which alone runs its member, was closed without a cancel of its tasks."""
 
         def look() -> None:
             if caller.is_closed() and not self._closed:
@@ -177,7 +176,7 @@ class Node:
         if self._link is not None and self._link.follower.error is None:
             return self._link
         self.time = asyncio.get_running_loop().time
-        # Only a caller that waits for the attempt of another needs a limit: an attempt has one of its own.
+        # Only a caller that waits for another's attempt needs a limit: an attempt has one of its own.
         until = self.time() + self.settings.join_timeout + EARLIER_CALLER if self._connecting.locked() else math.inf
         async with self._connecting:
             self.check_usable()
@@ -298,9 +297,8 @@ class Node:
     ) -> Membership:
         """Leave the current round, if any, and return once this node is a member of the next.
 
-        Args:
-            ticket: Identifies this call, for `abandon`.
-            examine: Runs the user's health check, where that may run; returns why it failed, or None.
+        `ticket` identifies this call, for `abandon`. `examine` runs the user's health check, where that may run; it
+        returns why it failed, or None.
         """
         if not self.settings.can_join:
             raise RendezvousSettingsError(
@@ -333,7 +331,7 @@ class Node:
                 joining = Joining(self.part, self._leaving, link, clock, be_ready_to_coordinate=be_ready_to_coordinate)
                 return await joining.join(examine)
             except StoreReplaced as error:
-                # The caller gets the next round in the new store: above every round it knows (promise S10).
+                # The caller gets the next round in the new store, above every round it knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
                 lost: Exception = error
             except StoreEndingError as error:
@@ -373,7 +371,7 @@ class Node:
         if ticket.task is not None:
             await self._end_join()
         elif not self._closed:
-            # It had brought a round that no caller has seen. The next call waits for the end of this one.
+            # It had brought a round that no caller has seen. The next call waits for the end of this.
             ticket.task = asyncio.current_task()
             try:
                 await self._leaving.leave(self._link)
@@ -432,7 +430,7 @@ class Node:
         self.part.tally = tally
 
     def send_steps(self) -> None:
-        """Send this node's steps to the others from now on; from any thread."""
+        """Send this node's steps to the others now; from any thread."""
         self.part.own_beats.send_from(self.loop)
 
     @property
@@ -442,7 +440,7 @@ class Node:
 
     @property
     def needs_store(self) -> bool:
-        """True if it joins a round or is in one, of a run that is not known to be closed."""
+        """True if it joins a round or is in one, of a run not known to be closed."""
         return (self.joining or self.part.is_member) and self.head.closed is None
 
     @property

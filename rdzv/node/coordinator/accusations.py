@@ -29,7 +29,7 @@ ASKED_ABOUT_MOST: Final = 256
 """In larger rounds the store is not asked about all members: that would take longer than `gone_ttl`."""
 
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
-"""Pauses, in seconds, before each look at a lease: the store may notice a closed connection after the accuser does."""
+"""Seconds before each look at a lease: the store may notice a closed connection after the accuser does."""
 
 
 class AccusationWatch:
@@ -37,7 +37,7 @@ class AccusationWatch:
 
     Two accusers are enough (`View.to_expel`). One is enough if the lease of the accused is not being renewed: its
     connections have closed, or its keep-alives have stopped. So a killed member is lost before its lease ends. If the
-    accused is unknown, the leases of all members are read, and those that end within `gone_ttl` count: their processes
+    accused is unknown, the leases of all members are read; those that end within `gone_ttl` count, as their processes
     have closed their connections.
     """
 
@@ -47,11 +47,11 @@ class AccusationWatch:
         self._keys = office.keys
         self._view = office.view
         self._gone_ttl = gone_ttl
-        self._asked: set[tuple[int, str, str]] = set()  # accusations about which the store was asked
+        self._asked: set[tuple[int, str, str]] = set()  # about which the store was asked
         self._news = asyncio.Event()
 
     def look(self) -> None:
-        """Schedule requests to the store about new accusations."""
+        """Schedule requests about new accusations."""
         if self._new():
             self._news.set()
 
@@ -72,7 +72,7 @@ class AccusationWatch:
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
-                    with contextlib.suppress(StoreError):  # a second accuser or the end of the lease decides then
+                    with contextlib.suppress(StoreError):  # then a second accuser or the end of the lease decides
                         self._office.bring(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:

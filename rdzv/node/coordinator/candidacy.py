@@ -70,7 +70,7 @@ class Candidacy:
     @property
     def _is_free(self) -> bool:
         head = self._follower.head
-        # A closed run has a coordinator, one of its members, while it has members.
+        # While a closed run has members, one of them coordinates.
         is_wanted = head.closed is None or self._part.is_member
         return head.coordinator is None and is_wanted and self._follower.error is None
 
@@ -91,7 +91,7 @@ class Candidacy:
             self._running = None
 
     async def _lead_and_survive(self, role: Role | None) -> None:
-        """Coordinate until the term ends. The node remains a candidate after any error, or the run might be stuck."""
+        """Coordinate until the term ends. After any error the node stays a candidate, or the run might be stuck."""
         try:
             if role is None:
                 await self._take_role()
@@ -131,7 +131,7 @@ class Candidacy:
                     grants=(role.grant,),
                 )
         except BaseException:
-            await role.lease.release()  # the transaction's outcome is unknown
+            await role.lease.release()  # the outcome is unknown
             raise
         self._link.answered_in(stopwatch.seconds)
         if taken.succeeded:
@@ -152,13 +152,13 @@ class Candidacy:
         return self._keys.round, self._keys.progress, self._keys.history
 
     async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
-        """Coordinate until the role is lost; `found`: the entries of `_where_it_stands`, if they were read already."""
+        """Coordinate until the role is lost; `found`: the entries of `_where_it_stands`, if read already."""
         lost = anyio.CancelScope()
 
         def lapsed(reason: str) -> None:
             log.info("run %s: node %s stops coordinating: %s", self._keys.run_id, self._node_id, reason)
             self._lost_terms += 1
-            # The lease has lapsed by this node's clock, but a store that was suspended would keep it for its TTL.
+            # By this node's clock the lease has lapsed, but a store that was suspended would keep it for its TTL.
             revoking = Lease(self._store, id=role.lease.id, ttl=role.lease.ttl).revoke()
             self._link.start(revoking, f"give the role of coordinator of {self._keys.run_id} back")
             lost.cancel()
@@ -180,5 +180,5 @@ class Candidacy:
 
 
 def be_ready_to_coordinate(link: Link, part: Part, role: Role | None) -> None:
-    """Let a node stand for election from now on; `role` is given if its arrival has taken the role."""
+    """Let a node stand for election from now on; `role` is given if its arrival has taken it."""
     Candidacy(link, part).begin(role)

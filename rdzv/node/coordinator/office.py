@@ -1,4 +1,4 @@
-"""Shell: the state that all tasks of a term share, and writes on condition of the term."""
+"""Shell: the state that all tasks of a term share, and its writes, conditional on the term."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class Office:
         return None
 
     async def forget(self, number: int, term: int) -> None:
-        """Delete all keys of a round or of an attempt at it; the ranks last, because they are found by a listing."""
+        """Delete all keys of a round or of an attempt at it; the ranks last: a listing finds them."""
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.in_office)
         await self.store.delete_prefix(self.keys.attempt(number, term), when=self.in_office)
 
     def bring(self, *facts: Fact) -> None:
-        """Queue facts for the deciding task, which applies them to the picture before its next decision."""
+        """Queue facts for the deciding task, which applies them before its next decision."""
         self.inbox.extend(facts)
         self.wakeup.changed()
 
@@ -95,8 +95,8 @@ class Office:
 class SharedLease:
     """The lease of a round's shared store (promise R19).
 
-    Users' keys may be large, so they do not stay for `closed_ttl` as the run's own keys do. The coordinator of the term
-    renews the lease, and then its successor.
+    Users' keys may be large, so they do not stay for `closed_ttl` as the run's own keys do. The term's coordinator
+    renews the lease, then its successor.
 
     Attributes:
         used: True if a round's keys are on it, or its commit is pending.
@@ -106,7 +106,7 @@ class SharedLease:
         self._store = store
         self._ttl = min(ttl, store.lease_ttl_max)
         self._lease: Lease | None = None
-        self._known = asyncio.Event()  # set once it is known if the last round's lease still exists
+        self._known = asyncio.Event()  # set once it is known if the last round's lease exists
         self.used: bool = False
 
     async def take(self) -> int:
@@ -117,12 +117,12 @@ class SharedLease:
         return self._lease.id
 
     async def keep(self, round: Round | None) -> None:
-        """Renew the lease until cancelled; at first the lease of `round`, if there is one."""
+        """Renew the lease until cancelled; at first that of `round`, if any."""
         if round is not None and round.lease is not None:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
             await self._renew()
         else:
-            # Grant one now, so that no round waits for it. If that fails, `take` tries again.
+            # Grant one now, so that no round waits for it; if that fails, `take` tries again.
             with contextlib.suppress(StoreError):
                 self._lease = await self._store.grant(self._ttl)
         self._known.set()
@@ -137,7 +137,7 @@ class SharedLease:
         except LeaseNotFound:  # no node has coordinated for so long that the last round has no member left
             self._lease = None
         except StoreError:
-            pass  # there are more renewals before it ends
+            pass  # more renewals follow before it ends
 
     async def give_back(self) -> None:
         """Revoke the lease if it is unused; if that fails, it lapses."""

@@ -4,7 +4,7 @@ One task decides and acts: it calls `decide`, carries out the act, applies event
 and decides anew. The other tasks of a term queue facts for it (`Office.bring`). So the picture does not change while an
 act awaits the store, or while `decide` runs in a thread.
 
-Every write is conditional on the term. So a coordinator that was paused while another took over writes nothing. The
+Every write is conditional on the term, so a coordinator that was paused while another took over writes nothing. The
 keys of an attempt at a round have the term in their names, so those of a dead coordinator are never read (promise R7).
 
 A commit is one transaction, conditional on all facts of the decision: the term, the last round, that the run is open,
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ORDER_WITHIN = 1.0  # seconds for a user's rank order; after that it is reported as the reason for the wait
-MARKERS = 1  # the most operations of a commit beside its puts: the delete of the marker
+ORDER_WITHIN = 1.0  # seconds for a user's rank order; then it is reported as the reason for the wait
+MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
 SHARED_TTL_LEAST = 30.0  # seconds that a round's shared store outlives the last coordinator ...
-SHARED_TTL_FACTOR = 3  # ... or so many TTLs of a member, if longer: by then no member is left to read it
+SHARED_TTL_FACTOR = 3  # ... or so many TTLs of a member, if longer: then no member is left to read it
 KEEP_HOUR_EVERY = 60.0  # seconds; a store that was restarted has lost the note
 REFUSED_PAUSE = 0.2  # seconds before the next decision after a refused act, if no event comes
-OVERHEAD_BYTES = 40  # of a condition or a write in a request, beside its key and value
-WRITE_BYTES_MOST = 1024 * 1024  # in one transaction; etcd accepts requests of 1.5 MiB
+OVERHEAD_BYTES = 40  # of a condition or a write, beside its key and value
+WRITE_BYTES_MOST = 1024 * 1024  # in one transaction; etcd accepts 1.5 MiB
 
 
 class Term:
@@ -95,7 +95,7 @@ class Term:
         self._asking = asyncio.Event()  # set once members were asked where to stop
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Decide and act until cancelled, or until the role is lost; raise `ConditionFailed` then."""
+        """Decide and act until cancelled; raise `ConditionFailed` if the role is lost."""
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         begin = self._office.begin
         tasks = [
@@ -119,7 +119,7 @@ class Term:
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Restore the state of the coordinator before from the store. The watch opens concurrently."""
         head = self._follower.head
-        # The progress in the store, not the watched one, which may be older: a known report is not repeated.
+        # The progress in the store: the watched one may be older. A known report is not repeated.
         progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []
@@ -187,7 +187,7 @@ class Term:
             await self._fold_until(seen or 0)
 
     def _learn(self, **changes: Any) -> None:
-        """Replace fields of the picture by a copy; a `decide` that runs keeps the former one."""
+        """Replace fields of the picture by a copy; a running `decide` keeps the former one."""
         self._picture = replace(self._picture, **changes)
 
     async def _carry_out(self, act: Act) -> int | None:
@@ -314,14 +314,14 @@ class Term:
         return self._office.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: BaseException | None) -> None:
-        """Log the traceback of an error once, not at every attempt."""
+        """Log an error's traceback once, not at every attempt."""
         said = None if error is None else repr(error)
         if error is not None and said != self._failed_with:
             log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
         self._failed_with = said
 
     def _say(self, reason: str) -> None:
-        """Log each change of the reason, but not of its durations alone."""
+        """Log a change of the reason, unless only of its durations."""
         if without_durations(reason) != without_durations(self._said):
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
@@ -352,8 +352,7 @@ class Term:
     async def _commit(self, decision: Complete) -> int | None:
         """Commit a round; return None if a condition failed.
 
-        If the store accepts too few conditions, the first call writes the ranks and the marker, and the next one
-        commits.
+        If the store accepts too few conditions, the first call writes the ranks and the marker, the next commits.
         """
         office, keys, last = self._office, self._keys, self._view.round
         marked, self._marked = self._marked, None
@@ -457,7 +456,7 @@ class Term:
         return round
 
     async def _mark(self) -> int:
-        """Write the marker, and return its revision: once folded, the picture has all earlier events of the nodes."""
+        """Write the marker; return its revision: once folded, the picture has all earlier events of the nodes."""
         marker = NodeRecord(node_id="", incarnation="", left=True)  # readers of nodes skip it
         in_office = self._office.in_office
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
@@ -474,11 +473,11 @@ async def _clear_away(office: Office, round: Round | None) -> None:
             if slash and number.isdecimal() and term_of.isdecimal():  # else no key of this program
                 attempts[int(number), int(term_of)] = None
         for attempt in attempts:
-            # This term's own attempts are being written and deleted concurrently.
+            # This term's attempts are being written and deleted concurrently.
             if attempt[1] != office.term and (round is None or attempt != (round.number, round.term)):
                 await office.forget(*attempt)
     except ConditionFailed:
-        pass  # another coordinator is in office, and does this
+        pass  # another coordinator does this
     except StoreError as error:
         log.warning("run %s: leftovers of older rounds could not be deleted: %s", keys.run_id, error)
 
@@ -499,7 +498,7 @@ def _buckets(office: Office, round: Round, members: list[Member], records: Seque
 
 
 def _fit_together(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
-    """Return True if all of these fit into one transaction, by number of writes and by bytes."""
+    """Return True if all fit into one transaction, by number of writes and by bytes."""
     size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
     size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes if isinstance(write, Put))
     return len(writes) <= count_most and size <= WRITE_BYTES_MOST

@@ -1,4 +1,4 @@
-"""Shell: values that both handlers give of their node at once, from any thread, to the drivers of rounds."""
+"""Shell: values of their node that both handlers give at once, from any thread, to the drivers of rounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Known, P], T]:
-    """Make a method of a verb that returns at once and may be called from any thread."""
+    """Make a method of a verb that returns at once, in any thread."""
 
     @functools.wraps(verb)
     def method(self: Known, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -42,7 +42,7 @@ class Known:
     @property
     @abstractmethod
     def own_node(self) -> Node:
-        """The node, if the backend is one of ours."""
+        """The node, if the backend is built in."""
 
     def node_here(self, _: str) -> Node:
         """Return the node for a call of this name."""
@@ -98,11 +98,11 @@ class Known:
 
     @property
     def store_gone(self) -> StoreError | None:
-        """The reason for which the store was given up, if it was and no other one replaces it."""
+        """The reason for which the store was given up, if no other replaces it."""
         return self.own_node.store_gone
 
     def absence_of(self, node_id: str) -> str:
-        """Return in words what is known of a node that is gone; empty if nothing is."""
+        """Return in words what is known of a node that is gone; empty if nothing."""
         return absence_of(self.own_node, node_id)
 
     def draining(self) -> dict[str, Leaving]:

@@ -1,4 +1,4 @@
-"""Shell: answers to a node's callers that need no round trip: `changes()`.
+"""Shell: `changes()`: the changes of a node's round, for its callers, without a round trip.
 
 The node replaces its frozen head and membership as it learns more; any thread may read them. The pure `changes_since`
 returns the news for one caller. A reader that is cancelled or times out loses nothing.

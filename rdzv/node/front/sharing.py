@@ -1,4 +1,4 @@
-"""Shell: the shared store of a round as one member gets it: fenced, and told of losses."""
+"""Shell: a round's shared store for one member: fenced, and told of losses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The verbs of a node: the calls that its callers may make, each written once, with its signature and docstring.
 
 A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, from any thread.
-`awaited` in `rdzv.node.handler` makes async methods of this list, and `blocking` in `rdzv.sync` blocking ones. Joining,
+`awaited` in `rdzv.node.handler` makes async methods of them, and `blocking` in `rdzv.sync` blocking ones. Joining,
 `changes()` and closing differ between the two, and are in `Node`.
 """
 
@@ -89,7 +89,7 @@ async def num_nodes_waiting(node: Node) -> int:
 def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     """Return how many nodes wait to join, or have gone. Above 0, this member should meet the others again.
 
-    Answered at once from pushed state, from any thread, so a loop may call it many times a second.
+    Answered at once from pushed state, in any thread, so a loop may call it many times a second.
 
     Args:
         node: The member.
@@ -111,7 +111,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
 
 
 def leaves_because(node: Node, why: str) -> None:
-    """Set the reason for which this node leaves, before it does; `rdzv status` and the history show it.
+    """Set the reason for which this node is about to leave, for `rdzv status` and the history.
 
     Raises:
         RendezvousSettingsError: It is no text.
@@ -120,7 +120,7 @@ def leaves_because(node: Node, why: str) -> None:
 
 
 async def roster(node: Node, membership: Membership) -> list[Participant]:
-    """Return all members of a round, by rank, with the address, payload and attributes of each."""
+    """Return all members of a round, by rank, with address, payload and attributes."""
     return await node.ask_the_store(lambda store: read_roster(store, node.keys, membership.round))
 
 
@@ -132,7 +132,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
         node: The member.
         key: The name of the state.
         data: The state.
-        in_round: The number of the round in which this was asked for; by default the node's present one.
+        in_round: The number of the round in which this was asked for; by default the present one.
 
     Raises:
         RoundSupersededError: This node is in no round, or that round is not its present one.
@@ -169,7 +169,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
         node: The member that accuses.
         rank: The rank of the accused member.
         why: The reason, for people.
-        in_round: The number of the round that the rank is of; by default the node's present one.
+        in_round: The number of the round that the rank is of; by default the present one.
 
     Raises:
         RoundSupersededError: This node is in no round, or that round is not its present one.
@@ -199,10 +199,10 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 async def all_here(node: Node, *, timeout: float) -> bool:
     """Wait until every member of this round has called this; False if one has gone first: then all meet again.
 
-    For callers that then block on each other, as PyTorch's agents do: a member can die between the commit of a round
-    and its hearing of it. All get the same answer: one key, written once, by the last member that calls (go on), or by
-    the first that sees a member go before that (meet again). A live member that does not call within `timeout` seconds
-    is left to the caller's next step.
+    For callers that then block on each other, as PyTorch's agents do: a member can die before it hears of its round.
+    All get the same answer: one key, written once, by the last member that calls (go on), or by the first that sees a
+    member go before that (meet again). A live member that does not call within `timeout` seconds is left to the
+    caller's next step.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached.
@@ -292,7 +292,7 @@ async def is_closed(node: Node) -> bool:
 
 
 async def store_host(node: Node) -> str:
-    """Return in words whose process serves the store; empty for `rdzv serve`, for etcd, and if it is not known yet."""
+    """Return in words whose process serves the store; empty for `rdzv serve`, for etcd, and if not known yet."""
     entry = await node.ask_the_store(lambda store: store.get(node.keys.host))
     return entry.value.decode(errors="replace") if entry is not None else ""
 
@@ -331,7 +331,7 @@ def _run(node: Node, store: Store) -> Run:
 def of_run(
     call: Callable[Concatenate[Run, P], Coroutine[Any, Any, T]], *, must_end: bool = False
 ) -> Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]:
-    """Make a verb of a method of `Run`: the node has the store and the keys for it."""
+    """Make a verb of a method of `Run`."""
 
     @functools.wraps(call)
     async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -355,7 +355,7 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
     """Announce that this node, or another one, is to leave: the members of its round stop together before it does.
 
     A member that uses `rounds()` leaves at a `check`, the same for all; for others `changes()` gives `Draining`. After
-    `within` seconds the node leaves at any step; for the others that is then an ordinary departure.
+    `within` seconds the node leaves at any step, which the others see as an ordinary departure.
 
     Raises:
         RendezvousStateError: No such node is in the run.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from store import Store
 
 FOLLOWED_FOR: Final = 30.0  # seconds after the last reading
-IDLE_SHARE: Final = 0.002  # of the time, to read the steps of members that report none
+IDLE_SHARE: Final = 0.002  # of the time, to look for steps while no member reports any
 
 
 class FollowedRun:
@@ -55,11 +55,11 @@ class FollowedRun:
 
     @property
     def is_lost(self) -> bool:
-        """True if changes are not reported any more."""
+        """True if changes are no longer reported."""
         return any(task.done() for task in self._tasks)
 
     async def aclose(self) -> None:
-        """Stop following it."""
+        """Stop following the run."""
         for task in self._tasks:
             await cancel_and_wait(task)
 
@@ -77,7 +77,7 @@ class FollowedRun:
             self._mark()
 
     async def refresh(self) -> None:
-        """Read the changes; raise StoreError if the store does not give them."""
+        """Read the changes; raise StoreError on failure."""
         await self._follower.synced.wait()
         if self._follower.error is not None:
             raise self._follower.error
@@ -102,7 +102,7 @@ class FollowedRun:
                 self._version += 1
 
     def now(self) -> tuple[RunStatus, History]:
-        """Return its present status, by the last reading, and its history."""
+        """Return its status as of now, by the last reading, and its history."""
         assert self._read is not None, "it was refreshed"
         (status, history), now = self._read, self._store.time()
         later = as_of(status, now - self._read_at, reason="")
@@ -121,7 +121,7 @@ class FollowedRun:
         return account(self._keys.run_id, history, now=self.hour(), waited=waited)
 
     def report(self) -> dict[str, Any]:
-        """Return its report as of the last reading: the hours in it are right, the ages are as of then."""
+        """Return its report as of the last reading; its hours are right, its ages are as of then."""
         if self._reported != self._version:
             self._report, self._reported = report(self.now()[0]), self._version
         return self._report
@@ -137,7 +137,7 @@ class FollowedRun:
         return self._stream
 
     def in_numbers(self) -> dict[str, Any]:
-        """Return its numbers, and the last step of each member, for the metrics."""
+        """Return the numbers in its report, and the last step of each member, for the metrics."""
         full, cost = self.report(), self.cost()
         assert self._read is not None, "it was refreshed"
         return in_numbers(full, cost, self._read[1].chapters, self.hour())
@@ -150,7 +150,7 @@ class FollowedRuns:
         self._store = store
         self._prefix = prefix
         self._runs: dict[str, FollowedRun] = {}
-        self.changed: set[str] = set()  # the names of runs; a reader takes out the one that it has read
+        self.changed: set[str] = set()  # the names of runs; a reader removes the one that it has read
         self.listeners: Listeners = Listeners()  # notified when a run has changed
 
     def _has_changed(self, run_id: str) -> None:
@@ -158,7 +158,7 @@ class FollowedRuns:
         self.listeners.changed()
 
     async def refreshed(self, run_id: str) -> FollowedRun:
-        """Return a run, and follow it from now on; raise StoreError if the store does not give it."""
+        """Return a run, and follow it from now on; raise StoreError if that fails."""
         run = self._runs.get(run_id)
         if run is None or run.is_lost:
             keys = Keys(self._prefix, run_id)
@@ -169,7 +169,7 @@ class FollowedRuns:
         return self._runs[run_id]
 
     def hour(self, run_id: str) -> float:
-        """Return the hour of a followed run; for another one, this machine's."""
+        """Return the hour of a followed run; else this machine's."""
         return self._runs[run_id].hour() if run_id in self._runs else time.time()
 
     async def numbers_of(self, run_id: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class FollowedRuns:
             await run.aclose()
 
     async def drop(self, unused_for: float = FOLLOWED_FOR) -> None:
-        """Stop following runs that were not read for `unused_for` seconds."""
+        """Stop following runs not read for `unused_for` seconds."""
         now = self._store.time()
         for run_id in [run_id for run_id, run in self._runs.items() if now - run.used_at >= unused_for]:
             await self._runs.pop(run_id).aclose()

@@ -1,7 +1,6 @@
 """Shell: one node's watch on the head of its run, and the listeners to its changes.
 
-A node watches only the coordinator, the last round, the closing and the progress. They are kept as one `Head`, from
-which a handler's questions are answered without a round trip.
+The head is kept as one `Head`, from which a handler's questions are answered without a round trip.
 """
 
 from __future__ import annotations
@@ -63,18 +62,18 @@ class Follower:
         self.own_ban: tuple[int, Ban] | None = None
         self.before: LastCoordinator | None = None  # the last coordinator that has gone
         self.resets: int = 0  # of the watch
-        self.error: Exception | None = None  # it ended following
-        # A round key that cannot be read: while this holds, no other round is completed.
+        self.error: Exception | None = None  # ended the watch
+        # A round key that cannot be read: while this holds, no other round completes.
         self.unreadable: RendezvousStateError | None = None
-        self.unanswered: StoreError | None = None  # of the last attempt to begin; another attempt follows
+        self.unanswered: StoreError | None = None  # of the last attempt to begin; another follows
         self.opened_in: float | None = None  # seconds that the store took to answer
         self.round_at: float | None = None  # when the round completed, on this node's clock, if this node saw it
-        self.synced: asyncio.Event = asyncio.Event()  # set once the head is known
+        self.synced: asyncio.Event = asyncio.Event()
         # Called at every change, before any listener: the node's membership takes the change in.
         self.on_change: Callable[[], object] = int
         self.listeners: Listeners = Listeners()
-        self.seen: int = 0  # the last revision that the watch has brought
-        self._anew: Head | None = None  # the head of a snapshot that is not complete yet
+        self.seen: int = 0  # the last revision of the watch
+        self._anew: Head | None = None  # the head of an incomplete snapshot
 
     def has_attributes(self, attributes: Mapping[str, str]) -> None:
         """Set this node's attributes: a ban may name one of them."""
@@ -90,14 +89,14 @@ class Follower:
         try:
             while self.opened_in is None:
                 await self._follow()
-        except Exception as error:  # noqa: BLE001  an error of any kind ends the wait for a head that will not come
+        except Exception as error:  # noqa: BLE001  any error ends the wait for a head that will not come
             self.error = error
             self.synced.set()
             self.tell()
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _follow(self) -> None:
-        """Open the watch and take in its events; return if a busy server did not open it in time, to try again."""
+        """Open the watch and take in its events; return, to try again, if a busy server did not open it in time."""
         with Stopwatch(self._store.time) as opening:
             try:
                 async with self._store.watch(self._keys.head, snapshot=True) as watch:
@@ -113,7 +112,7 @@ class Follower:
                     raise
                 log.debug("the head of run %s is read again: %s", self._keys.run_id, error)
                 self.unanswered = error
-                await anyio.sleep(ASK_AGAIN_AFTER)  # no hurry: the time limit of a call has just passed
+                await anyio.sleep(ASK_AGAIN_AFTER)  # no hurry: a call's time limit has just passed
 
     # ------------------------------------------------------------------------------------ learned by another way
 
@@ -130,7 +129,7 @@ class Follower:
             self.tell()
 
     def take_closing(self, closed: Closed) -> None:
-        """Take in the closing; later events of the watch replace it."""
+        """Take in the closing until the watch replaces it."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.tell()
@@ -166,7 +165,7 @@ class Follower:
             self._anew = replace(self._anew, **self._changes(self._anew, event))
 
     def _take_round(self, round: Round) -> bool:
-        """Take in a round; return False if it is not later than the known one."""
+        """Take in a round if it is later than the known one; return True if it is."""
         later = self.head.round is None or self.head.round.revision < round.revision
         if later:
             self.round_at = self._store.time() if self.synced.is_set() and self._anew is None else None
@@ -176,7 +175,6 @@ class Follower:
         return later
 
     def _changes(self, head: Head, event: Event) -> dict[str, Any]:
-        """Return the head's changes by an event of any key but the round's."""
         keys, key, value, put = self._keys, event.key, event.value, event.kind == "put"
         now, revision = self._store.time(), event.revision
 

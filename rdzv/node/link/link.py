@@ -1,7 +1,7 @@
 """Shell: the state of a node's connection to one store, which ends with the connection.
 
-It carries the follower of the head, both leases (of the node's membership, and of the role of coordinator if it has
-that), the readiness to coordinate, and the run's lease. When the store is replaced, none is of further use.
+It has the follower of the head, the leases (the node's, the coordinator's, the run's), and the readiness to coordinate.
+When the store is replaced, none is of further use.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
-SLOW = 0.5  # seconds for an answer; from then on the waiting node's reason mentions it
-ANSWERS_KEPT = 3  # the quickest of these gives the distance of the store: the others may have been delayed
+SLOW = 0.5  # seconds for an answer; from then on the reason of a waiting node mentions it
+ANSWERS_KEPT = 3  # the quickest gives the distance of the store: the others may have been delayed
 IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds of disconnection before the first warning; later ones are ever rarer (R22)
 ASK_EVERY = 1.0  # seconds, while a caller waits, between checks that the store answers ...
 ASK_EVERY_PER_NODE = 0.01  # ... and per node: the store answers some 100 such requests a second in all ...
-# ... with this spread: all have last heard from the store at the same moment, and would ask together.
+# ... with this spread: all last heard from the store at the same moment, and would ask together.
 ASK_SPREAD = (0.75, 1.25)
 ASK_EARLY = 0.01  # seconds; a shorter rest is no reason for another timer, which could fire at once for ever
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
@@ -47,7 +47,7 @@ LOOK_FOR_RUN_AFTER = 1.0  # seconds, where the store does not say which lease is
 
 
 class StoreEndingError(StoreError):
-    """The host of the store is shutting down and takes no new nodes: the node must find the next store."""
+    """The host of the store is shutting down: the node must find the next store."""
 
 
 class Link:
@@ -62,7 +62,7 @@ class Link:
         self.resign: Callable[[float], Awaitable[None]] | None = None
         self.back_at: float | None = None  # the time of the present connection, if it is not the first
         self.gone: ConnectionLost | None = None  # why the store was given up: its process and its data are gone
-        self.host: str = ""  # where its store is: one of the hosts in the URL
+        self.host: str = ""  # its store's: one of those in the URL
         # Seconds without a listener at that URL after which a store in memory only is given up. One with a data
         # directory comes back with its data, and an unreachable host proves nothing.
         self.gives_up_after: float = math.inf
@@ -100,7 +100,7 @@ class Link:
                 log.error("%s has failed: %r", task.get_name(), error, exc_info=error)
 
     async def step_down(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Stop coordinating, and stop being ready to; wait at most `within` for the role's lease to be given back."""
+        """Stop coordinating, and being ready to; wait at most `within` until the role's lease is given back."""
         resign, self.resign = self.resign, None
         if resign is not None:
             await resign(within)
@@ -124,7 +124,7 @@ class Link:
 
     @property
     def if_hosted(self) -> str:
-        """Return a hint that the host of an unreachable store has ended, if it rejects connections; else ""."""
+        """A hint that the host of an unreachable store has ended, if it rejects connections; else ""."""
         return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
@@ -136,7 +136,7 @@ class Link:
         return not limit.cancelled_caught
 
     def say_when_away(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
-        """Warn from now on when the store has been disconnected, or silent, for a while, and log when it is back.
+        """Warn from now on when the store has been disconnected, or silent, for a while, and log its return.
 
         `who_waits` returns in words which callers wait now; empty if none. `is_counted`: whether the coordinator has
         counted this node. Until then the number of nodes is unknown, and only the keep-alives ask the store.
@@ -164,7 +164,7 @@ class Link:
         self._ask_in(every)
 
     def _note_connection(self, connected: bool) -> None:
-        """Note that the connection was lost, or is back, or that the client has failed."""
+        """Note that the connection was lost or is back, or that the client has failed."""
         self._reach_changed.set()
         if connected:
             self.back_at = self.store.time()
@@ -172,7 +172,7 @@ class Link:
             self._tell_of_absence(self.store.time(), SAY_AWAY_AFTER)
 
     def _note_silence(self, since: float | None) -> None:
-        """Note since when the store has not answered; None: it has answered, or is not asked any more."""
+        """Note since when the store has not answered; None: it has answered, or is no longer asked."""
         self._silent = since is not None
         self._reach_changed.set()
         if since is not None:
@@ -217,18 +217,18 @@ class Link:
 
     @property
     def reconnects_in(self) -> float:
-        """The seconds that reconnecting takes a healthy client on a working network."""
+        """The seconds that a healthy client on a working network takes to reconnect."""
         return ROUND_TRIPS_TO_RECONNECT * self.round_trip
 
     @property
     def round_trip(self) -> float:
         """The seconds that the store takes to answer, as lately noted."""
-        # The first answer counts until three others have come: any one of them may have been delayed.
+        # The first answer counts until three others have come: any one may have been delayed.
         opened_in = self.follower.opened_in if len(self._answered_in) < ANSWERS_KEPT else None
         return min((*self._answered_in, *(() if opened_in is None else (opened_in,))), default=0.0)
 
     def slowness(self) -> str:
-        """Return an addition to a node's reason for waiting, if the store answers slowly."""
+        """Return an addition to a node's reason for waiting, if the store is slow."""
         return f"; the store takes {self.round_trip:.1f} s to answer" if self.round_trip >= SLOW else ""
 
     # ------------------------------------------------------------------------------------------ leases

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TURNS = 64  # nodes of one process at the same moment: a step of all of them takes the loop some 20 ms
-TURN_MOST = 5.0  # seconds that a node, perhaps waiting for an absent store, may keep others from their turn
+TURNS = 64  # nodes of one process at a time: a step of all takes the loop some 20 ms
+TURN_MOST = 5.0  # seconds that a node, perhaps waiting for an absent store, may keep others waiting
 
 
 def result_of(call: Call[T]) -> T:
@@ -99,7 +99,7 @@ class NodeThread(NodeLoop):
     async def turn(self) -> AsyncIterator[None]:
         """Take a turn among all nodes of this process, for costly steps: connecting, arriving, reading one's rank.
 
-        If thousands of nodes did each step together, the loop would take seconds, and renew no lease meanwhile.
+        If thousands of nodes took each step together, the loop would need seconds, and renew no lease meanwhile.
         """
         held = [_turns]
         await held[0].acquire()
@@ -108,7 +108,7 @@ class NodeThread(NodeLoop):
             if held:
                 held.pop().release()
 
-        # A node that waits for an absent store delays the others for a moment only.
+        # So a node that waits for an absent store delays the others for a moment only.
         over = asyncio.get_running_loop().call_later(TURN_MOST, give_back)
         try:
             yield
@@ -150,7 +150,7 @@ def _leave(user: NodeThread, thread: LoopThread) -> None:
 
 
 def _forget_in_child() -> None:
-    """Drop the parent's thread in a forked child, which starts its own if it needs one."""
+    """Drop the parent's thread in a forked child, which starts its own if needed."""
     global _thread, _users, _lock, _turns
     _thread, _users, _lock, _turns = None, set(), threading.Lock(), asyncio.Semaphore(TURNS)
 

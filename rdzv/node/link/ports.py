@@ -53,7 +53,7 @@ def _bound(port: int) -> socket.socket | None:
         try:
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            if port:  # nodes of one machine may promise the same port: only one of them becomes rank 0
+            if port:  # nodes of one machine may promise the same port: only one becomes rank 0
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(("", port))
         except OSError as error:

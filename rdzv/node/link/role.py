@@ -1,7 +1,7 @@
 """Shell: the lease of the role of coordinator: its length, and its grant together with the role.
 
-It is short, so that a coordinator which is cut off is soon replaced. A slow store, many nodes, and each lost term make
-it longer; else, under load, terms would begin and end without a decision.
+It is short, so that a coordinator that is cut off is soon replaced. A slow store, many nodes, and each lost term make
+it longer; else, under load, terms would end without a decision.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from rdzv.node.link.link import Link
 
 ROLE_TTL = 3.0  # seconds that a coordinator that is paused or cut off may delay the others
-ROUND_TRIPS_PER_TERM = 10  # at least; taking over takes three, and a renewal must be back before the lease is over
+ROUND_TRIPS_PER_TERM = 10  # at least; taking over takes three, and a renewal must be back before the lease ends
 SECONDS_PER_NODE = 0.001  # at least; a store and a coordinator that serve many nodes at once are busy that long
 TERM_MOST = 30.0  # seconds; a store that takes longer to answer than a tenth of that is too slow to use
 ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
 ELECTION_MOST = 1.0  # ... and at most this
-LOST_TERMS_MOST = 4  # more lost terms in a row make nothing longer
+LOST_TERMS_MOST = 4  # more in a row make nothing longer
 ROLE_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is announced
 
 
@@ -46,8 +46,8 @@ class Role:
             id=self.lease.id,
         )
         self.sent_at: float = link.store.time()  # when it was asked for, on this node's clock
-        self.term: int = 0  # the revision that made its key, once it is taken
-        # Seconds by which the run's time of day is ahead of this node's clock; see `rdzv.core.history`.
+        self.term: int = 0  # the revision that made its key, once taken
+        # Seconds that the run's time of day is ahead of this node's clock; see `rdzv.core.history`.
         self.hour_offset: float = time.time() - self.sent_at
         self._clock = link.store.time
 
@@ -62,5 +62,5 @@ class Role:
 
 def election_pause(nodes: int, *, lost_terms: int) -> float:
     """Return the longest random pause before taking the role; the arguments are those of `Role`."""
-    # A node that lost the role because its lease was over lets others try first: they may be less busy.
+    # A node whose role's lease ended lets others try first: they may be less busy.
     return min(ELECTION_PER_NODE * nodes, ELECTION_MOST) * 2.0 ** min(lost_terms, LOST_TERMS_MOST)

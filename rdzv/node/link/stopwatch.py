@@ -18,7 +18,7 @@ LOOKS_EVERY = 0.1  # seconds: stopped time is known to this precision
 
 
 class Stopwatch:
-    """Measures a block, or until `stop`; `seconds` is without the time for which this process was stopped."""
+    """Measures a block, or until `stop`, without the time for which this process was stopped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class Stopwatch:
         self.stop()
 
     def stop(self) -> float:
-        """Stop measuring; return the seconds, also if they were known already."""
+        """Stop measuring; return the seconds, also if called again."""
         if not self._next.cancelled():
             self._next.cancel()
             self._look()

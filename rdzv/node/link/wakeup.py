@@ -17,7 +17,7 @@ class Wakeup:
         self._sleeping: asyncio.Future[None] | None = None
 
     def changed(self) -> None:
-        """Wake the sleeping task. Without a sleeper, the next sleep ends at once."""
+        """Wake the sleeping task, or end the next sleep at once."""
         self._told = True
         if self._sleeping is not None:
             _wake(self._sleeping)
@@ -33,7 +33,7 @@ class Wakeup:
         return told
 
     async def _sleep(self, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
-        """Sleep once. Nodes do so at each push, and an anyio scope would cost as much as all the rest of it."""
+        """Sleep once. Nodes do so at each push, and an anyio scope would cost as much as all the rest."""
         self._sleeping = loop.create_future()
         timer = None if deadline is None else loop.call_at(deadline, _wake, self._sleeping)
         try:

@@ -41,13 +41,13 @@ class State(Enum):
 class Happening(Enum):
     """An event that changes the state."""
 
-    SEND = "send"  # a record is sent; also again, if the last one's outcome is unknown
+    SEND = "send"  # also again, if the last record's outcome is unknown
     WRITTEN = "written"  # the store has written it
-    REFUSED = "refused"  # the store has refused it, and there is no earlier one
-    KEPT = "kept"  # the store has refused it, and the earlier one remains
-    TAKE_IN = "take in"  # a round holds it
+    REFUSED = "refused"  # by the store, and there is no earlier record
+    KEPT = "kept"  # refused by the store, and the earlier record remains
+    TAKE_IN = "take in"  # a round holds the record
     WITHDRAW = "withdraw"  # the node takes its record back
-    GONE = "gone"  # it is not in the store any more: deleted, or lapsed with its lease
+    GONE = "gone"  # not in the store any more: deleted, or lapsed with its lease
 
 
 _ABSENT, _SENT, _STANDING, _TAKEN_IN, _WITHDRAWN = State
@@ -70,8 +70,8 @@ class Arrival(Generic[L]):
 
     def __init__(self) -> None:
         self.state: State = State.ABSENT
-        self.record: NodeRecord | None = None  # the stored record; while another one is under way, the one before
-        self.lease: L | None = None  # the lease of the node's records, while it is renewed
+        self.record: NodeRecord | None = None  # the stored one; while another is under way, the one before
+        self.lease: L | None = None  # of the node's records, while it is renewed
         self.began: int = 0  # the revision of the first record, or 0; older keys concern another process
         self._sent: NodeRecord | None = None
 
@@ -81,7 +81,7 @@ class Arrival(Generic[L]):
         return self.record.arrival if self.record is not None else 0
 
     def stands(self, revision: int) -> bool:
-        """Return True if the record written at this revision is still stored, as far as is known."""
+        """Return True if the record of this revision is still stored, as far as is known."""
         return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
 
     def send(self, record: NodeRecord) -> None:
@@ -111,7 +111,7 @@ class Arrival(Generic[L]):
         self._happens(Happening.TAKE_IN)
 
     def gone(self) -> None:
-        """Note that the record is not in the store any more; its lease may be."""
+        """Note that the record is gone from the store; its lease may be."""
         self._happens(Happening.GONE)
         self.record = self._sent = None
 

@@ -20,7 +20,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 def learn(part: Part, link: Link) -> None:
-    """Set `part.known` by the head of this link, whose store is lost; keep what the node knows of a later store."""
+    """Set `part.known` by the head of this link, whose store is lost, unless the node knows of a later store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
     if settings and head.lost_store is not None and not link.has_arrived:
@@ -54,7 +54,7 @@ async def tell(part: Part, link: Link) -> None:
         for key, value in ((keys.settings, lost.settings), (keys.closed, lost.closed), (keys.tally, lost.tally)):
             if value and round is None:  # else nodes have met by what is there
                 writes.append(Put(key, value, lease=lease))
-        if there is not None:  # it stands as a whole
+        if there is not None:  # it is replaced as a whole
             if there.closed and not lost.closed:
                 writes.append(Delete(keys.closed))
             writes.extend(Delete(keys.bans + name) for name in there.bans if name not in lost.bans)

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from store import Store
 
 
-UNFIT_MOST = 64  # nodes of a run whose failed health checks are kept, the last ones
+UNFIT_MOST = 64  # nodes whose failed checks a run keeps, the last ones
 
 
 async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
-    """Run the user's health check in its own loop; a check that hangs ends with its caller."""
+    """Run the user's health check in its own loop; if it hangs, it ends with its caller."""
     call = Call(examine(check), there)
     try:
         return await call
@@ -44,12 +44,12 @@ async def examine(check: Callable[[], Any]) -> str | None:
 
 
 async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
-    """Publish why a node stays out, or that it does not; raise RendezvousRefusedError if its health check failed."""
+    """Publish why a node stays out, or that it does not; raise RendezvousRefusedError if its check failed."""
     key = keys.unfits + node_id
     if failure is None:
         await store.delete(key)  # it may have failed before
         return
-    # A node that is started again and again under new names must not fill the store.
+    # A node that restarts again and again under new names must not fill the store.
     others = [entry for entry in await store.list(keys.unfits, keys_only=True) if entry.key != key]
     others.sort(key=lambda entry: entry.mod_revision, reverse=True)
     forgotten = [Delete(entry.key) for entry in others[UNFIT_MOST - 1 :]]

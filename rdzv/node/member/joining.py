@@ -47,28 +47,28 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-NAMES_WITHIN = 2.0  # seconds to read the names of nodes for a message; without them it has their ranks
+NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; else it has their ranks
 HEARD_WITHIN = 4.0  # seconds to hear rank 0's verdict on a round: rank 0 first listens for a while
 HEAR_AFTER = 1.0  # seconds; most checks are over by then, and need no verdict
 TICK = 0.25  # seconds; a process that is paused for longer counts one
 TRIED_LEAST = WITHIN / 2  # seconds of attempts before the verdict, for which a node counts as cut off from rank 0
 CUT_OFF_MOST = 8  # addresses of unreached rank 0s that a node remembers
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
-# Seconds until a node that is left out looks whether rank 0 answers now; doubled after each look, and each time that it
-# is left out again, since its arrival interrupts the others.
+# Seconds until a node that is left out looks if rank 0 answers now; doubled after each look, and each time that it is
+# left out again, since its arrival interrupts the others.
 LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 
 
 @dataclass(eq=False)
 class Joining:
-    """Makes a node a member of the next round, for one call, and over one link to a store."""
+    """Makes a node a member of the next round, for one call, and over one link."""
 
     part: Part
     leaving: Leaving
     link: Link
     clock: JoinClock
     be_ready_to_coordinate: Callable[[Link, Part, Role | None], None] = field(kw_only=True)
-    _tried: float = 0.0  # seconds of attempts to reach rank 0 in the last check, without those in which it was paused
+    _tried: float = 0.0  # seconds of attempts to reach rank 0 in the last check, without pauses of the process
 
     def __post_init__(self) -> None:
         self._me = self._new_me(was_member=False)
@@ -82,7 +82,7 @@ class Joining:
     async def join(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
         """Return once this node is a member of the next round; raise StoreReplaced if that needs another link."""
         part, link = self.part, self.link
-        # A member of the last round, also one that has left it, is admitted before newcomers.
+        # Members of the last round, also those that have left it, are admitted before newcomers.
         last, mine = link.follower.head.round, part.membership
         self._me = self._new_me(was_member=bool(last and mine and mine.round.revision == last.revision))
         part.refusal = None
@@ -145,7 +145,7 @@ class Joining:
                 part.wait_for(f"the store at {part.settings.endpoint.url} {what}: {error}")
                 if not clock.left(now):
                     raise part.timeout(link) from error
-                if lacks_room:  # once its members have gone, what the last round shared is deleted
+                if lacks_room:  # what the last round shared is deleted once its members have gone
                     if not told:
                         log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
                     told = True
@@ -164,7 +164,7 @@ class Joining:
             await tell(part, link)
             async with self.part.loop.turn():
                 self._me, role = await Recording(part, link, self.clock).write(self._me)
-            # Not before: the run has now accepted this node, and the settings by which it would decide.
+            # Not before: now the run has accepted this node, and the settings by which it would decide.
             if link.resign is None:
                 self.be_ready_to_coordinate(link, part, role)
             link.keep_run()
@@ -184,7 +184,7 @@ class Joining:
             raise part.timeout(link)
 
     async def _wait_for_round(self) -> Membership | None:
-        """Wait for a round that holds this node; return None if its arrival was lost, and must be made anew."""
+        """Wait for a round that holds this node; return None if its arrival was lost."""
         part, link, follower = self.part, self.link, self.link.follower
         wakeup, loop = Wakeup(), asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
@@ -212,7 +212,7 @@ class Joining:
                     case Round() as round:
                         rank = round.rank_of(me.arrival) if round.arrivals else await self._read_rank(round)
                         if not part.arrival.stands(me.arrival):
-                            # the lease was lost during the read: the node may have been in it, but is not any more
+                            # the lease was lost during the read: the node is not in that round any more
                             continue
                         if rank is not None:
                             return part.become_member(round, rank, me, link, time=loop.time)
@@ -257,7 +257,7 @@ class Joining:
                 return
 
     def _parked_reason(self, now: float) -> str | None:
-        """Return the present reason for which a parked node waits, if it still does; from any thread."""
+        """Return the present reason of a parked node, if it still waits; from any thread."""
         answer = follow(self._me, self.link.follower.head, now=now)
         return answer.reason + self.link.slowness() if isinstance(answer, Parked) else None
 
@@ -313,7 +313,7 @@ class Joining:
                 self._tried += TICK
 
         async def hear() -> None:
-            """Stop late attempts once rank 0 has given its verdict: it does not listen any more."""
+            """Stop late attempts once rank 0 has given its verdict, as it no longer listens."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
                 (entry,) = await link.store.wait([key], timeout=WITHIN + HEARD_WITHIN)

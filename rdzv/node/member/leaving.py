@@ -1,6 +1,6 @@
 """Shell: a node takes its record back: the caller gives up, its time is over, or it leaves its round.
 
-Before a commit, that makes the commit fail; a commit that came first wins over a timeout.
+That makes a later commit fail; a commit that came first wins over a timeout.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Leaving:
                     return
                 if not in_doubt and await self._take_back(link, within):
                     return
-                # The record may be stored; its lease must not be renewed, so that it lapses.
+                # The record may be stored: do not renew its lease, so that it lapses.
                 part.arrival.lease = None
                 await lease.release(within=within if in_doubt else RELEASE_SOON)
             finally:
@@ -86,12 +86,12 @@ class Leaving:
         stopped: bool = False,
         why: str = "",
     ) -> TransactionResult:
-        """Write that this node leaves, if its record is still this one, and then delete the record."""
+        """Write that this node leaves, if its record is still this one, then delete the record."""
         record, lease = self._part.arrival.record, self._part.arrival.lease
         assert record is not None
         assert lease is not None
         key = self._part.keys.node(self._part.node_id)
-        # It stays on its lease: if this node dies before the deletion, it still goes.
+        # It stays on its lease, so it goes even if this node dies before the deletion.
         result = await link.store.transact(
             when=(when.mod_revision(key) == arrival, *conditions),
             then=(Put(key, record.replace(left=True, stopped=stopped, why=why).pack(), lease=lease.id),),
@@ -129,7 +129,7 @@ class Leaving:
         """Take the record back if no round has come meanwhile; else return the round, which wins over the timeout."""
         part = self._part
         if not link.in_reach:
-            return None  # the outcome is unknown and cannot be read in time; the record will lapse
+            return None  # the outcome cannot be read in time; the record will lapse
         known = link.follower.head.round
         unchanged = when.mod_revision(part.keys.round) == (known.revision if known else 0)
         result = await self._say_and_go(link, me.arrival, unchanged, otherwise=(Get(part.keys.round),))
@@ -137,5 +137,5 @@ class Leaving:
             (entry,) = result.results
             if isinstance(entry, Entry) and (known is None or entry.mod_revision != known.revision):
                 return Round.unpack(entry.value, revision=entry.mod_revision)
-        part.arrival.gone()  # the record is deleted, or had gone: there is nothing to take back
+        part.arrival.gone()  # deleted, or it had gone
         return None

@@ -1,6 +1,6 @@
 """Shell: events that a node must ask the store about, or answer: a ban, a deleted record, a drain, where to stop.
 
-The `Membership` takes the head's news of a round in by itself. A dropped node arrives again.
+The `Membership` takes in the head's news of a round by itself. A dropped node arrives again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
 
 
 class Noticing:
-    """Compares the run's news with its node's own state, while a link is open."""
+    """Compares the run's news with its node's state, while a link is open."""
 
     def __init__(self, part: Part, link: Link) -> None:
         self._part = part
@@ -44,7 +44,7 @@ class Noticing:
         self._wakeup = Wakeup()
 
     async def run(self) -> None:
-        """Look at each event that may concern this node, and when it is time to."""
+        """Look at each event that may concern this node, and when a look is due."""
         with self._part.listeners.listening(self):
             again: float | None = None
             self.changed()  # since the link was made
@@ -94,7 +94,7 @@ class Noticing:
             return
         if self._answered is not membership and lease is not None:
             begun = Begun(round=membership.round.number, step=membership.gate.ask())
-            # A record that has changed is no longer in the round, and its answer would be of another one.
+            # A record that has changed is no longer in the round: its answer would be of another one.
             await link.store.transact(
                 when=membership.fence(part.keys),
                 then=(Put(part.keys.begun + part.node_id, begun.pack(), lease=lease.id),),
@@ -130,7 +130,7 @@ class Noticing:
         return False
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
-        """Handle a ban since the arrival, which may be lifted by now: the record may have been deleted."""
+        """Handle a ban since the arrival, lifted or not: the record may have been deleted."""
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
             record = part.arrival.record
@@ -141,7 +141,7 @@ class Noticing:
             await self._see_whether_it_stands(link)
 
     async def _see_whether_it_stands(self, link: Link) -> None:
-        """Read whether the record is still there: it may have been deleted without an event."""
+        """Check that the record still exists: it may have been deleted without an event."""
         part = self._part
         record = part.arrival.record
         if record is None or part.arrival.state not in (State.STANDING, State.TAKEN_IN):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAY_WAIT_AFTER = 1.5  # seconds of a wait in the round's store
-LOOKS_PER_LIMIT = 4  # while a member is judged by nothing
+LOOKS_PER_LIMIT = 4  # while no limit applies to the member
 NOTES_PER_LIMIT = 3  # at least: a quiet member is judged by the others' progress since
 
 
@@ -51,7 +51,7 @@ class OwnBeats:
         return membership.beats.note(away=away).pack() if says else b""
 
     def send_from(self, loop: NodeLoop) -> None:
-        """Send a note now, with news of the member that must be known; from any thread."""
+        """Send a note now, as its news must be known; from any thread."""
 
         async def send() -> None:
             if self._link is not None:

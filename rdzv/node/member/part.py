@@ -1,7 +1,6 @@
 """Shell: one node's state in its run, as far as it knows; all rooms of its membership read and write it.
 
-It outlives the link to a store. Only the node's loop writes it; any thread may read it. `joining` makes the node a
-member, with `record` to write the arrival; `leaving` takes the record back; `noticing` handles others' actions.
+It outlives the link to a store. Only the node's loop writes it; any thread may read it.
 """
 
 from __future__ import annotations
@@ -63,24 +62,24 @@ class Part:
     loop: NodeLoop
     rng: random.Random  # spreads the work of many nodes over time
     port: HeldPort  # the port that the others would use if this node were rank 0
-    agreed: Agreed = field(init=False)  # the run's settings that it expects in the store; an observer has none
-    incarnation: str = field(init=False)  # random; it tells processes of the same name apart
+    agreed: Agreed = field(init=False)  # the settings that it expects in the store; an observer has none
+    incarnation: str = field(init=False)  # random; distinguishes processes of one name
     arrival: Arrival[HeldLease] = field(default_factory=Arrival)  # the state of the node's record
-    membership: Membership | None = None  # the last round that it was in; it knows itself whether the node still is
+    membership: Membership | None = None  # the last round that it was in; `over` says if it still is
     known_round: int = -1  # the last round that it knows of; -1 for none
     unreached: bool = False  # as rank 0, some members did not reach it, and the last round was given up
-    cut_off: tuple[str, ...] = ()  # the addresses of rank 0s that only others reached, since the last round that held
+    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that only others reached, since the last round that held
     times_left_out: int = 0  # as one of those, since then
-    given_up: str = ""  # the round that was given up, and why, in words; empty if none was since the last that held
+    given_up: str = ""  # the round that was given up, and why; empty if none was since the last that held
     leaves_because: str = ""  # the reason that this node gave for leaving; the others read it
-    lapses: int = 0  # the number of leases that it has lost while waiting for this round
+    lapses: int = 0  # leases lost while waiting for this round
     lapsed_in: int = -1  # the round that this node was dropped from; -1 for none
     refusal: RendezvousError | None = None  # an error of the run about this node, since its arrival
-    progress: int | None = None  # the finished steps for its next arrival; see `NodeRecord`
+    progress: int | None = None  # for its next arrival; see `NodeRecord`
     known: Known | None = None  # what it knows of a store that was lost, if any was
-    tally: bytes = b""  # the run's shared counters, as it has read or written them last
-    own_beats: OwnBeats = field(init=False)  # the notes on its steps for its keep-alives
-    on_keep_alive: Callable[[], object] = int  # called before each keep-alive of the node
+    tally: bytes = b""  # the run's shared counters, as last read or written
+    own_beats: OwnBeats = field(init=False)
+    on_keep_alive: Callable[[], object] = int  # called before each keep-alive
     # Called when the node's lease has ended by its own clock: the store may be silent for long.
     on_lease_lost: Callable[[], object] = int
     _reason: str = NOT_WAITING
@@ -134,12 +133,12 @@ class Part:
             raise self.closed_error(head.closed, spare=False)
 
     def drained(self, head: Head) -> Leaving | None:
-        """Return this node's announced drain, or None. Drains of an earlier process of its name are ignored."""
+        """Return this node's announced drain, if any. Drains of an earlier process of its name are ignored."""
         leaving = head.drains.get(self.node_id)
         return leaving if leaving is not None and leaving.revision >= self.arrival.began > 0 else None
 
     def drained_error(self, leaving: Leaving) -> RendezvousGracefulExitError:
-        """Return the error for a node that must leave, and wants to join a round, or waits for one."""
+        """Return the error for a node that must leave, and joins a round or waits for one."""
         reason = f": {leaving.reason}" if leaving.reason else ""
         return RendezvousGracefulExitError(
             f"run {self.keys.run_id}: node {self.node_id} is to leave{reason}, and joins no round any more"
@@ -173,7 +172,7 @@ class Part:
             self.listeners.changed()
 
     def note(self, away: bool) -> bytes:
-        """Return the note for the next keep-alive; `away`: the store was disconnected until a moment ago."""
+        """Return the note for the next keep-alive; see `OwnBeats.note`."""
         self.on_keep_alive()
         return self.own_beats.note(self.membership, away=away)
 

@@ -1,7 +1,7 @@
 """Shell: writes a node's record: one transaction makes an arrival, on its lease, under the run's settings.
 
 It also grants the lease. The first node's transaction writes the settings and takes the role of coordinator, too. If
-another live node holds the name, this node waits. After a refusal, the next attempt uses the answer.
+another live node holds the name, this node waits.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Recording:
     async def write(self, me: Me) -> tuple[Me, Role | None]:
         """Write this node's record; return it, and the role if it was free and this node has it now.
 
-        The first node writes the settings and takes the role in the same transaction; concurrent nodes find both taken.
+        The first node takes the role in the same transaction; concurrent nodes find it taken.
         """
         part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
@@ -69,8 +69,8 @@ class Recording:
             lease = self._lease()
             record = await new_record(part, link)
             if part.arrival.lease is not lease:
-                # The lease lapsed while the store was away, which may still write a record on it; no task would renew
-                # that.
+                # The lease lapsed while the store was away. The store may still write a record on it, which no task
+                # would renew.
                 expected = part.arrival.revision
                 continue
             role = None
@@ -130,7 +130,7 @@ class Recording:
     ) -> tuple[TransactionResult, float]:
         """Send the transaction that writes a record over the one of the `expected` revision; 0 for none.
 
-        `run`, the run's lease, is granted if given. Returns the answer, and the sending time of the lease's request.
+        `run`, the run's lease, is granted if given. Return the answer, and the sending time of the lease's request.
         """
         part, link, keys = self._part, self._link, self._part.keys
         own = keys.node(part.node_id)
@@ -186,7 +186,7 @@ class Recording:
         self._link.known_run_lease = Lease(self._link.store, id=id, ttl=ttl)
 
     async def _has_role(self, role: Role, result: TransactionResult, sent_at: float) -> bool:
-        """Learn whether this node has the role it asked for, or which node had it before."""
+        """Return True if this node has the role it asked for; else learn which node had it before."""
         there = result.results[-1]
         if isinstance(there, Entry):
             self._link.follower.take_coordinator(there, revision=result.revision)
@@ -259,7 +259,7 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
     address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
     if address is None:
         if settings.endpoint.info.family == "tcp" and not link.in_reach:
-            # Never use a host name instead: most hosts of the world cannot resolve it.
+            # Never use a host name instead: most of the world's hosts cannot resolve it.
             await link.in_reach_again(within=math.inf)
         if link.store.failure is not None:
             raise link.store.failure

@@ -31,7 +31,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 class Agreed:
     """The settings that the nodes of a run share, as far as this node knows.
 
-    If the run is resized (`rdzv.config.resizing`), they get the run's new numbers of nodes.
+    If the run is resized (`rdzv.config.resizing`), they get its new numbers of nodes.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -39,7 +39,7 @@ class Agreed:
         self._ours = settings.shared()
         self._agreed = self._ours
         self.value: bytes = pack_settings(self._ours)  # of the settings key
-        self.rules: Rules = Rules(  # the coordinator's, that follow
+        self.rules: Rules = Rules(  # the coordinator's, by these settings
             needed=settings.needed,
             capacity=settings.capacity,
             unit=settings.node_unit,

@@ -32,7 +32,7 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
 
 
 async def read_hour(store: Store, keys: Keys) -> float:
-    """Return the present hour of the run: by the coordinator's note, or by the last one's note on the run's lease.
+    """Return the present hour of the run: by the coordinator's note, else by the last one's note on the run's lease.
 
     If the store was restarted since, return the hour of the last progress; without one, this machine's.
     """

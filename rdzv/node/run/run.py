@@ -1,8 +1,7 @@
 """Shell: one run in a store, for a node, or for an operator that does not join.
 
-A node's own writes (arriving, leaving) are in `member`. A ban is a key under the head, which every node watches; a
-node's arrival is conditional on no such ban. A drain is on a lease of its own, so it survives if the node's lease
-lapses, and the lease tells its age.
+A ban is a key under the head, which every node watches; a node's arrival is conditional on no such ban. A drain is on a
+lease of its own, so it survives if the node's lease lapses, and the lease tells its age.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from store import Lease, Store
 
 WITHIN: Final = Parameter("within", duration())
-ENDS_WITHIN: Final = 5.0  # seconds for a ban to be completed after its caller was cancelled
+ENDS_WITHIN: Final = 5.0  # seconds to complete a ban after its caller was cancelled
 RUNS_NAMED_MOST: Final = 10  # in an error; `rdzv runs` lists all
 
 
@@ -53,7 +52,7 @@ class Run:
     store: Store
     keys: Keys
     _: KW_ONLY
-    by: str = ""  # the name of the caller, shown to others
+    by: str = ""  # the caller's name, shown to others
     keep: float = 0.0  # seconds that the keys outlive the last node
     head: Callable[[], Head] = Head  # returns the present head, for the status
 
@@ -76,7 +75,7 @@ class Run:
                 raise RendezvousStateError(f"no node {who} is in run {self.run_id}; `rdzv status` names those that are")
             lease = lease or await self.store.grant(drain_ttl(self.store, drain.within))
             put = Put(self.keys.drains + who, drain.pack(), lease=lease.id)
-            # The node may have gone, and another process with its name must not be drained.
+            # The node may have gone; another process with its name must not be drained.
             unchanged = when.mod_revision(record.key) == record.mod_revision
             if (await self.store.transact(when=(unchanged,), then=(put,))).succeeded:
                 return
@@ -172,7 +171,7 @@ class Run:
     async def unban(self, node_id: str = "", reason: str = "", *, where: tuple[str, str] | None = None) -> bool:
         """Lift the ban of a node, or of an attribute and its value; the history gets the reason.
 
-        Return True if there was one. Nodes that are banned by their names stay so if their attribute is banned no more.
+        Return True if there was one. Nodes that are banned by name stay so if the ban of their attribute is lifted.
         """
         name, attribute = name_of_ban(node_id, where)
         return await self._lift_ban(
@@ -191,7 +190,7 @@ class Run:
             here = await find()  # before the ban: waiting nodes leave once they see it
             final, lease = await self._lease_of(ban)
             await self.store.put(self.keys.banned(name), final.pack(), lease=lease)
-            # No such node arrives from now on: each arrival is conditional on no such ban.
+            # From now on no such node arrives.
             while found := await find():
                 here |= found
                 out = found if ban.now else await self._not_in_round(found)
@@ -214,7 +213,7 @@ class Run:
             await cancel_and_wait(writing)
 
     async def _not_in_round(self, nodes: dict[str, int]) -> dict[str, int]:
-        """Return the arrivals among these that are not in the last round. Members may finish it."""
+        """Return the arrivals among these that are not in the last round; its members may finish it."""
         entry = await self.store.get(self.keys.round)
         if entry is None:
             return nodes
@@ -237,7 +236,7 @@ class Run:
             if not is_too_long(error):
                 raise
             refuse(f"a ban that lasts {ban.lasts:g} s was refused: {error}; without a time it stays until lifted")
-        return ban.replace(lasts=lease.ttl), lease  # as granted: etcd makes small ones larger
+        return ban.replace(lasts=lease.ttl), lease  # etcd makes small ones larger
 
     async def _lift_ban(self, name: str, unban: Unban) -> bool:
         """Delete a ban, and leave a note for the history; return True if there was one."""

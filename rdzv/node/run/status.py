@@ -177,7 +177,7 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
 
 
 def drain_ttl(store: Store, within: float) -> float:
-    """Return the TTL of a drain's own lease; readers compute the drain's age from it."""
+    """Return the TTL of a drain's own lease, from which readers compute the drain's age."""
     return min(within + DRAIN_KEPT, store.lease_ttl_max)
 
 
@@ -196,7 +196,7 @@ async def _drains(store: Store, keys: Keys, here: Collection[str]) -> dict[str, 
 async def read_steps(
     store: Store, keys: Keys, head: Head, members: set[str]
 ) -> tuple[dict[str, StepOf], dict[str, tuple[str, float]]]:
-    """Return, by member, the reported steps, and the reported waits: the key, and the seconds so far."""
+    """Return the reported steps, and the reported waits (the key, and the seconds so far), by member."""
     if head.round is None or not members:
         return {}, {}
     notes = {node_id: heard for node_id, heard in (await read_beats(store, keys)).items() if node_id in members}
@@ -223,7 +223,7 @@ async def read_steps(
 
 
 async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
-    """Return the records of the nodes in the run by id, without nodes that are leaving."""
+    """Return the records of the nodes in the run by id, without those that are leaving."""
     records = {}
     for entry in await store.list(keys.nodes):
         node_id = entry.key.removeprefix(keys.nodes)
@@ -339,7 +339,6 @@ def _last_call_left(head: Head, elapsed: float) -> float | None:
 def _phase_for(
     head: Head, history: History, settings: Mapping[str, Any], *, elapsed: float, waited: float | None, hour: float
 ) -> float | None:
-    """Return the seconds for which the run has been in its phase; None if unknown."""
     last, began = history.chapters[-1] if history.chapters else None, None
     match _phase(head):
         case Phase.LAST_CALL:
@@ -358,7 +357,6 @@ def _phase_for(
 
 
 async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Participant]:
-    """Return the last round's members by id; empty if a later round has replaced it."""
     if head.round is None:
         return {}
     try:
@@ -374,7 +372,6 @@ def _resized(head: Head) -> Resized | None:
 
 
 def _absent(head: Head, *, elapsed: float) -> Absent:
-    """Return the report of missing nodes, with durations as of now."""
     if head.progress is None or head.closed is not None or _is_news(head):
         return Absent()
     absent = head.progress.absent
