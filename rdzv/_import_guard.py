@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _FOLDER = Path(__file__).resolve().parents[1] / "store"
-"""The package's place: beside `rdzv`, however both were installed."""
+"""Beside `rdzv`, however both were installed."""
 
 _MARK = "from store.messages import"
-"""A line that only this project's `store/__init__.py` has."""
+"""A line that only our `store/__init__.py` has."""
 
 
 def _shadow() -> str | None:
-    """Return the foreign file that is imported instead of this package, or was; None if there is none."""
+    """Return the foreign file that is, or would be, imported instead of this package; None if there is none."""
     loaded = sys.modules.get("store")
     if loaded is not None:
         found = getattr(loaded, "__file__", None)
@@ -58,7 +58,7 @@ def _explain(error: ImportError) -> ImportError:
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return the result of `store.lazy_names`; if a name is not found, name the incomplete package."""
+    """Return the result of `store.lazy_names`, which names an incomplete package if a name is not found."""
     return _store_lazy_names(package, homes, explain=_explain)
 
 

@@ -1,3 +1,3 @@
-"""The release, said once: `rdzv.__version__`, `rdzv --version`, and what the package is built with."""
+"""The release, for `rdzv.__version__`, `rdzv --version` and the build."""
 
 __version__ = "0.1.0"

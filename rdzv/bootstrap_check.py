@@ -2,8 +2,8 @@
 
 A round is agreed on over the store, which proves nothing about the network between the members: with a firewall, or a
 wrong address, all may reach the store and none rank 0, and the job hangs. So rank 0 listens at the promised port, each
-other member connects and sends its rank, and rank 0 answers all once all have come. A member without that answer within
-a few seconds gives the round up.
+other member connects and sends its rank, and rank 0 answers once all have come. A member without that answer within a
+few seconds gives the round up.
 
 Rank 0 then writes a verdict (`judge`) into a key that all read. If most members have come, the next round leaves the
 others out. If few have come, rank 0 is the one that is not reached, and another node takes its place. A connection
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rdzv.core.round import Round
 
 WITHIN = 5.0  # seconds for all to come
-UNREACHED_NAMED = 3  # members that have not reached rank 0: the most that one sentence names
+UNREACHED_NAMED = 3  # members that have not reached rank 0, in one sentence
 VERDICT_WITHIN = 2.0  # seconds more for the verdict
 TRY_AGAIN_FIRST = 0.005  # seconds; rank 0 may not listen yet: it learns of the round when the others do ...
 TRY_AGAIN_AFTER = 0.1  # ... or later; doubled after each try, up to this
@@ -50,14 +50,10 @@ class Verdict(Stored, kw_only=True):
 
 
 def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
-    """Return, as rank 0, the verdict on a round in which these ranks have not come.
+    """Return, as rank 0, the verdict on a round in which some ranks have not come.
 
-    Args:
-        why: The reason, in words.
-        missing: The ranks that have not come; none if rank 0 could not listen.
-        size: The number of members.
-        needed: The least number of members.
-        again: True if this node was such a rank 0 before, as was every other candidate.
+    `missing` has these ranks; it is empty if rank 0 could not listen. `again`: this node was such a rank 0 before, as
+    was every other candidate.
     """
     here = size - len(missing)
     # Of two nodes, either may be to blame: the other one is rank 0 once, before it is left out.
@@ -142,7 +138,7 @@ async def all_reach(round: Round) -> list[int]:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
             writer.transport.abort()
-        complete.set()  # releases the handlers that still wait for others
+        complete.set()  # releases the handlers that wait for others
     return sorted(missing)
 
 

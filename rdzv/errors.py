@@ -1,10 +1,10 @@
 """The errors of a rendezvous.
 
     RendezvousError
-    ├── RendezvousClosedError         the run was closed           (a retry cannot mend it)
-    ├── RendezvousTimeoutError        the round did not complete in time  (a retry cannot mend it)
-    ├── RendezvousRefusedError        this node is banned, or failed its health check  (a retry cannot mend it)
-    ├── RendezvousSettingsError       a setting is wrong or contradicts the run's (a retry cannot mend it)
+    ├── RendezvousClosedError         the run was closed  (*)
+    ├── RendezvousTimeoutError        the round did not complete in time  (*)
+    ├── RendezvousRefusedError        this node is banned, or failed its health check  (*)
+    ├── RendezvousSettingsError       a setting is wrong or contradicts the run's  (*)
     ├── RendezvousGracefulExitError   a spare is no longer needed: leave with success
     ├── RendezvousConnectionError     the store cannot be reached
     ├── RendezvousStateError          the store holds foreign data, or a call came out of order
@@ -13,7 +13,7 @@
     ├── SharedStoreTimeoutError       a key of the round's shared store did not come in time
     └── QueueEmptyError               a queue of the round's shared store was empty, and the caller would not wait
 
-`RendezvousNonRetryableError` is mixed into those that a retry cannot mend, for NVIDIA's and PyTorch's launchers.
+(*) A retry cannot mend it, so it is a `RendezvousNonRetryableError`, for NVIDIA's and PyTorch's launchers.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class RendezvousError(Exception):
 
 
 class RendezvousNonRetryableError(RendezvousError):
-    """Mixed into errors that a retry cannot mend."""
+    """The base of errors that a retry cannot mend."""
 
 
 class RendezvousClosedError(RendezvousNonRetryableError):
     """The run has been closed; the message has the given reason.
 
     Attributes:
-        reason: The reason given with the closing, perhaps empty.
+        reason: The reason of the closing, perhaps empty.
         given_up: True for a verdict not to go on, False for the end of the work.
         status: The exit status of that verdict, from 0 to 255; 0 for none in particular.
     """
@@ -70,11 +70,11 @@ class RendezvousTimeoutError(RendezvousNonRetryableError, TimeoutError):
 
 
 class RendezvousRefusedError(RendezvousNonRetryableError):
-    """This node may not join: it is banned, or its health check has failed; the message has the reason."""
+    """This node is banned, or its health check has failed; the message has the reason."""
 
 
 class RendezvousSettingsError(RendezvousNonRetryableError, ValueError):
-    """A setting is missing, malformed, out of range, or differs from the one the run was started with."""
+    """A setting is missing, malformed, out of range, or differs from the run's."""
 
 
 class RendezvousGracefulExitError(RendezvousError):
@@ -102,7 +102,7 @@ class GiveUp(RendezvousError):
         number, remark = exit_status(status)
         self.status: int = number
         text = (reason if isinstance(reason, str) else repr(reason)) + remark
-        # any value is accepted: the verdict must be carried out
+        # accept any value: the verdict must be carried out
         self.reason: str = text.encode(errors="backslashreplace").decode()
         super().__init__(self.reason)
 
@@ -119,7 +119,7 @@ class MembersLostError(RendezvousError):
     """Members of the round were lost while this node waited in its shared store; meet again with `next_rendezvous`.
 
     Attributes:
-        node_ids: The members, as far as they are known by name.
+        node_ids: The members, as far as known by name.
     """
 
     def __init__(self, message: str, *, node_ids: tuple[str, ...] = ()) -> None:

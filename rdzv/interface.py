@@ -72,7 +72,7 @@ class RendezvousHandler(ABC):
 
 
 class BlockingRendezvousHandler(ABC):
-    """The blocking twin of `RendezvousHandler`, with the same methods; `with` closes it."""
+    """The blocking twin of `RendezvousHandler`; `with` closes it."""
 
     run_id = RendezvousHandler.run_id
     node_id = RendezvousHandler.node_id

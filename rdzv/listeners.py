@@ -1,4 +1,4 @@
-"""Pure: the listeners of an object, which are notified in the order in which they were added."""
+"""Pure: the listeners of an object, notified in the order in which they were added."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Listeners:
         self._listeners: dict[Listener, Listener] = {}
 
     def changed(self) -> None:
-        """Notify all of them, here and now. A listener's error is logged, and the others are still notified."""
+        """Notify all, here and now. A listener's error is logged, and the others are still notified."""
         for listener in tuple(self._listeners):
             try:
                 listener.changed()
@@ -42,7 +42,7 @@ class Listeners:
 
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Notify this one, too, for the duration of the context."""
+        """Notify this one, too, inside the context."""
         self.add(listener)
         try:
             yield

@@ -1,6 +1,6 @@
 """A member's view of its round: the round's values, whether it is still a member, and the news for it.
 
-A `RendezvousInfo` is given to the user and outlives its round. `Membership` notifies its holders of the round's end.
+A `RendezvousInfo` is given to the user and outlives its round.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Previous(NamedTuple):
         rank: The rank that this node had.
         lost: The nodes that have died since that round completed.
         left: The nodes that have left.
-        joined: The nodes that are new.
+        joined: The new nodes.
     """
 
     rank: int
@@ -126,23 +126,23 @@ class Previous(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
-    """A round that this node is in, or was. Written in the node's loop, and read from any thread."""
+    """A round that this node is in, or was. Written in the node's loop, read from any thread."""
 
     round: Round
     rank: int
-    arrival: int  # the arrival of this node by which it is a member
-    beats: Beats  # this member's steps
+    arrival: int  # by which this node is a member
+    beats: Beats
     node_id: str = ""
-    store_id: str | None = None  # of the store that the round is in; None for a backend without ids
-    head: Head = field(default_factory=Head)  # the last head taken in; it changes no more once the membership is over
+    store_id: str | None = None  # of the round's store; None for a backend without ids
+    head: Head = field(default_factory=Head)  # the last one taken in; it changes no more once the membership is over
     over: str | None = None  # why the node is no longer in the round; None while it is
     over_at: float | None = None  # when that happened, on this node's clock
-    dropped: bool = False  # the node was removed from the round by others, or lost its lease
+    dropped: bool = False  # it was removed by others, or lost its lease
     record_gone: bool = False  # the head reports this node as lost
-    expelled: bool = False  # it was lost by a decision, and not because its record had lapsed
-    lost_ids: tuple[str, ...] = ()  # the members known by name to have died since the round completed
+    expelled: bool = False  # by a decision, and not because its record had lapsed
+    lost_ids: tuple[str, ...] = ()  # members known by name to have died since the round completed
     muster: Any = None  # the task that counts this member once for `all_here`
-    gate: StepGate = field(default_factory=StepGate)  # the gate that this member passes at each step of `rounds()`
+    gate: StepGate = field(default_factory=StepGate)
     listeners: Listeners = field(default_factory=Listeners)  # not users' callbacks: see `call_once`
 
     def take(self, head: Head, *, rejoins: bool = False) -> None:
@@ -204,7 +204,7 @@ class Membership:
 
 
 class _Once(Generic[T]):
-    """A listener that calls back once: in the thread that takes it out of the listeners."""
+    """A listener that calls back once, in the thread that removes it from the listeners."""
 
     __slots__ = ("_callback", "_listeners", "_news")
 
@@ -224,14 +224,14 @@ class _Once(Generic[T]):
 
 
 def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the missing ones of these nodes: their addresses, and the reasons."""
+    """Return addresses and reasons of these nodes, as far as they are missing."""
     missing = [one for one in progress.absent.missing if one.node_id in node_ids]
     addresses = {one.node_id: one.address for one in missing if one.address}
     return addresses, {one.node_id: one.why for one in missing if one.why}
 
 
 def too_large(round: Round, resized: Resized | None) -> bool:
-    """Return True if the run's maximum is now below a round's size, so that its members should meet again."""
+    """Return True if the run's maximum is now below a round's size: its members should meet again."""
     return resized is not None and resized.revision > round.revision and round.size > resized.max_nodes
 
 

@@ -1,7 +1,7 @@
 """The entry point of the group `torchrun.handlers`, for `torchrun --rdzv-backend=rdzv`.
 
 torchrun loads each entry point of the group, whichever backend is used, so this module imports no PyTorch and nothing
-that might fail. `rdzv.torch` is imported when the backend is used.
+that might fail.
 
     python -m rdzv.torchrun --rdzv-backend=rdzv ...
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def get_handler_creator() -> Callable[[Any], Any]:
-    """Return the function that makes handlers, as torchrun expects of an entry point."""
+    """Return `create_handler`, as torchrun expects of an entry point."""
     return create_handler
 
 

@@ -32,6 +32,6 @@ def shown(value: object) -> str:
 
 
 def suggest(name: str, known: Mapping[str, object], *, within: float = 0.6) -> str:
-    """Return " (did you mean ...?)" if a known name is similar, else an empty text."""
+    """Return " (did you mean ...?)" if a known name is similar, else ""."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=within)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -4,8 +4,8 @@
     ─┬─   ────┬─────  ─┬──  ──────────┬──────────
    scheme  endpoint  run_id       parameters
 
-`split_url` checks nothing but the form, as the rest is a foreign backend's matter. `Endpoint` checks scheme and hosts,
-and looks up no names. `parameters` describes the parameters.
+`split_url` checks only the form, as the rest is a foreign backend's matter. `Endpoint` checks scheme and hosts, and
+looks up no names.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Scheme:
     """The properties of a URL's scheme."""
 
     family: str  # "tcp" or "etcd"
-    is_encrypted: bool  # True if connections use TLS
+    is_encrypted: bool  # connections use TLS
     port: int  # the default port
-    prefix: str  # the default of the parameter `prefix`
+    prefix: str  # the default `prefix`
 
 
 # 29400 and /torchelastic/p2p are PyTorch's defaults, 2379 is etcd's.
@@ -46,7 +46,7 @@ SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
 class Endpoint:
     """The address of the store."""
 
-    scheme: str  # one of `SCHEMES`
+    scheme: str
     # Names or addresses without brackets, and ports; of an etcd cluster, or of hosts that may serve the store in turn.
     hosts: tuple[tuple[str, int], ...]
 
@@ -62,15 +62,15 @@ class Endpoint:
     @functools.lru_cache(maxsize=16)  # nodes of one process mostly have the same store
     def parse(cls, scheme: str, authority: str) -> Endpoint:
         """Parse the hosts in a URL; raise `RendezvousSettingsError` if they are wrong."""
-        _check_scheme(scheme)  # an unknown scheme is the first thing to report
-        if "@" in authority:  # do not show it, as it may contain a password
+        _check_scheme(scheme)  # report an unknown scheme first
+        if "@" in authority:  # do not show it: it may contain a password
             refuse(
                 'the URL\'s host contains "@", but users and passwords do not belong into a URL, which is '
                 "shown in process lists; give user= and password_file= for etcd, token_file= for tcp"
             )
         written = authority.split(",")
         port = SCHEMES[scheme].port
-        if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # the last port is that of hosts without one
+        if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # hosts without a port have the last one
             port = next((last for host in reversed(written) if (last := _host_and_port(host, 0)[1])), port)
         return cls(scheme=scheme, hosts=tuple(_host_and_port(host, port) for host in written))
 

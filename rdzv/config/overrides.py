@@ -1,12 +1,12 @@
 """Pure: the keywords of `connect`, for type checkers.
 
-Text is read as in a URL, so that a script can pass its command line's values. Keywords that are None are ignored. The
-parameters of foreign backends are not here: their users write them in the URL.
+Text is read as in a URL, so that a script can pass its command line's values; None is ignored. The parameters of
+foreign backends are not here: their users write them in the URL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence  # noqa: TC003  so that the annotations can be evaluated
+from collections.abc import Callable, Mapping, Sequence  # noqa: TC003  so that annotations can be evaluated
 from pathlib import PurePath
 from typing import Any, TypeAlias, TypedDict
 

@@ -1,7 +1,7 @@
 """Pure: the description of a parameter: its type, and the places in which it may be given.
 
-Each parameter is a field of `settings.Settings`. Its declaration drives the parsing of URLs, keywords and the
-environment, and the documentation.
+Each is a field of `settings.Settings`, whose declaration drives the parsing of URLs, keywords and the environment, and
+the documentation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Source(Enum):
     KEYWORD = ""
 
     def spell(self, name: str) -> str:
-        """Return a parameter's name as written in this place."""
+        """Return a parameter's name as written there."""
         return f"RDZV_{name.upper()}" if self is Source.ENVIRONMENT else name
 
 
@@ -36,20 +36,20 @@ class Source(Enum):
 class Parameter:
     """The description of one parameter."""
 
-    name: str  # the field of `Settings`
+    name: str
     kind: value_types.Kind
     _: KW_ONLY
     default: Any = None
     default_text: str = ""  # the default in words, if `derive` computes it
     derive: Callable[[Any], Any] | None = None  # returns the default from a `Settings`
     aliases: tuple[str, ...] = ()  # older names, for a URL and `--rdzv-conf`
-    sources: frozenset[Source] = frozenset(Source)  # the places in which it may be given
+    sources: frozenset[Source] = frozenset(Source)  # where it may be given
     family: str = ""  # the kind of store that has it, "tcp" or "etcd"; empty: both
     encrypted_only: bool = False  # only for `tcps` and `etcds`
     is_secret: bool = False  # errors do not show its value
 
     def called(self, name: str) -> Parameter:
-        """Return this description with a name."""
+        """Return the description with this name."""
         return replace(self, name=name)
 
     def read(self, raw: object, *, source: Source = Source.KEYWORD, written: str = "") -> Any:
@@ -73,7 +73,7 @@ def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
 
 
 RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
-# The defaults are those of PyTorch's `dynamic_rendezvous.create_handler`, if one of the pair is missing.
+# These are the defaults of PyTorch's `dynamic_rendezvous.create_handler`, if one of the pair is missing.
 KEEP_ALIVE: Final = {
     one.name: one
     for one in (

@@ -1,8 +1,7 @@
 """Pure: the settings of a run that is resized: they get a new minimum and maximum, and keep the earlier ones.
 
-A node is started with the numbers of its time, and the run may be resized after that. So a node with any earlier pair
-of numbers, which are under `RESIZED_FROM`, gets the present ones. A node with other numbers gets an error (promise
-R18).
+A node is started with the numbers of its time. So a node with any earlier pair of numbers, which are under
+`RESIZED_FROM`, gets the present ones. A node with other numbers gets an error (promise R18).
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from rdzv.config.settings import PARAMETERS, describe_difference
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-RESIZED_FROM: Final = "resized_from"  # the field of the settings for earlier pairs of minimum and maximum
+RESIZED_FROM: Final = "resized_from"  # in the settings: earlier pairs of minimum and maximum
 FORMER_MOST: Final = 16  # pairs: the first, which most nodes have, and the last ones
 
 
 def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
-    """Return a run's settings with other numbers of nodes; None keeps a number. Raise an error if they contradict."""
+    """Return a run's settings with other numbers of nodes; None keeps one. Raise an error if they contradict."""
     old = [agreed["min_nodes"], agreed["max_nodes"]]
     given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
     read = [None if value is None else PARAMETERS[name].read(value) for name, value in given.items()]
@@ -43,7 +42,7 @@ def was_resized_from(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool
 
 
 def sizes_of(agreed: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the fewest and the most nodes of a round, as multiples of the unit."""
+    """Return the fewest and the most nodes of a round, in whole units."""
     unit = agreed["node_unit"]
     return needed_of(agreed["min_nodes"], unit), capacity_of(agreed["max_nodes"], unit)
 

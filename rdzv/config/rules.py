@@ -27,7 +27,7 @@ def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
 
 
 def check_together(it: Any) -> None:
-    """Raise an error for a `settings.Settings` in which two values contradict each other."""
+    """Raise an error if two values of a `settings.Settings` contradict each other."""
     least, most = it.min_nodes, it.max_nodes
     if least is None and most is not None:
         refuse(f"max_nodes={most} needs min_nodes beside it; give min_nodes from 1 to {most}")
@@ -74,7 +74,7 @@ def check_together(it: Any) -> None:
 
 
 def check_sizes(least: int, most: int, unit: int = 1) -> None:
-    """Raise an error for numbers of nodes with which no round can complete."""
+    """Raise an error if no round can complete with these numbers."""
     if most < least:
         refuse(f"max_nodes={most} must not be less than min_nodes={least}; raise one or lower the other")
     needed = needed_of(least, unit)
@@ -86,10 +86,10 @@ def check_sizes(least: int, most: int, unit: int = 1) -> None:
 
 
 def needed_of(min_nodes: int, unit: int) -> int:
-    """Return the fewest nodes of a round: the minimum, rounded up to a unit."""
+    """Return the minimum, rounded up to a unit."""
     return -(-min_nodes // unit) * unit
 
 
 def capacity_of(max_nodes: int, unit: int) -> int:
-    """Return the most nodes of a round: the maximum, rounded down to a unit."""
+    """Return the maximum, rounded down to a unit."""
     return max_nodes // unit * unit

@@ -7,15 +7,15 @@ the field. If a parameter is given in several places, this order decides:
 
 torchrun's `--rdzv-conf` is passed on as keywords. Only there and in a URL, a parameter may have an older name, such as
 `timeout`, or PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`; if one of the pair is
-missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored. A wrong value in
-any place is an error, with the parameter, the value, the limit and the remedy. Unknown names are errors, but not in the
+missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored. A wrong value in any
+place is an error, with the parameter, the value, the limit and the remedy. Unknown names are errors, but not in the
 environment, in which launchers set RDZV_ROUND and others.
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. A form overrides the other
 form in a weaker place; two forms in one place must not contradict each other.
 
-The constructor of `Settings` checks all values, so `dataclasses.replace` does, too. Files are not read here, and the
-caller passes the environment.
+`Settings` checks all values, so `dataclasses.replace` does, too. Files are not read here; the caller passes the
+environment.
 """
 
 from __future__ import annotations
@@ -202,7 +202,6 @@ class Settings:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))
         for name, one in PARAMETERS.items():
             value = getattr(self, name)
-            # Defaults need no check.
             if value is not None and value is not one.default:
                 object.__setattr__(self, name, one.read(value))
                 if value is not False:
@@ -223,12 +222,12 @@ class Settings:
 
     @property
     def needed(self) -> int:
-        """The fewest nodes of a round, rounded up to a unit; raises an error for an observer."""
+        """The fewest nodes of a round, in whole units; raises an error for an observer."""
         return needed_of(self._joiner(self.min_nodes), self.node_unit)
 
     @property
     def capacity(self) -> int:
-        """The most nodes of a round, rounded down to a unit; raises an error for an observer."""
+        """The most nodes of a round, in whole units; raises an error for an observer."""
         return capacity_of(self._joiner(self.max_nodes), self.node_unit)
 
     def _joiner(self, nodes: int | None) -> int:
@@ -248,13 +247,13 @@ class Settings:
 
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
-HOSTS: Final = "hosts"  # the hosts in the URL, if there are several
-# These are left out if they have their default, so that releases without them agree.
+HOSTS: Final = "hosts"  # those in the URL, if several
+# Left out if they have their default, so that releases without them agree.
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
 
 def _plain(value: Any) -> Any:
-    """Return the qualified name of a function, and other values unchanged."""
+    """Return the qualified name of a function; other values unchanged."""
     if not callable(value):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)
@@ -276,7 +275,7 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
     )
 
 
-# All parameters by name, in the order of `Settings`.
+# All parameters, in the order of `Settings`.
 PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
     {
         declared.name: declared.metadata["parameter"].called(declared.name)
@@ -291,7 +290,6 @@ _BY_WRITTEN_NAME: Final[Mapping[str, Parameter]] = {
     for written in (parameter.name, *parameter.aliases)
 }
 
-# The environment variables of parameters.
 _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
     Source.ENVIRONMENT.spell(name): name
     for name, parameter in PARAMETERS.items()
@@ -336,15 +334,12 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
 
 @functools.cache
 def _warn(sentence: str) -> None:
-    """Log a warning once per process, as settings are often parsed more than once."""
+    """Warn once per process, as settings are often parsed more than once."""
     log.warning("%s", sentence)
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the parameters in the environment.
-
-    Surrounding white space is removed, as a secret from Kubernetes may end with a newline.
-    """
+    """Return the parameters in the environment, stripped: a secret from Kubernetes may end with a newline."""
     there = sorted(name for name in environ if name in _IN_THE_ENVIRONMENT and not _LINK.match(environ[name]))
     return {_IN_THE_ENVIRONMENT[variable]: environ[variable].strip() for variable in there}
 
@@ -374,7 +369,7 @@ def _contradiction(both: str, source: Source) -> NoReturn:
 
 
 def _overlay(chosen: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Override the values of weaker places, also those in the other form."""
+    """Override the values of weaker places, also in the other form."""
     for name in values:
         for rival in _RIVALS_OF.get(name, ()):
             chosen.pop(rival, None)

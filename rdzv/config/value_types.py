@@ -1,6 +1,6 @@
 """Pure: the types of parameters: a `Kind` converts text, or a value itself, and states the limit.
 
-A converted value can be converted again, unchanged. `rules` checks combinations of values. Files are not read here.
+A converted value can be converted again, unchanged. Files are not read here.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ NAMES_MOST: Final = 20_000  # expected nodes: twice the largest tested run
 NAME_LENGTH_MAX: Final = 255  # characters of a run or node id, as of a file name; far below a store's limit for keys
 NODES_MAX: Final = 1_000_000  # a hundred times the largest measured run
 DURATION_MAX: Final = 1e9  # seconds, below the limits of threads (`threading.TIMEOUT_MAX`) and etcd's leases, 9e9 each
-# `topology` also as `topology:rack`, with the attribute.
+# `topology` also with an attribute, as `topology:rack`.
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 PORT_MAX: Final = 65535
-TORCH_STORES: Final = ("rdzv", "tcp")  # the store of PyTorch's process groups: the round's, or a TCPStore at rank 0
-HOSTS: Final = ("inside", "process")  # the embedded store is in a thread of the node's process, or in another process
+TORCH_STORES: Final = ("rdzv", "tcp")  # of PyTorch's process groups: the round's, or a TCPStore at rank 0
+HOSTS: Final = ("inside", "process")  # the embedded store is in a thread of the node's process, or in its own process
 UNSPECIFIED: Final = ("0.0.0.0", "::")  # addresses to listen on, which lead to no other machine  # noqa: S104
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
@@ -78,7 +78,7 @@ _WITH_UNIT: Final = re.compile(r"([0-9.]+)(ms|s|m|h|d)", re.ASCII)
 
 
 def _seconds(raw: Any) -> float:
-    """Return seconds from a number, from text with a number, or from text with units: 5m, 1h30m, 500ms."""
+    """Return seconds from a number, from text with one, or with units: 5m, 1h30m, 500ms."""
     if isinstance(raw, (bool, bytes, bytearray)):
         raise TypeError
     if not isinstance(raw, str):
@@ -142,7 +142,7 @@ def _path(raw: Any) -> str:
 
 
 def _prefix(raw: Any) -> str:
-    # "rdzv", "/rdzv" and "/rdzv/" are one prefix, so that nodes meet.
+    # One prefix, however it is written, so that nodes meet.
     return "/" + _text(_text(raw).strip("/"))
 
 
@@ -234,7 +234,7 @@ def _ports(raw: Any) -> str:
 
 
 def _one_that(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return a converter that accepts the values for which `is_one` is true."""
+    """Return a converter that accepts values for which `is_one` is true."""
 
     def convert(raw: Any) -> Any:
         if not is_one(raw):

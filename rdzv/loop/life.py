@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-FINISHED: Final = "every member has finished its body"  # the reason with which a finished run is closed
+FINISHED: Final = "every member has finished its body"  # why a finished run is closed
 
-# Keys in the round's shared store: the finished members' number; the first to end it, and how its work failed.
+# Keys in the round's shared store: the number of finished members; the first to end it, and how its work failed.
 DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 
@@ -67,9 +67,9 @@ class Life:
     on_end: Callable[[Ending], object]
     _: KW_ONLY
     lets_newcomers_wait: bool = False  # waiting nodes do not interrupt work that begins no step
-    finished: str = FINISHED  # the reason with which the run is closed once all members have finished
+    finished: str = FINISHED  # why the run is closed once all members have finished
     phase: Phase = Phase.AT_WORK
-    blames_others: bool = False  # an error of its work was found to be others' fault
+    blames_others: bool = False  # others caused an error of its work
     all_have_finished: bool = False  # it was the last to finish
     # By whether others have gone; each is set once, from any thread.
     _endings: dict[bool, Ending] = field(default_factory=dict)
@@ -111,10 +111,10 @@ class Life:
             self._wake()
 
     def end(self, ending: Ending) -> None:
-        """Note an ending; `round_life` decides which ending counts. From any thread."""
+        """Note an ending; `round_life` decides which counts. From any thread."""
         if self._note(ending):
             self.on_end(ending)
-            if self.phase is not Phase.AT_WORK:  # this is the node's thread then, where awaiting is possible
+            if self.phase is not Phase.AT_WORK:  # then this is the node's thread, where awaiting is possible
                 self._wake()
 
     def _note(self, ending: Ending) -> bool:
@@ -182,7 +182,7 @@ class Life:
         in_node: Callable[[Coroutine[Any, Any, bool]], Awaitable[bool]],
         release: Callable[[], Awaitable[None]],
     ) -> Outcome:
-        """Act on the end of the work. `rdzv.core.round_life` decides whose error a failure is.
+        """Act on the end of the work.
 
         `failure` is the work's error, or says in words for others how it failed. `in_node` runs a coroutine in the
         node's loop. `release` releases others' waits, after this member has reported its failure: else others, which
@@ -208,7 +208,7 @@ class Life:
         if await in_node(self._fails_first(failure)):
             await release()
             await in_node(self._await_news())
-        self.blames_others = True in self._endings  # an ending that was noted meanwhile
+        self.blames_others = True in self._endings  # an ending noted meanwhile
         return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
 
     async def _leave(self) -> bool:
@@ -320,7 +320,7 @@ class Life:
 
 
 def names_of(gone: NodesLost | NodesLeft) -> str:
-    """Return the names, addresses and reasons of the nodes that have gone; count those that are not named."""
+    """Return the names, addresses and reasons of the nodes that have gone; count those not named."""
     why = {node_id: f": {reason}" for node_id, reason in gone.reasons.items()}
     names = ", ".join(named(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
     more = gone.count - len(gone.node_ids)

@@ -1,7 +1,4 @@
-"""Shell: the loop over the rounds of a run, and a round for a member's body: the part that both twins share.
-
-`MemberOfRound` has the round's member, its changes, and the end of the body, over a few operations of each twin.
-"""
+"""Shell: the loop over the rounds of a run, and a round for a member's body: the part that both twins share."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ T = TypeVar("T")
 SomeRound = TypeVar("SomeRound", bound="MemberOfRound")
 
 OnWaiting = Literal["now", "wait"]
-"""The treatment of a body that never calls `check` when nodes wait to join."""
+"""How a body that never calls `check` is treated when nodes wait to join."""
 
 NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`
 
@@ -79,8 +76,8 @@ class RoundLoop(Generic[SomeRound]):
         self._handler = handler
         # True makes a closing the end of the loop instead of an error; None before the first round
         self._was_open: bool | None = None
-        self._finished = -1  # the last step of this node
-        self.last: SomeRound | None = None  # the last round that it has given, or left
+        self._finished = -1  # of this node
+        self.last: SomeRound | None = None  # the last round given, or left
 
     async def next(self) -> SomeRound | None:
         """Leave the last round, meet again, and return the next one; None at the end of the loop.
@@ -210,7 +207,7 @@ class MemberOfRound(ABC):
         newest = round.newest
         self.newest: tuple[int, int] | None = newest
         self.gate: StepGate = membership.gate
-        finished = node.progress  # the step that this member's arrival reported, from which `newest` was computed
+        finished = node.progress  # as reported by this member's arrival; from these, `newest` was computed
         self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
         self.store = info.store
         self._info = info
@@ -232,7 +229,7 @@ class MemberOfRound(ABC):
         self.life.start()
 
     def check_entered(self) -> None:
-        """Raise if the loop asks for the next round before it has entered this one."""
+        """Raise if the loop has not entered this round, but asks for the next."""
         if not self._is_entered:
             raise RendezvousStateError(
                 "a round is to be entered: write `async with round:` or `with round:` in the loop"
@@ -245,7 +242,7 @@ class MemberOfRound(ABC):
 
     @property
     def has_got_on(self) -> bool:
-        """True if this member has finished a step in it, by `check` and `beat`, or has finished its body."""
+        """True if this member has finished a step in it, by `check` and `beat`, or its body."""
         return self._membership.beats.got_on
 
     def beat(self, step: SupportsIndex) -> None:
@@ -297,7 +294,7 @@ class MemberOfRound(ABC):
 
 
 class BodyCalls(MemberOfRound):
-    """The calls of a body to its round. They never wait in the blocking twin, which makes plain methods of them."""
+    """The calls of a body to its round. In the blocking twin they never wait, and become plain methods."""
 
     @abstractmethod
     async def _until_decided(self) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LOCK: Final = ".lock"
-LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may still be under construction
+LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may be under construction
 
 
 def make_own_folder(prefix: str) -> Path:

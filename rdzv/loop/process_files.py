@@ -30,14 +30,14 @@ CHARACTERS_MAX: Final = 200  # of an exception's line that all nodes read
 
 
 def start_to_follow(handler: Known, folder: Path) -> None:
-    """Follow the steps of a node's processes in a folder until its present round is over; from any thread."""
+    """Follow the steps of a node's processes in a folder until its round is over; from any thread."""
     node, membership = handler.own_node, handler.membership
     if membership is not None:
         handler.start(_follow(node, membership, folder))
 
 
 def forget_beats(folder: Path) -> None:
-    """Delete the steps of another round; the folder is made anew if `/tmp` was cleaned up."""
+    """Delete the steps of another round; make the folder anew if `/tmp` was cleaned up."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
@@ -45,7 +45,7 @@ def forget_beats(folder: Path) -> None:
 
 
 def look_at_beats(membership: Membership, folder: Path) -> None:
-    """Read the last step of a node's processes now, without waiting for the next look."""
+    """Read the last step of a node's processes now."""
     step = _last_of(folder)
     if step is not None:
         membership.beats.beat(step)
@@ -60,7 +60,7 @@ async def _follow(node: Node, membership: Membership, folder: Path) -> None:
 
 
 def _last_of(folder: Path) -> int | None:
-    """Return the lowest step of the processes; None before any has written one."""
+    """Return the lowest step of the processes, if any has written one."""
     steps = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

@@ -16,7 +16,7 @@ Each round comes once. Its body ends in one of these ways, and the loop goes on,
                                           have gone, the error is theirs, and the next round follows
     the run is closed                     the loop ends
 
-`rdzv.core.round_life` decides whether an error is the member's own, and what follows.
+`rdzv.core.round_life` decides whose an error is.
 """
 
 from __future__ import annotations
