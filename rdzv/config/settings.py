@@ -1,7 +1,7 @@
 """Pure: the user's settings, from keywords, a URL or the environment: checked once, then frozen.
 
-`parse` returns `Settings`. Each field declares a parameter (`PARAMETERS`); docs/all-parameters.md is made of the text below
-the field. If a parameter is given in several places, this order decides:
+`parse` returns `Settings`. Each field declares a parameter (`PARAMETERS`); docs/all-parameters.md is made of the text
+below the field. If a parameter is given in several places, this order decides:
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
