@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 NAMED_MOST: Final = 64  # up to this many missing nodes, all are named; ...
-NAMED_OF_MANY: Final = 8  # ... of more, only these: single ones do not matter then
+NAMED_OF_MANY: Final = 8  # ... of more, only these
 NAME_MOST: Final = 80  # characters
 LOST: Final = "lost"
 LEFT: Final = "left"
@@ -47,13 +47,13 @@ class Absent(Record, kw_only=True):
 
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
     count: int = 0  # of all missing nodes
-    waited: float | None = None  # seconds for which too few nodes have waited; None if none waits or enough do
+    waited: float | None = None  # seconds that too few nodes have waited; None if none waits or enough do
     staying: tuple[str, ...] = ()  # live members for which newcomers wait, if they are few
     staying_at: tuple[str, ...] = ()  # their addresses
     said_at: float = 0.0  # the hour of this report, in seconds since 1970; 0 if unknown
 
     def without_durations(self) -> Absent:
-        """Return the report without the fields that change with time alone, for a comparison."""
+        """Return the report without the fields that change with time alone."""
         missing = tuple(one.replace(ago=None) for one in self.missing)
         return self.replace(missing=missing, said_at=0.0, waited=None if self.waited is None else 0.0)
 
@@ -99,7 +99,7 @@ class AbsenceBook:
         self._short_since: float | None = None
 
     def take_over(self, absent: Absent, *, now: float) -> None:
-        """Add the nodes in the last coordinator's report, which is of `now` on this node's clock."""
+        """Add the nodes in the last coordinator's report, of `now` on this node's clock."""
         for one in absent.missing:
             if one.how != NEVER_SEEN:
                 self._unseen.pop(one.node_id, None)
@@ -154,5 +154,5 @@ class AbsenceBook:
 
 
 def named(node_id: str, address: str | None) -> str:
-    """Return "gpu-017 (10.0.0.3)", or the name alone if the address is unknown or is the name."""
+    """Return "gpu-017 (10.0.0.3)"; the name alone if the address is unknown or is the name."""
     return f"{node_id} ({address})" if address and address != node_id else node_id

@@ -8,7 +8,7 @@ A node's address is the one that the store sees, unless it is configured. It is 
                                   But each node knows from which address its own system sends.
 
 So a node's record has both ends of its connection to the store, and the coordinator replaces wrong addresses when it
-completes a round. A server's address is used only for nodes on its host, as a store (etcd) may have several.
+completes a round. If the store has several servers (etcd), a server's address serves only nodes on its host.
 
 A loopback address is published only if all members are on one host. A member with no other known address is rejected as
 rank 0; as another rank it gets an empty address.
@@ -38,7 +38,7 @@ def in_zone_of(host: str, address: str) -> str:
 
 
 def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
-    """Return the address, `sends_from` and `store_at` for a node's record; the last two are empty if misleading.
+    """Return the address, `sends_from` and `store_at` for a node's record, the last two empty if misleading.
 
     `seen_as` is the address that the store sees.
     """
@@ -77,12 +77,12 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
 
 
 def _is_on_the_stores_host(record: NodeRecord) -> bool:
-    """Return True if a node is on its server's host; False if its address is configured, so that this is unknown."""
+    """Return True if a node is on its server's host; False if unknown, as its address is configured."""
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 
 def _those_behind_one_address(members: Sequence[NodeRecord]) -> set[str]:
-    """Return the members behind one forwarder: several share an address, but send from different ones."""
+    """Return the members behind one forwarder: they share an address, but send from different ones."""
     sharing: defaultdict[str, list[NodeRecord]] = defaultdict(list)
     for one in members:
         if one.sends_from and not is_loopback(one.address):

@@ -11,7 +11,7 @@ from typing import Final
 from rdzv.core.stored import Stored, check_prose
 from rdzv.errors import RendezvousStateError
 
-STACKS: Final = "stacks"  # asks a launcher for the Python stacks of its processes
+STACKS: Final = "stacks"  # asks a launcher for its processes' Python stacks
 # Asks a launcher that permits this to end at once with its processes, as if its machine died.
 KILL: Final = "chaos kill"
 ANSWER_TTL: Final = 60.0  # seconds that a question and its answer are kept
@@ -23,12 +23,12 @@ class Question(Stored, kw_only=True):
 
     called = "a question to the nodes"
 
-    what: str  # `STACKS` or `KILL`; a node does not answer other questions
+    what: str  # `STACKS` or `KILL`; others get no answer
     node_id: str
 
 
 def pack_answer(text: str) -> bytes:
-    """Pack an answer, compressed: the similar stacks of many threads become ten times smaller."""
+    """Pack an answer, ten times smaller: the stacks of many threads are similar."""
     return zlib.compress(check_prose("the answer", text, most=ANSWER_BYTES_MOST).encode())
 
 

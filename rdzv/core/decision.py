@@ -1,14 +1,14 @@
 """Pure: the decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
 `decide` returns the first due act, in the order of `Act`, and changes nothing in its picture. An act that is not due
-yet does not delay the acts behind it.
+yet does not delay those behind it.
 
 The phases of a run:
 
-    GATHERING   fewer than `needed` nodes have arrived             -> wait for arrivals
-    LAST_CALL   enough, but fewer than `capacity`                  -> wait until the last call is over
-    TRAINING    a round has live members                           -> wait until they have left it
-    CLOSED                                                         -> do nothing
+    GATHERING   fewer than `needed` nodes have arrived     -> wait for arrivals
+    LAST_CALL   enough, but fewer than `capacity`          -> wait until the last call is over
+    TRAINING    a round has live members                   -> wait until they have left it
+    CLOSED                                                 -> do nothing
 
 A round completes once enough nodes have arrived, the last call is over, and the last round has no live member (promise
 R2). The last call also runs while members are live (R11). It ends early once all members of the last round have arrived
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The settings of a run by which its coordinator decides."""
+    """The settings by which a coordinator decides."""
 
     needed: int  # the fewest nodes of a round
     capacity: int  # the most nodes
@@ -60,13 +60,13 @@ class Rules:
         return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_not_placed(self, records: Iterable[NodeRecord]) -> str:
-        """Return why these nodes, though enough, form too few complete units."""
+        """Return why these nodes, though enough, fill too few units."""
         counts = domains_of(records, attribute=self.unit_within)
         units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
 
     def admitted(self, count: int) -> int:
-        """Return the size of a round if `count` nodes have arrived; 0 if they are too few."""
+        """Return the size of a round if `count` nodes have arrived; 0 if too few."""
         return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
 
@@ -79,7 +79,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expel:
-    """Take a member out of the round, and report that in the same transaction, which notifies the member."""
+    """Take a member out of the round, and report that in the same transaction, which notifies it."""
 
     node_id: str
     arrival: int
@@ -111,7 +111,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Write the question at which step to stop, or the decision, if its key is still at revision `over`."""
+    """Write the question where to stop, or the decision, if its key is still at revision `over`."""
 
     stop: Stop
     over: int
@@ -132,7 +132,7 @@ Act = Resize | Expel | Complete | Report | Ask | Wait
 LAST_CALL_GRACE = 10.0  # seconds after a last call for the commit, or for a new coordinator
 MANY = 64  # nodes; smaller runs report each change of the count without delay
 UNBANS_AT_ONCE = 16  # lifted bans per write of the history
-TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, unless an event comes first
+TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
 MOVES = "the host of the store leaves, and the next one serves"
 PROBLEM_MOST = 200  # characters of a problem, which is sent to every node ...
 GIVEN_UP_MOST = 300  # ... and of the reason for giving up a round, which names nodes
@@ -184,7 +184,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 
 
 def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Complete:
-    """Return the next round if it can complete now, else the reason for its wait."""
+    """Return the next round if it can complete now, else why it waits."""
     assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
     progress = _progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
@@ -210,7 +210,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= missing <= 0 and bool(survivors)
     if view.live or not enough:
-        # If a last call runs, wait until its end, to report that. The round waits for the live members anyway.
+        # If a last call runs, wait until its end, to report that. The round waits for live members anyway.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.admitted(placed):
@@ -248,7 +248,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # Below the minimum no node is a spare: the join timeout of a spare is suspended (promise R1), theirs must run.
+    # Below the minimum no node is a spare: their join timeouts must run, a spare's is suspended (promise R1).
     here = [*(view.record(node_id) for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
@@ -281,7 +281,6 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
 
 
 def _given_up(view: View) -> str:
-    """Return the round that the waiting nodes have given up, and why; preferably in rank 0's words."""
     told = view.gave_up.values()
     return min(told, key=lambda record: (not record.unreached, record.arrival)).gave_up[:GIVEN_UP_MOST] if told else ""
 
@@ -399,9 +398,8 @@ def _kind(progress: Progress) -> tuple[object, ...]:
 def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
     """Return why a run waits, in words (promise R16).
 
-    Args:
-        progress: None if no coordinator has written any.
-        elapsed: Seconds since it was written; None: no durations.
+    `progress` is None if no coordinator has written any; `elapsed`: seconds since it was written, None for no
+    durations.
     """
     if progress is None:
         return "waiting for a coordinator"
@@ -446,7 +444,7 @@ class Me:
     node_id: str = ""
     known_round: int = -1  # the last round before its arrival; -1 for none
     was_member: bool = False  # it was a member of that round
-    left_out: str = ""  # why the others have left it out; empty if they have not
+    left_out: str = ""  # why the others have left it out; else empty
     passed_over: int = 0  # the revision of the last round that completed without it
 
 
@@ -470,12 +468,12 @@ class Refused:
 def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
     """Return the next act of a node that has arrived: wait, read this new round, or end.
 
-    If the head has both a new round and a closing, the round counts: a commit fails after a closing, so it came first.
+    If the head has both a new round and a closing, the round came first: a commit fails after a closing.
     """
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round
-    # If it was a spare when the run was closed, it ends as one, although nodes that left since have made room.
+    # A spare when the run was closed ends as a spare, although nodes that left since have made room.
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
@@ -554,7 +552,7 @@ class JoinClock:
             self._since = now
 
     def left(self, now: float) -> float:
-        """Return the seconds that remain, at least 0."""
+        """Return the seconds left, at least 0."""
         running = 0.0 if self._since is None else now - self._since
         return max(self._timeout - self._used - running, 0.0)
 

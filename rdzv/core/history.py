@@ -45,8 +45,8 @@ class Incident(Record, kw_only=True):
     kind: str  # "lost", "left", "closed", "given up", "unbanned" or "store lost"
     after: float | None  # seconds since the round completed; None if unknown
     count: int = 0  # of nodes
-    node_ids: tuple[str, ...] = ()  # the first of these nodes
-    reason: Prose = ""  # why, and by whose command, in words; empty if unknown
+    node_ids: tuple[str, ...] = ()  # the first ones
+    reason: Prose = ""  # why, and by whose command; empty if unknown
     at: float | None = None  # the hour of the run, in seconds since 1970; None if not recorded
 
 
@@ -56,19 +56,19 @@ class Chapter(Record, kw_only=True):
     number: int  # from 0
     size: int
     node_ids: tuple[str, ...]  # the first members, by rank
-    joined: int  # how many members were not in the round before
+    joined: int  # members that were not in the round before
     joined_ids: tuple[str, ...]  # the first of these, by rank
-    after: float | None = None  # seconds since the round before completed; None if unknown or there was none
+    after: float | None = None  # seconds since the round before completed; None if unknown or none
     incidents: tuple[Incident, ...] = ()
     reached_at: tuple[str, ...] = ()  # the address of each in `node_ids`; empty where it is the name
     at: float | None = None  # when it completed, in seconds since 1970; None if not recorded
     met: float | None = None  # seconds from the last arrival to its completion; None if unknown
     stopped: float | None = None  # seconds from its completion until the first member was gone; None: none, or unknown
-    short: float = 0.0  # of the seconds after that, those with too few nodes for a round
+    short: float = 0.0  # of the seconds after that, those with too few nodes
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The addresses of the members in `node_ids`, without those that are the name."""
+        """The addresses of the members in `node_ids`, except those that are the name."""
         return {node_id: at for node_id, at in zip(self.node_ids, self.reached_at, strict=False) if at}
 
 
@@ -99,7 +99,7 @@ class Past(Record, kw_only=True):
 
 
 class History(Stored, kw_only=True):
-    """The history of a run: its last rounds, the oldest first, and the sums of those before."""
+    """The last rounds of a run, the oldest first, and the sums of those before."""
 
     called = "the history"
 
@@ -150,7 +150,7 @@ def spent(chapter: Chapter, seconds: float) -> Spent:
 
 
 def seconds_between(chapter: Chapter, following: Chapter) -> float:
-    """Return the seconds between the completions of two rounds: measured, or else by the hours."""
+    """Return the seconds between the completions of two rounds: measured, or by the hours."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:
@@ -231,7 +231,7 @@ class Chronicle:
             self._stopped = ended
 
     def observe(self, progress: Progress, *, now: float) -> None:
-        """Record whether the last round still has all its members, and whether there are enough nodes."""
+        """Record if the last round still has all its members, and if there are enough nodes."""
         chapters = self._history.chapters
         intact = bool(chapters) and chapters[-1].number == progress.round and progress.live >= chapters[-1].size
         if not intact and self._stopped is None:

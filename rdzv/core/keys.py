@@ -10,7 +10,7 @@ from store.messages import CHOSEN_LEASE_LEAST
 
 
 class _Name:
-    """A property for the name of a key or prefix, below the run's root."""
+    """A property for a key or prefix, below the run's root."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -21,39 +21,39 @@ class _Name:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The names of one run's keys."""
+    """The names of a run's keys."""
 
     prefix: str
     run_id: str
     root: str = field(init=False, repr=False, compare=False)  # the prefix of all
     head: str = field(init=False, repr=False, compare=False)  # the prefix that every node watches
 
-    # the id of its node; its create_revision is the *term*
+    # Keys.
     lease: ClassVar[_Name] = _Name("lease")  # names the run's own lease, and is on it
-    settings: ClassVar[_Name] = _Name("settings")  # on which all nodes must agree
+    settings: ClassVar[_Name] = _Name("settings")
     marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
     coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the id of its node; its create_revision is the *term*
     round: ClassVar[_Name] = _Name("head/round")
     closed: ClassVar[_Name] = _Name("head/closed")
     progress: ClassVar[_Name] = _Name("head/progress")
-    stop: ClassVar[_Name] = _Name("head/stop")  # the question, later the decision, at which step all leave
+    stop: ClassVar[_Name] = _Name("head/stop")
     resized: ClassVar[_Name] = _Name("head/resized")
     lost_store: ClassVar[_Name] = _Name("head/lost_store")
-    moving: ClassVar[_Name] = _Name("head/moving")  # the store's host leaves, and the nodes move to the next
+    moving: ClassVar[_Name] = _Name("head/moving")
     tally: ClassVar[_Name] = _Name("tally")
     history: ClassVar[_Name] = _Name("history")
 
     # Prefixes. Before a node's id, which has no slash ...
     nodes: ClassVar[_Name] = _Name("nodes/")
-    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # followed by the accused and the accuser
-    begun: ClassVar[_Name] = _Name("begun/")  # a member's answer to `stop`
+    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # then the accused and the accuser
+    begun: ClassVar[_Name] = _Name("begun/")
     drains: ClassVar[_Name] = _Name("head/draining/")
     hosted: ClassVar[_Name] = _Name("head/hosted/")
     bans: ClassVar[_Name] = _Name("head/banned/")  # see `ban_names`
     unbans: ClassVar[_Name] = _Name("head/unbanned/")
     unfits: ClassVar[_Name] = _Name("unfit/")
     # ... and before other names.
-    questions: ClassVar[_Name] = _Name("head/asked/")  # an operator's
+    questions: ClassVar[_Name] = _Name("head/asked/")
     rounds: ClassVar[_Name] = _Name("rounds/")  # see `attempt`
     stores: ClassVar[_Name] = _Name("store/")  # see `shared`; not below `rounds`, which is listed
 
@@ -68,12 +68,12 @@ class Keys:
 
     @property
     def host(self) -> str:
-        """The key that names, for all runs, the node whose process serves the store."""
+        """The key, for all runs, of the node whose process serves the store."""
         return f"{self.prefix}/host"
 
     @property
     def lease_id(self) -> int:
-        """The id of the run's own lease, a hash: nodes that arrive first at the same time grant the same lease."""
+        """The id of the run's own lease, a hash, so that concurrent first nodes grant the same lease."""
         digest = hashlib.blake2b(self.root.encode(), digest_size=8).digest()
         return CHOSEN_LEASE_LEAST + int.from_bytes(digest) % CHOSEN_LEASE_LEAST
 
@@ -98,15 +98,15 @@ class Keys:
         return f"{self.root}kept/{name}"
 
     def attempt(self, number: int, term: int) -> str:
-        """Return the prefix of the members of a round, or of an attempt at it, by a term's coordinator."""
+        """Return the prefix of a round's members, or of an attempt at it, by a term's coordinator."""
         return f"{self.rounds}{number}/{term}/"
 
     def ranks(self, number: int, term: int, bucket: int | None = None) -> str:
-        """Return the key of a bucket of ranks, by node id (`bucket_of`); without `bucket`, the prefix of all."""
+        """Return the key of a bucket of ranks, by node id (`bucket_of`), or the prefix of all."""
         return f"{self.attempt(number, term)}ranks/{'' if bucket is None else bucket}"
 
     def roster(self, number: int, term: int, bucket: int | None = None) -> str:
-        """Return the key of a bucket of `Participant`, by rank; without `bucket`, the prefix of all."""
+        """Return the key of a bucket of `Participant`, by rank, or the prefix of all."""
         return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
 
     def reached(self, number: int, term: int) -> str:

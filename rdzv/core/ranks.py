@@ -54,7 +54,7 @@ def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, i
 def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
     """Return survivors at their former ranks, and newcomers, by arrival, at the lost ranks from the lowest.
 
-    In a smaller round, survivors beyond its size take lost ranks before newcomers do.
+    In a smaller round, survivors beyond its size take lost ranks first.
     """
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
@@ -69,7 +69,7 @@ def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Seq
 
 
 def by_arrival(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
-    """Return the nodes in order of their arrival for this round."""
+    """Return the nodes in order of arrival."""
     return list(arrivals)
 
 
@@ -138,7 +138,7 @@ def natural(name: str) -> list[tuple[int, int, str, str]]:
 
 
 def _natural(part: str) -> tuple[int, int, str, str]:
-    """Compare numbers by length, then by digits: `int` rejects the thousands of digits that a foreign name may have."""
+    """Compare numbers by length, then digits: `int` rejects the thousands of digits that a foreign name may have."""
     if part[0] not in "0123456789":
         return (1, 0, part, part)
     digits = part.lstrip("0")

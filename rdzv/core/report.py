@@ -110,7 +110,7 @@ def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
 
 
 def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of nodes in each state; `here` are members and waiting nodes."""
+    """Return the number of nodes in each state; `here`: members and waiting nodes."""
     found = Counter(states.values())
     return {
         "here": len(status.members) + len(status.waiting),
@@ -276,7 +276,7 @@ def _plain(value: Any) -> Any:
 
 
 def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
-    """Return the status `seconds` later, if nothing has happened since, with this reason."""
+    """Return the status `seconds` later, if nothing has happened since."""
 
     def later(age: float | None) -> float | None:
         return None if age is None else age + seconds
@@ -322,7 +322,7 @@ class Account:
 
     @property
     def losses(self) -> int:
-        """The number of lost members."""
+        """The number of losses."""
         return sum(self.reasons.values())
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BUCKET_SIZE = 16  # nodes: a node reads less than a kilobyte for its rank
-ARRIVALS_MOST = 1024  # members; larger rounds do not list their arrivals, two bytes each, in their record
+ARRIVALS_MOST = 1024  # members; larger rounds do not list their arrivals, two bytes each
 SINCE_MOST = 16  # node ids in each part of `Round.since`
 
 
@@ -56,20 +56,20 @@ class Round(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     number: int  # counted from 0
-    term: int  # of the coordinator that completed it; in the names of the buckets' keys
+    term: int  # of its coordinator; in the names of the buckets' keys
     size: int
     buckets: int
     host: str  # rank 0's address
-    port: int  # a port that was free there
-    lease: int | None = None  # of the keys in the round's store; it lapses soon after the last coordinator
-    # Rank and last finished step of the member that has finished the most; None if none has finished any.
+    port: int  # free there
+    lease: int | None = None  # of the round's store; it lapses soon after the last coordinator
+    # Rank and last finished step of the member that has finished the most; None if no step is finished.
     newest: tuple[int, int] | None = None
     in_steps: bool = False  # a member uses `rounds()`, so members agree where to stop
     # The lost, departed and new nodes since the round before, at most `SINCE_MOST` of each.
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
     checked: bool = False  # its members check that they reach rank 0 before they accept it
     least: int = 0  # the earliest arrival
-    # Each arrival minus `least`, in two bytes, by rank, so that members need not read their buckets; empty if too many.
+    # Each arrival minus `least`, in two bytes, by rank, so that members need not read buckets; empty if too many.
     arrivals: bytes = b""
     revision: int = 0  # of its commit
 

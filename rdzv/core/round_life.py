@@ -21,8 +21,8 @@ from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ASK_WITHIN: Final = 2.0  # seconds for one call to the round's store; then a member continues without its answer
-# Seconds from the end of a dead member's lease to the news: 0.1 s to expire it, the rest for a new coordinator.
+ASK_WITHIN: Final = 2.0  # seconds for a call to the round's store; then a member continues without its answer
+# Seconds from the end of a dead member's lease to the news: 0.1 to expire it, the rest for a new coordinator.
 NEWS_OF_A_LOSS: Final = 1.0
 
 
@@ -47,7 +47,7 @@ class Ending:
 
     @property
     def others_have_gone(self) -> bool:
-        """True unless the members agreed to leave: then a failure of the work is due to the members that have gone."""
+        """True unless all agreed to leave: then a failure of the work is due to the members that have gone."""
         return self.kind is not EndKind.AGREED
 
 

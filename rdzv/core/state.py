@@ -26,11 +26,11 @@ NAMED_MOST = 64  # node ids listed in a message; counts have no limit
 
 
 class Phase(StrEnum):
-    """The phase of a run."""
+    """The phase of a run; see `rdzv.core.decision`."""
 
-    GATHERING = "gathering"  # too few nodes have arrived
-    LAST_CALL = "last call"  # enough have arrived, and the round waits some time for more
-    TRAINING = "training"  # a round has live members
+    GATHERING = "gathering"
+    LAST_CALL = "last call"
+    TRAINING = "training"
     CLOSED = "closed"
 
     @classmethod
@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
 
 class NodeRecord(Stored, kw_only=True):
-    """One arrival of a node: its key's value, with its name and the revision of the write."""
+    """One arrival of a node: its key's value, name and revision."""
 
     called = "the record of a node"
     by_place = True
@@ -49,7 +49,7 @@ class NodeRecord(Stored, kw_only=True):
     node_id: str  # unique among the live nodes of a run
     incarnation: str  # random; distinguishes two processes with one name
     arrived_after: int = -1  # the last round that it knew; -1 for none
-    address: str = ""  # where other nodes reach it
+    address: str = ""
     port: int = 0  # free there
     payload: Any = None  # the user's data for the other members
     attributes: Mapping[str, str] = MappingProxyType({})  # for rank orders by topology, and for bans
@@ -60,22 +60,22 @@ class NodeRecord(Stored, kw_only=True):
     machine: str = ""  # equal for nodes that share one loopback interface, and only for these; empty if unknown
     lapsed_in: int = -1  # the round from which an outage has dropped it; -1 for none
     checks: bool = False  # checks that it reaches rank 0 before it accepts a round
-    unreached: bool = False  # it was rank 0 of a round that was given up because some member did not reach it
+    unreached: bool = False  # was rank 0 of a round that was given up because some member did not reach it
     cut_off: tuple[str, ...] = ()  # addresses of rank 0s that it did not reach while others did
-    gave_up: Prose = ""  # which round it gave up before this arrival, and why; empty if none
+    gave_up: Prose = ""  # which round it gave up before this arrival, and why
     left: bool = False  # leaves by itself, and is about to delete this record
     stopped: bool = False  # it leaves at the agreed step, or past its body: see `StepGate.has_stopped`
-    why: Prose = ""  # why it has left
+    why: Prose = ""
     release: str = ""  # of this package; empty if unknown
-    since: float = 0.0  # the time of this arrival on its clock, in seconds since 1970; 0 if unknown
+    since: float = 0.0  # of this arrival, on its clock, in seconds since 1970; 0 if unknown
     progress: int | None = None  # the last step that it has finished, -1 for none; None if it does not use `rounds()`
-    came_from: tuple[int, int] | None = None  # revision of its round in a lost store, and its rank there; None if none
+    came_from: tuple[int, int] | None = None  # revision of its round in a lost store, and its rank there
     arrival: int = 0  # the revision of this write, which identifies the arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinator:
-    """The coordinator, and its term: the revision of the write that made it the coordinator."""
+    """The coordinator and its term: the revision of the write that made it the coordinator."""
 
     node_id: str
     term: int
@@ -83,7 +83,7 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastCoordinator:
-    """The coordinator before, and how its lease ended; empty if it stepped down or the store does not know."""
+    """The coordinator before, and how its lease ended; empty if it stepped down or that is unknown."""
 
     node_id: str
     cause: Cause = ""
@@ -94,7 +94,7 @@ class Closed(Stored, kw_only=True):
 
     called = "the closing"
 
-    reason: Prose  # the caller's; may be empty
+    reason: Prose
     by: Prose = ""  # the node or person that closed the run
     given_up: bool = False  # the run cannot go on; False: its work is done
     status: int = 0  # the exit status for all launchers; 0: they choose
@@ -133,10 +133,10 @@ class Ban(Stored, kw_only=True):
     called = "a ban"
     outside: ClassVar[tuple[str, ...]] = ("ends_in", "seen_at")
 
-    reason: Prose  # the caller's; may be empty
+    reason: Prose
     by: Prose = ""  # the node or person that wrote it
     now: bool = False  # also remove a member from its round at once
-    lasts: float | None = None  # seconds from this write; None: until it is lifted
+    lasts: float | None = None  # seconds from this write; None: until lifted
     ends_in: float | None = None  # in a status, the seconds that remain
     where: str = ""  # the attribute and value, "rack=17"; empty for a single node
     seen_at: float = 0.0  # when this node received it, on its clock
@@ -156,8 +156,8 @@ class Unban(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     who: str  # the nodes that may join again, in words
-    reason: Prose = ""  # the caller's; may be empty
-    by: Prose = ""  # the node or person that lifted it
+    reason: Prose = ""
+    by: Prose = ""
     revision: int = 0
 
     def __str__(self) -> str:
@@ -234,10 +234,10 @@ class LostStore(Stored, kw_only=True):
 
     called = "the knowledge of a store that was lost"
 
-    generation: int  # of that store; the run's first store has 1
-    revision: int  # the last one that the node had seen there
-    round: int = -1  # the highest number of a round, there or in stores before; -1 for none
-    round_at: int = 0  # the revision of that round's commit; other stores may have the same number, too
+    generation: int  # of that store; the first has 1
+    revision: int  # the last that the node saw there
+    round: int = -1  # the highest number of a round, there or before; -1 for none
+    round_at: int = 0  # the revision of its commit; other stores may have the same number
     awaited: int = 0  # members of that round that may still be at work
     settings: bytes = b""
     closed: bytes = b""  # packed; empty if the run was not closed
@@ -255,7 +255,7 @@ class Hosted(NamedTuple):
     """A node in the process that serves the store."""
 
     arrival: int
-    last_round: int  # the commit revision of its round before this arrival, perhaps in another store; 0 for none
+    last_round: int  # the commit revision of its round before this arrival, in whichever store; 0 for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,9 +267,9 @@ class Head:
         progress_at: When this node received the progress, on its clock.
         progress_found: True if the watch found the progress there, so that its age is unknown.
         lost_store_at: When this node received `lost_store`, on its clock.
-        lost_store_told: The revision of the write of `lost_store`.
+        lost_store_told: The revision of that write.
         hosted: Nodes in the process that serves the store.
-        moves: True if the host of the store is about to leave: no new node may arrive in this store.
+        moves: True if the host of the store is about to leave: no new node may arrive here.
         moves_over: The progress before that: the members that leave meet again in the next store.
     """
 

@@ -9,12 +9,12 @@ the members agree on a step: the largest that any of them has begun, plus one.
 
 The node's thread answers at once, while the member computes in its own thread. They share a `StepGate`. No member may
 begin a step that its answer does not cover. So both write first and then read: the member writes its step, then reads
-if it was asked; the node writes that it asked, then reads the step. At least one sees the other's write. If the member
+if it was asked; the node writes that it asked, then reads the step. At least one sees the other's write; if the member
 does, it waits for the decision. (CPython's locks keep these single accesses in one order.)
 
-A member that has begun no step answers None. If all answer None, all leave at once, except that a body may make
-newcomers wait until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a
-second decision, the only one possible.
+A member that has begun no step answers None. If all do, all leave at once, except that a body may make newcomers wait
+until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a second decision,
+the only one possible.
 
 A member that leaves before the agreed step, with its body unfinished, is a loss for the others (`has_stopped`).
 """
@@ -110,11 +110,11 @@ class Agreement:
     def __init__(self) -> None:
         self.listens: bool = False
         self.hears: bool = False
-        self._answers: dict[str, Begun] = {}  # the last of each node, of any round
-        self._asked: Stop | None = None  # the last record that this coordinator wrote
+        self._answers: dict[str, Begun] = {}  # the last of each node
+        self._asked: Stop | None = None  # the last one written here
 
     def answered(self, node_id: str, begun: Begun | None) -> None:
-        """Record a member's answer; None: all answers that were in the store are read."""
+        """Record a member's answer; None: see `hears`."""
         if begun is None:
             self.hears = True
         else:
@@ -137,7 +137,7 @@ class Agreement:
             round: The number of the last round.
             standing: The last record that this node has seen in the store.
             why: Why all should leave; empty if they should not.
-            for_newcomers: True if waiting nodes are the only reason.
+            for_newcomers: See `Stop`.
             closing: True if the run is closed. Then if a member has no step or has gone, all leave at once: the others
                 would wait for it in their next step.
             members: The live members that use steps, so will answer.
@@ -169,7 +169,7 @@ class Agreement:
 
 
 class StepGate:
-    """The gate that a member passes at each step of a round, and that its node closes: see the module."""
+    """The gate that a member passes at each step, and that its node closes: see the module."""
 
     def __init__(self) -> None:
         self.begun: int | None = None  # the largest begun step
@@ -195,7 +195,7 @@ class StepGate:
 
     @property
     def has_stopped(self) -> bool:
-        """True if this member is at the agreed step or past its body, so that no other waits for it in a step."""
+        """True if this member is at the agreed step or past its body, so that none waits for it in a step."""
         if self.at_end or not self.decided:
             return self.at_end
         if self.stop is None:

@@ -55,7 +55,7 @@ class _Missed(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """A fact: a member of this round must be expelled although its lease is live, and why."""
+    """A fact: a member of this round must be expelled although its lease is live."""
 
     round: int
     arrival: int
@@ -71,7 +71,7 @@ class Standstill(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A fact: a member's answer where to stop; without one, that all answers which were in the store are known."""
+    """A fact: a member's answer where to stop; empty: see `Agreement.hears`."""
 
     node_id: str = ""
     begun: Begun | None = None
@@ -80,12 +80,8 @@ class Answered(NamedTuple):
 class View:
     """The coordinator's picture of its run. Only the deciding task changes it, and only between two acts.
 
-    Args:
-        nodes_prefix: The prefix of the nodes' keys.
-        needed: The fewest nodes of a round.
-        expected: Ids of nodes that count as missing until they arrive.
-        tells_causes: True if the store says how a key's lease ended. On others (etcd), the lease of a deleted record
-            has lapsed, unless the record was written with `left` before.
+    If the store does not say how a key's lease ended (`tells_causes`; etcd), the lease of a deleted record has lapsed,
+    unless the record was written with `left` before. `expected` are nodes that count as missing until they arrive.
     """
 
     def __init__(
@@ -103,7 +99,7 @@ class View:
         self.live: set[str] = set()  # those that are still in it
         self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
-        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that have given up a round
+        self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that gave up a round
         self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
         self.left_early: bool = False  # a member has left at another step than agreed
         self.why_lost: dict[str, str] = {}  # of expelled members
@@ -114,7 +110,7 @@ class View:
         self.accusations: Accusations = Accusations()
         self.agreement: Agreement = Agreement()
         self._stuck: dict[str, str] = {}  # members to expel, and why
-        self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once, as lost or left
+        self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once
         self._unnamed: dict[bool, int] = {True: 0, False: 0}  # further gone members: left, and lost
         self._lost_before: set[str] = set()  # members lost by the round before the last
         self._records: dict[str, NodeRecord] = {}
@@ -199,7 +195,7 @@ class View:
     # --------------------------------------------------------------------------------------------- what happens
 
     def learn(self, fact: Stuck | Standstill | Answered) -> None:
-        """Apply a fact from another task; ignore it if it is of another round or arrival."""
+        """Apply a fact from another task, unless it is of another round or arrival."""
         match fact:
             case Answered(node_id, begun):
                 self.agreement.answered(node_id, begun)
@@ -306,7 +302,7 @@ class View:
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
         self.synced = True
-        # A snapshot is in order of name, but nodes are admitted in order of arrival.
+        # A snapshot is in order of name; nodes are admitted in order of arrival.
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         said, self._inherited = self._inherited, None
         # Of unnamed ones only the numbers are known.
@@ -397,7 +393,7 @@ class View:
 
 
 class Obstacle(NamedTuple):
-    """The store has refused a round for lack of room; no round is committed before `until`."""
+    """The store has no room for a round; none is committed before `until`."""
 
     until: float
     error: Exception

@@ -29,7 +29,7 @@ class Known(NamedTuple):
 
 
 def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: str, now: float) -> LostStore:
-    """Return a node's knowledge of a lost store, from the last head of the run that it saw there."""
+    """Return a node's knowledge of a lost store, from the last head that it saw there."""
     before, round = head.lost_store, head.round
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
     if round is not None:

@@ -29,13 +29,13 @@ PROOFS = frozenset({Answer.ENDED, Answer.REFUSED, Answer.LOST})
 
 
 class Candidacy(NamedTuple):
-    """A candidate's place in the list of hosts, and the places of hosts that have proven not to serve since."""
+    """A candidate's place in the list of hosts, and the places of hosts proven not to serve since."""
 
     place: int
     proven: frozenset[int] = frozenset()
 
     def heard(self, host: int, answer: Answer) -> Self | None:
-        """Return the candidacy after the answer of the host at place `host`; None if the candidate must give way."""
+        """Return the candidacy after the answer of the host at place `host`; None: give way."""
         if answer is Answer.SERVES or (answer is Answer.CANDIDATE and host < self.place):
             return None
         return self._replace(proven=self.proven | {host}) if answer in PROOFS else self

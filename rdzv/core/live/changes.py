@@ -1,6 +1,6 @@
 """Pure: excerpts of a report for metrics and for a page, and the changes between two excerpts.
 
-A report has ages, which change with time alone. A page gets hours instead, so that it is sent real changes only.
+A page gets hours instead of ages, which change with time alone, so that it is sent real changes only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AGES: Final = frozenset(
         *("step_age", "report_age", "seconds_ago", "how", "seconds_left", "ends_in"),
     )
 )
-"""The fields that change with time alone; beside each, the report has a stable one, mostly an hour."""
+"""The fields that change with time alone; the report also has a stable field for each, mostly an hour."""
 
 
 def in_numbers(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter], now: float) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _without_ages(value: Any) -> Any:
 def settled(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the report `now`, with the hours of `before` where they differ by less than `WAVERS`.
 
-    Each hour is computed from an age, so it wavers. An unchanged member is the same object as before, which `changes`
+    Hours are computed from ages, so they waver. An unchanged member is the same object as before, which `changes`
     recognizes quickly.
     """
     made = {name: _settled(before.get(name), value) for name, value in now.items() if name != "members"}

@@ -35,7 +35,7 @@ class BeatNote(Stored, kw_only=True):
     what: Prose = ""  # why it is busy; else the key for which it waits
     rate: float = 0.0  # recent steps per second
     away: bool = False  # its node has just reconnected to the store
-    waits: bool = False  # it waits for a key in the round's shared store
+    waits: bool = False  # for a key in the round's store
     waited: float = 0.0  # seconds so far
 
 
@@ -60,7 +60,7 @@ class _Waiting:
 class Beats:
     """The progress of one member in one round.
 
-    The member's thread and its node's each write attributes of their own, a whole tuple at once, so that the other
+    The member's thread and its node's write attributes of their own, each a whole tuple at once, so that the other
     never reads half a change.
 
     Attributes:

@@ -63,7 +63,7 @@ class Heard:
 class Verdict:
     """The result of `Stalls.look`."""
 
-    stuck: Mapping[str, str] = field(default_factory=dict)  # each stuck member, and why, in words
+    stuck: Mapping[str, str] = field(default_factory=dict)  # the stuck members, and why
     standstill: str = ""  # that no member makes progress, in words; else empty
 
 
@@ -77,7 +77,7 @@ class Stalls:
         self._looked_at = -math.inf
 
     def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:
-        """Judge the live members of a round by their last notes; to be called about every `every` seconds."""
+        """Judge the live members of a round by their last notes; call this about every `every` seconds."""
         late = now - self._looked_at > every + AWAY_AFTER  # the store was disconnected, or this is the first look
         if round != self._round or late:
             self._round, self._excused_at = round, now

@@ -51,12 +51,12 @@ class Pace:
     """The progress of a round's members together."""
 
     told: int = 0  # members that report steps
-    step: int | None = None  # the largest begun step; None if there is none
+    step: int | None = None  # the largest begun step
     age: float = 0.0  # seconds since the last member began a step
     rate: float = 0.0  # the median, in steps per second; 0 if unknown
     limit: float = STUCK_AFTER  # seconds without a step after which a member is stuck, if others make progress
-    stuck: Mapping[str, str]  # the stuck members, and why, in words
-    slow: Mapping[str, str]  # the slow members, and why, in words
+    stuck: Mapping[str, str]  # the stuck members, and why
+    slow: Mapping[str, str]  # the slow members, and why
     stands: bool = False  # no member makes progress, so none is stuck
 
 

@@ -5,7 +5,7 @@ three hundred. A round without progress also counts once: it ended by a failure 
 checkpoint file in it, and none reported more than one step. Announced changes (newcomers, a drain, a resize) do not
 count.
 
-The record lasts for half a minute longer than the run has nodes.
+The record outlives the run's last node by half a minute.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ class Tally(Stored, kw_only=True):
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:
         """Return the tally after a round of one node has ended.
 
-        Args:
-            round: Its number. It counts once, although several nodes report it.
-            restart: A process of this node failed by itself.
-            failed: The round ended by a failure or a loss.
-            achieved: A process of this node wrote a checkpoint in it, or finished a step.
+        `round` counts once, although several nodes report it. `restart`: a process of this node failed by itself.
+        `failed`: the round ended by a failure or a loss. `achieved`: a process of this node wrote a checkpoint in it,
+        or finished a step.
         """
         fruitless = self.fruitless
         if achieved:
