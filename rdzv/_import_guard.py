@@ -19,7 +19,7 @@ _FOLDER = Path(__file__).resolve().parents[1] / "store"
 """Beside `rdzv`, however both were installed."""
 
 _MARK = "from store.messages import"
-"""A line that only our `store/__init__.py` has."""
+"""A line that only this project's `store/__init__.py` has."""
 
 
 def _shadow() -> str | None:

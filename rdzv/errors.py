@@ -1,19 +1,23 @@
 """The errors of a rendezvous.
 
     RendezvousError
-    ├── RendezvousClosedError         the run was closed  (*)
-    ├── RendezvousTimeoutError        the round did not complete in time  (*)
-    ├── RendezvousRefusedError        this node is banned, or failed its health check  (*)
-    ├── RendezvousSettingsError       a setting is wrong or contradicts the run's  (*)
-    ├── RendezvousGracefulExitError   a spare is no longer needed: leave with success
-    ├── RendezvousConnectionError     the store cannot be reached
-    ├── RendezvousStateError          the store holds foreign data, or a call came out of order
-    ├── MembersLostError              members of the round that this node waited for were lost
-    ├── RoundSupersededError          this node is no longer part of the round whose store it used
-    ├── SharedStoreTimeoutError       a key of the round's shared store did not come in time
-    └── QueueEmptyError               a queue of the round's shared store was empty, and the caller would not wait
+    ├── RendezvousNonRetryableError
+    │   ├── RendezvousClosedError
+    │   │   └── RunGivenUpError
+    │   ├── RendezvousTimeoutError
+    │   ├── RendezvousRefusedError
+    │   └── RendezvousSettingsError
+    ├── RendezvousGracefulExitError
+    ├── RendezvousConnectionError
+    ├── RendezvousStateError
+    ├── GiveUp
+    ├── RoundChanged
+    ├── RoundSupersededError
+    ├── MembersLostError
+    ├── SharedStoreTimeoutError
+    └── QueueEmptyError
 
-(*) A retry cannot mend it, so it is a `RendezvousNonRetryableError`, for NVIDIA's and PyTorch's launchers.
+NVIDIA's and PyTorch's launchers know `RendezvousNonRetryableError`: a retry cannot mend it.
 """
 
 from __future__ import annotations

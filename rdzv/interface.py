@@ -79,11 +79,11 @@ class BlockingRendezvousHandler(ABC):
 
     @abstractmethod
     def next_rendezvous(self) -> BlockingRendezvousInfo:
-        """Leave the current round, if any, and return once this node is a member of the next."""
+        """Join the next round, as the async twin does."""
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many arrivals a regroup now would admit; above 0, members should regroup."""
+        """Return how many arrivals a regroup now would admit."""
 
     @abstractmethod
     def is_closed(self) -> bool:
@@ -91,7 +91,7 @@ class BlockingRendezvousHandler(ABC):
 
     @abstractmethod
     def set_closed(self, reason: str = "") -> None:
-        """Close the run for every node, for good; the first reason is the one that is shown."""
+        """Close the run for every node, for good."""
 
     def close(self) -> None:  # noqa: B027  a backend without resources has nothing to close
         """Leave for good and release all resources; may be called twice."""

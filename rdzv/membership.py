@@ -224,7 +224,6 @@ class _Once(Generic[T]):
 
 
 def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return addresses and reasons of these nodes, as far as they are missing."""
     missing = [one for one in progress.absent.missing if one.node_id in node_ids]
     addresses = {one.node_id: one.address for one in missing if one.address}
     return addresses, {one.node_id: one.why for one in missing if one.why}

@@ -60,7 +60,7 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
         try:
             handler.connect()
         except BaseException:
-            handler.close()  # the caller holds no handler to close, and a hosted store would be served for ever
+            handler.close()  # the caller holds no handler to close
             raise
         self._handler = handler
         return handler

@@ -275,7 +275,6 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
     )
 
 
-# All parameters, in the order of `Settings`.
 PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
     {
         declared.name: declared.metadata["parameter"].called(declared.name)

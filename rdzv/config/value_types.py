@@ -234,7 +234,6 @@ def _ports(raw: Any) -> str:
 
 
 def _one_that(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
-    """Return a converter that accepts values for which `is_one` is true."""
 
     def convert(raw: Any) -> Any:
         if not is_one(raw):

@@ -118,7 +118,6 @@ class Life:
                 self._wake()
 
     def _note(self, ending: Ending) -> bool:
-        """Note an ending; return False if it is no news."""
         is_first = self._endings.setdefault(ending.others_have_gone, ending) is ending
         return is_first and self.ending is ending
 
@@ -160,7 +159,7 @@ class Life:
         return None
 
     def _others_live(self) -> bool:
-        """Return True if all other members have come for the next round: then none of them has died."""
+        """Return True if all others have come for the next round: then none of them has died."""
         progress = self.membership.progress
         return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
 
@@ -244,7 +243,6 @@ class Life:
         return True
 
     async def _count_in(self, more: int) -> None:
-        """Add `more` to the number of finished members; close the run if all have finished."""
         with contextlib.suppress(RoundSupersededError):
             count = await (await self._store()).add(DONE, more)
             self.all_have_finished = count == self.membership.round.size

@@ -330,9 +330,7 @@ class BodyCalls(MemberOfRound):
     async def keep(self, key: str, data: bytes) -> None:
         """Keep a small state of the run, from round to round: the path of a checkpoint, a seed.
 
-        Args:
-            key: Its name in the run.
-            data: A value within the store's limit, kept until the run ends.
+        It stays until the run ends; the store limits its size.
 
         Raises:
             RoundSupersededError: This node is no longer in the round.

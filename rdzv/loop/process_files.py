@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rdzv.node.node import Node
 
 BEAT_DIR: Final = "RDZV_BEAT_DIR"
-"""The environment variable with the folder in which processes report their steps."""
 
 LOOKS_EVERY = 0.25  # seconds
 DIGITS_MOST = 20
@@ -60,7 +59,6 @@ async def _follow(node: Node, membership: Membership, folder: Path) -> None:
 
 
 def _last_of(folder: Path) -> int | None:
-    """Return the lowest step of the processes, if any has written one."""
     steps = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():

@@ -1,6 +1,6 @@
-"""Shell: the handler for blocking callers: a front of the node. It forwards calls and decides nothing.
+"""Shell: the handler for blocking callers: a front of the node, which decides nothing.
 
-The node lives in the process's node thread (`node.loops`), where each call begins; the caller, in any thread, waits for
+Each call begins in the process's node thread (`node.loops`), where the node lives; the caller, in any thread, waits for
 the result. Ctrl-C, or a signal handler that raises, ends the wait at once; the node thread still completes or undoes
 the call. An interrupted `next_rendezvous` takes the node's arrival back, and the next call waits for that. Shared
 stores have their own socket. A third-party backend is an async handler, in a thread with its own event loop.
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Handler, P], T]:
-    """Make the blocking method of a verb: it runs the verb in the node's loop, or a third party's method."""
+    """Make the blocking method of a verb, in the node's loop, or of a third party's method."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -113,7 +113,7 @@ class Handler(Known, RendezvousHandler):
             self.start(node.abandon(ticket))
 
     def _health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
-        """Return the user's health check, which runs outside the node's loop while this thread waits."""
+        """Return the user's health check, which runs outside the node's loop."""
         check = node.settings.health_check
         if check is None:
             return None
@@ -135,7 +135,7 @@ class Handler(Known, RendezvousHandler):
         return self.node
 
     def _elsewhere(self, name: str) -> Callable[..., Any]:
-        """Return a third-party backend's method, which it may lack."""
+        """Return a third-party backend's method, if it has it."""
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
@@ -167,7 +167,7 @@ class Handler(Known, RendezvousHandler):
         try:
             closing = self._begin_to_close()
         except RendezvousStateError:
-            return  # closed before, and its thread has ended
+            return  # closed before
         except BaseException:
             self._begin_to_close()  # a signal handler raised just then; closing twice does no harm
             raise
@@ -175,7 +175,7 @@ class Handler(Known, RendezvousHandler):
 
     def _begin_to_close(self) -> Call[None]:
         closing = self._loop.start((self.node or self._inner).aclose())
-        closing.over.call(self._loop.leave)  # after closing, which still needs the loop
+        closing.over.call(self._loop.leave)
         return closing
 
     def call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
@@ -189,7 +189,7 @@ class Handler(Known, RendezvousHandler):
             raise
 
     def check_usable(self) -> None:
-        """Raise in a forked child, or after closing; see the async twin."""
+        """Raise in a forked child, or after closing."""
         check_process(self._pid, self.run_id)
         if isinstance(self._inner, AsyncHandler):
             self._inner.check_usable()

@@ -1,4 +1,4 @@
-"""Shell: the handler for async callers: a front of the node. It forwards calls and decides nothing.
+"""Shell: the handler for async callers: a front of the node, which decides nothing.
 
 The node lives in its own loop (`node.loops`), so its caller may be busy for any time. Each call begins a coroutine
 there, and waits for it. If the caller is cancelled, natively or by anyio, once or twice, the call still ends well:
@@ -65,10 +65,8 @@ def awaited(
 class Handler(Known, RendezvousHandler):
     """One node's part in the rendezvous of a run; made by `rdzv.connect`.
 
-    Args:
-        node: The node.
-        open_store: Makes a client of the same store in the caller's loop, for the shared store.
-        open_blocking_store: Makes a blocking client of it, for the shared store of blocking callers.
+    `open_store` makes a client of the same store in the caller's loop, for the shared store; `open_blocking_store`
+    makes a blocking one, for blocking callers.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class Handler(Known, RendezvousHandler):
         return result_of(call)
 
     def check_usable(self) -> None:
-        """Raise in a forked child, which has no node, or after closing."""
+        """Raise in a forked child, or after closing."""
         check_process(self._pid, self.run_id)
         self.node.check_usable()
 
@@ -223,11 +221,10 @@ class Handler(Known, RendezvousHandler):
     # ------------------------------------------------------------------------------------------ what is known
 
     def changes(self) -> Changes:
-        """Return the changes of the round as they happen, beginning with those that already hold.
+        """Return the changes of the round as they happen; see `Changes`.
 
-        Enter it, and iterate over it: `async with handler.changes() as changes: async for change in changes`. Counts
-        are since the round completed. It continues with the next round, and ends after `Closed`. `await
-        changes.poll(seconds)` gives one change, or None; no time limit loses a change.
+        `async with handler.changes() as changes: async for change in changes`, or `await changes.poll(seconds)`, which
+        gives one change, or None.
         """
         return Changes(self.node, lambda: self.call(self.node.connect()))
 

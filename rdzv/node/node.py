@@ -1,8 +1,7 @@
 """Shell: a node: it connects, takes part in its run, and answers its callers. It lives in a loop of its own.
 
 Everything here runs in one event loop (`loops.NodeLoop`), which no caller can block, except members marked "from any
-thread". The fronts (`handler`, `rdzv.sync`) forward to it and decide nothing. So a call of a caller that is cancelled,
-interrupted or busy is still completed or undone here.
+thread". So a call of a caller that is cancelled, interrupted or busy is still completed or undone here.
 
 From `connect` to `aclose` a node holds a `Link` to a store. When the store is replaced the link ends: the node is out
 of its round, is told so, and `next_rendezvous` makes a new link. `Part` is the node's state in the run.
@@ -239,7 +238,6 @@ class Node:
         return progress is not None and (not self.joining or progress.last_arrival >= self.part.arrival.revision > 0)
 
     async def _disconnect(self, error: Exception | None = None) -> None:
-        """End the link; the membership with it, if the store was lost."""
         if error is not None:
             if self._link is not None and self._link.follower.synced.is_set():
                 learn(self.part, self._link)

@@ -78,7 +78,6 @@ class Candidacy:
         self._running = self._link.start(self._run_until_taken(role), f"run for coordinator of {self._keys.run_id}")
 
     async def _run_until_taken(self, role: Role | None) -> None:
-        """Take the role and coordinate, until another node does."""
         try:
             while role is not None or self._is_free:
                 if role is None:

@@ -34,7 +34,7 @@ class Office:
     Attributes:
         view: The picture of the run.
         term: The create_revision of the coordinator's key.
-        in_office: The conditions of every write of this term.
+        in_office: The conditions of every write.
         wakeup: Wakes the deciding task.
         inbox: Facts that are not in the picture yet, in order of arrival.
         failed: The error that ended another task of the term.
@@ -56,7 +56,7 @@ class Office:
         return Put(key, value, lease=self._run_lease.id)
 
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
-        """Write these at one revision, if the conditions in `also` hold; return the revision, or None if they do not.
+        """Write these at one revision; return it, or None if the conditions in `also` do not hold.
 
         Raises:
             ConditionFailed: This node is no longer the coordinator.
@@ -80,7 +80,7 @@ class Office:
         self.wakeup.changed()
 
     def begin(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:
-        """Start a task beside the deciding task; an error of it ends the term. `what` names the task."""
+        """Start a task, named `what`, beside the deciding one; an error of it ends the term."""
 
         async def beside() -> None:
             try:

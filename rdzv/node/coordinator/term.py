@@ -321,7 +321,6 @@ class Term:
         self._failed_with = said
 
     def _say(self, reason: str) -> None:
-        """Log a change of the reason, unless only of its durations."""
         if without_durations(reason) != without_durations(self._said):
             self._said = reason
             log.info("run %s: %s", self._keys.run_id, reason)
@@ -483,7 +482,7 @@ async def _clear_away(office: Office, round: Round | None) -> None:
 
 
 def _buckets(office: Office, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
-    """Return writes of the ranks, in buckets by node id, and of the roster, in buckets by rank."""
+    """Return the writes of the ranks, in buckets by node id, and of the roster, by rank."""
     keys, number, term = office.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
@@ -498,14 +497,12 @@ def _buckets(office: Office, round: Round, members: list[Member], records: Seque
 
 
 def _fit_together(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
-    """Return True if all fit into one transaction, by number of writes and by bytes."""
     size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
     size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes if isinstance(write, Put))
     return len(writes) <= count_most and size <= WRITE_BYTES_MOST
 
 
 def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
-    """Yield the writes in groups that each fit into one transaction."""
     portion: list[Put] = []
     size = 0
     for write in writes:

@@ -102,7 +102,7 @@ class Known:
         return self.own_node.store_gone
 
     def absence_of(self, node_id: str) -> str:
-        """Return in words what is known of a node that is gone; empty if nothing."""
+        """Return what `sharing.absence_of` says of a node."""
         return absence_of(self.own_node, node_id)
 
     def draining(self) -> dict[str, Leaving]:

@@ -1,8 +1,8 @@
 """The verbs of a node: the calls that its callers may make, each written once, with its signature and docstring.
 
-A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, from any thread.
-`awaited` in `rdzv.node.handler` makes async methods of them, and `blocking` in `rdzv.sync` blocking ones. Joining,
-`changes()` and closing differ between the two, and are in `Node`.
+A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, in any thread.
+The handlers make methods of them: `awaited` in `rdzv.node.handler`, `blocking` in `rdzv.node.blocking_handler`.
+Joining, `changes()` and closing differ between the two, and are in `Node`.
 """
 
 from __future__ import annotations
@@ -89,12 +89,9 @@ async def num_nodes_waiting(node: Node) -> int:
 def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     """Return how many nodes wait to join, or have gone. Above 0, this member should meet the others again.
 
-    Answered at once from pushed state, in any thread, so a loop may call it many times a second.
-
-    Args:
-        node: The member.
-        on_loss: Whether to count members that have died or left since the round completed, and this node itself if it
-            was dropped; else only arrivals that a regroup now would admit.
+    Answered at once from pushed state, in any thread, so a loop may call it many times a second. With `on_loss`, it
+    also counts members that have died or left since the round completed, and this node itself if it was dropped; else
+    only arrivals that a regroup now would admit.
 
     Returns:
         0 if this node is in no round, or if the run is closed: then the members cannot meet again.
@@ -126,13 +123,9 @@ async def roster(node: Node, membership: Membership) -> list[Participant]:
 
 @goes_on
 async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None) -> None:
-    """Keep a small state of the run, such as a sampler's position, from round to round.
+    """Keep a small state of the run, such as a sampler's position, under a name from round to round.
 
-    Args:
-        node: The member.
-        key: The name of the state.
-        data: The state.
-        in_round: The number of the round in which this was asked for; by default the present one.
+    `in_round` is the number of the round in which this was asked for; by default the present one.
 
     Raises:
         RoundSupersededError: This node is in no round, or that round is not its present one.
@@ -160,16 +153,10 @@ def _check_text(name: str, given: object) -> None:
 
 @goes_on
 async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None) -> None:
-    """Accuse a member of the round of not answering, for example after a failed collective.
+    """Accuse the member with this rank of not answering, for example after a failed collective.
 
     One accuser is shown in `rdzv status`. A member that two accuse is lost to the round, with their reasons, though its
-    lease is still valid.
-
-    Args:
-        node: The member that accuses.
-        rank: The rank of the accused member.
-        why: The reason, for people.
-        in_round: The number of the round that the rank is of; by default the present one.
+    lease is still valid. `in_round` is the number of the round that the rank is of; by default the present one.
 
     Raises:
         RoundSupersededError: This node is in no round, or that round is not its present one.

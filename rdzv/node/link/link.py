@@ -57,7 +57,7 @@ class Link:
         self.store = store  # the client; the caller closes it
         self.keeping: Keeping = Keeping(store)
         self.follower: Follower = Follower(store, keys, node_id=node_id)
-        self.known_run_lease: Lease | None = None  # the lease of all of the run's keys but the nodes', if known
+        self.known_run_lease: Lease | None = None  # the result of `run_lease`, if known
         # Ends this node's readiness to coordinate, if it is ready, within some seconds.
         self.resign: Callable[[float], Awaitable[None]] | None = None
         self.back_at: float | None = None  # the time of the present connection, if it is not the first
@@ -66,8 +66,8 @@ class Link:
         # Seconds without a listener at that URL after which a store in memory only is given up. One with a data
         # directory comes back with its data, and an unreachable host proves nothing.
         self.gives_up_after: float = math.inf
-        self.was_told: bool = False  # True once this node has told the store what it knows of a store before
-        self.has_arrived: bool = False  # True once the store has taken its arrival: it has the run's settings then
+        self.was_told: bool = False  # this node has told the store what it knows of a store before
+        self.has_arrived: bool = False  # the store has taken its arrival, so it has the run's settings
         self._keys = keys
         self._closed_ttl = closed_ttl  # of the run's keys, if this node is the first to write any
         self._rng = rng  # spreads the periodic work of many nodes over time
@@ -138,8 +138,8 @@ class Link:
     def say_when_away(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
         """Warn from now on when the store has been disconnected, or silent, for a while, and log its return.
 
-        `who_waits` returns in words which callers wait now; empty if none. `is_counted`: whether the coordinator has
-        counted this node. Until then the number of nodes is unknown, and only the keep-alives ask the store.
+        `who_waits` returns in words which callers wait now; empty if none. Until the coordinator has counted this node
+        (`is_counted`), the number of nodes is unknown, and only the keep-alives ask the store.
         """
         self._who_waits, self._is_counted = who_waits, is_counted
         self._ask_in(self._asks_every)
@@ -238,7 +238,7 @@ class Link:
         return CHOSEN_LEASE_LEAST + self._rng.getrandbits(62)
 
     async def run_lease(self) -> Lease:
-        """Return the lease of all of the run's keys but the nodes', found or granted (promise R19)."""
+        """Return the run's own lease, found or granted (promise R19)."""
         if self.known_run_lease is None:
             self.known_run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
         return self.known_run_lease

@@ -62,7 +62,6 @@ TRANSITIONS: Final[Mapping[Happening, Mapping[State, State]]] = {
     Happening.WITHDRAW: {_ABSENT: _ABSENT} | dict.fromkeys((_SENT, _STANDING, _TAKEN_IN, _WITHDRAWN), _WITHDRAWN),
     Happening.GONE: dict.fromkeys(State, _ABSENT),
 }
-"""For each event, the states in which it is possible, and the state after it."""
 
 
 class Arrival(Generic[L]):

@@ -296,7 +296,7 @@ class Joining:
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
         async def names_of(ranks: Collection[int]) -> list[str]:
-            """Return the nodes and addresses of these ranks, as far as the store gives them in a short time."""
+            """Return nodes and addresses of these ranks, as far as the store gives them in a short time."""
             found: dict[int, str] = {}
             with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
                 for entry in await link.store.list(part.keys.roster(round.number, round.term)):

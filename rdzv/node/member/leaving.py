@@ -64,7 +64,6 @@ class Leaving:
                 part.arrival.gone()
 
     async def _take_back(self, link: Link, within: float) -> bool:
-        """Delete the record; return False if that was not done in time."""
         part = self._part
         drain = link.follower.head.drains.get(part.node_id)
         drained = "" if drain is None else f"drained{f': {drain.reason}' if drain.reason else ''}"

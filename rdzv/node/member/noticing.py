@@ -88,7 +88,7 @@ class Noticing:
         return again
 
     async def _answer_where_to_stop(self, link: Link, membership: Membership) -> None:
-        """Say which step the member has begun, once in a round, if that is asked (`core.stopping`)."""
+        """Answer which step the member has begun, if that is asked, once in a round (`core.stopping`)."""
         part, stop, lease = self._part, membership.head.stop, self._part.arrival.lease
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
             return

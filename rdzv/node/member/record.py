@@ -58,10 +58,7 @@ class Recording:
         self._ban_keys = [part.keys.banned(name) for name in names[:BANS_LOOKED_FOR_MOST]]
 
     async def write(self, me: Me) -> tuple[Me, Role | None]:
-        """Write this node's record; return it, and the role if it was free and this node has it now.
-
-        The first node takes the role in the same transaction; concurrent nodes find it taken.
-        """
+        """Write this node's record; return it, and the role if it was free and this node has it now."""
         part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
         while True:
@@ -179,7 +176,6 @@ class Recording:
         return result, sent_at
 
     def _learn_of_run(self, granted: Grant, noted: object) -> None:
-        """Learn the run's lease: the one noted before, or the one granted with this arrival."""
         id, ttl = granted.id or 0, granted.ttl
         if isinstance(noted, Entry) and noted.lease is not None:
             id, ttl = noted.lease, float(noted.value)

@@ -93,7 +93,7 @@ async def agree_on_settings(
         records = (await read_nodes(store, keys)).values()
         if any(record.incarnation != incarnation for record in records):
             now = await store.get(keys.settings)
-            if now is None or now.value != there.value:  # by value, as each arrival writes them again
+            if now is None or now.value != there.value:
                 return
             what = f"was started with other settings: {difference}; give all nodes the same"
             raise RendezvousSettingsError(f"run {keys.run_id} {what}")

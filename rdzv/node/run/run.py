@@ -62,7 +62,7 @@ class Run:
         return self.keys.run_id
 
     async def drain(self, who: str, within: float = 120.0, reason: str = "") -> None:
-        """Announce that a node is to leave within `within` seconds. The members of its round stop together before that.
+        """Announce that a node is to leave within `within` seconds; see `Handler.drain`.
 
         Raises:
             RendezvousStateError: The node is not in the run.
@@ -239,7 +239,6 @@ class Run:
         return ban.replace(lasts=lease.ttl), lease  # etcd makes small ones larger
 
     async def _lift_ban(self, name: str, unban: Unban) -> bool:
-        """Delete a ban, and leave a note for the history; return True if there was one."""
         note = unban.pack()
         while (ban := await self.store.get(self.keys.banned(name))) is not None:
             done = await self.store.transact(
@@ -253,11 +252,11 @@ class Run:
     # ------------------------------------------------------------------------------------------ what is known
 
     async def status(self) -> RunStatus:
-        """Return the status of the run."""
+        """Return the status."""
         return (await self.account())[0]
 
     async def account(self) -> tuple[RunStatus, History, Account]:
-        """Return the status of the run, its history, and its cost until now."""
+        """Return the status, the history, and the cost until now."""
         hour = await self.hour()
         status, history = await read_run(self.store, self.keys, self.head(), hour=hour)
         return status, history, account(self.run_id, history, now=hour, waited=status.waited)

@@ -160,7 +160,6 @@ def _settings(entry: Entry | None) -> dict[str, Any]:
 
 
 async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
-    """Return the bans by name; those that expire have `ends_in`."""
     bans = {}
     for entry in await store.list(keys.bans):
         ban = Ban.unpack_at(entry.key, entry.value)
@@ -182,7 +181,6 @@ def drain_ttl(store: Store, within: float) -> float:
 
 
 async def _drains(store: Store, keys: Keys, here: Collection[str]) -> dict[str, tuple[float, str]]:
-    """Return the seconds left, and the reason, of each drain of the nodes in `here`."""
     drains = {}
     for entry in await store.list(keys.drains):
         node_id, drain = entry.key.removeprefix(keys.drains), Drain.unpack_at(entry.key, entry.value)
@@ -366,7 +364,6 @@ async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Partic
 
 
 def _resized(head: Head) -> Resized | None:
-    """Return the last resize, unless a round has begun with it."""
     in_force = head.resized is None or (head.round is not None and head.round.revision > head.resized.revision)
     return None if in_force else head.resized
 
