@@ -7,9 +7,9 @@ below the field. If a parameter is given in several places, this order decides:
 
 torchrun's `--rdzv-conf` is passed on as keywords. Only there and in a URL, a parameter may have an older name, such as
 `timeout`, or PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`; if one of the pair is
-missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored. A wrong value in any
-place is an error, with the parameter, the value, the limit and the remedy. Unknown names are errors, but not in the
-environment, in which launchers set RDZV_ROUND and others.
+missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored. A wrong value is an
+error, with the parameter, the value, the limit and the remedy. Unknown names are errors, but not in the environment, in
+which launchers set RDZV_ROUND and others.
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. A form overrides the other
 form in a weaker place; two forms in one place must not contradict each other.

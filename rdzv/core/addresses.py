@@ -2,8 +2,8 @@
 
 A node's address is the one that the store sees, unless it is configured. It is wrong in two cases:
 
-    on the store's own host       the store sees loopback, or an interface that other nodes may not reach. But the nodes
-                                  of other hosts know an address of this host: the store's.
+    on the store's own host       the store sees loopback, or an interface that others may not reach. But nodes of other
+                                  hosts know an address of this host: the store's.
     behind a forwarder            the store sees the forwarder's address, or loopback if that runs on the store's host.
                                   But each node knows from which address its own system sends.
 

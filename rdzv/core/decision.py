@@ -11,8 +11,8 @@ The phases of a run:
     CLOSED                                                 -> do nothing
 
 A round completes once enough nodes have arrived, the last call is over, and the last round has no live member (promise
-R2). The last call also runs while members are live (R11). It ends early once all members of the last round have arrived
-again, since no other node is expected then.
+R2). The last call also runs while members are live (R11). It ends early once all members of the last round are back,
+since no other node is expected then.
 
 `explain` puts a `Progress` into words at its reader, so that no sentence is sent to 10,000 nodes.
 """

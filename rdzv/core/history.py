@@ -8,9 +8,8 @@ A duration is measured on the clock of a coordinator that saw its begin and its 
 the hours are known.
 
 The *hour of a run* is its time of day. The coordinator that commits a round sets it by its own clock; from then on it
-advances by the coordinator's monotonic clock. A successor continues from the last progress that it received. The
-coordinator sends the hour with its keep-alives, and the store adds its age, so no reader compares clocks of two
-machines.
+advances by the coordinator's monotonic clock. A successor continues from the last progress that it received. The hour
+is sent with keep-alives, and the store adds its age, so no reader compares clocks of two machines.
 """
 
 from __future__ import annotations

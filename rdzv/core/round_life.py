@@ -3,7 +3,7 @@
 **Blame.** When a member dies, the others fail too: their connections to it close, mostly before its death is announced.
 So a member that fails writes its name into the round's store before it ends its own connections. The first name there
 is to blame, and the other members meet again. But a killed member writes nothing. So the first to write waits until a
-death would have been announced. If one is, it was the cause, and no member is to blame.
+death would have been announced. If one is, that was the cause, and no member is to blame.
 
 The first `Ending` of a round counts for a member, except that a loss also counts after an agreement to leave: a member
 that still works may wait for the lost one.

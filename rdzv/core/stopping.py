@@ -1,16 +1,16 @@
 """Pure: the members of a round agree on one step, before which all of them leave.
 
 A member that stops alone leaves the others in a collective that cannot complete. So when a node has to join or leave,
-the members agree on a step: the largest that any of them has begun, plus one.
+they agree on a step: the largest that any of them has begun, plus one.
 
     coordinator: a node must join or leave       >  writes the question: which is the largest step you have begun?
     member:      its node sees the question      >  answers; the member begins no further step before the decision
     coordinator: every live member has answered  >  writes the decision: all leave before step `stop_of`
 
-The node's thread answers at once, while the member computes in its own thread. They share a `StepGate`. No member may
-begin a step that its answer does not cover. So both write first and then read: the member writes its step, then reads
-if it was asked; the node writes that it asked, then reads the step. At least one sees the other's write; if the member
-does, it waits for the decision. (CPython's locks keep these single accesses in one order.)
+The node's thread answers at once, while the member computes in its own. They share a `StepGate`. No member may begin a
+step that its answer does not cover, so both write first and then read: the member writes its step, then reads if it was
+asked; the node writes that it asked, then reads the step. At least one sees the other's write; if the member does, it
+waits for the decision. (CPython's locks keep these single accesses in one order.)
 
 A member that has begun no step answers None. If all do, all leave at once, except that a body may make newcomers wait
 until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a second decision,
@@ -176,9 +176,9 @@ class StepGate:
         self.at_end: bool = False  # the body has finished, and with it the largest begun step
         self.refused: int | None = None  # the step that it would have begun, had the round not been over
         self.decided: bool = False
-        self.stop: int | None = None  # all leave before it; None: at once
+        self.stop: int | None = None  # see `Stop.step`
         self.why: str = ""
-        self.for_newcomers: bool = False  # waiting nodes are the only reason
+        self.for_newcomers: bool = False  # see `Stop`
         self._asked = False
 
     # ------------------------------------------------------------------------------------------ the member's side

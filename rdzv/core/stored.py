@@ -5,9 +5,9 @@
         within: float
         reason: str = ""
 
-A record is packed as a map by name, without the fields that have their default; or, with `by_place`, as a list, for
-records that are many or go to every node. A later release may add keys to a map, and values at the end of a list.
-Nested records are always lists.
+A record is packed as a map by name, without fields that have their default; or, with `by_place`, as a list, for records
+that are many or go to every node. A later release may add keys to a map, and values at the end of a list. Nested
+records are always lists.
 
 Other programs may write under the same prefix, so every read checks the value: see `store.records`. So does every
 write: a value that could not be read is an error of its writer.

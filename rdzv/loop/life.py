@@ -3,13 +3,13 @@
 All drivers of a member's rounds use it: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and torchrun's handler. They
 differ in the member's work, and in how they end it. `rdzv.core.round_life` decides whose error a failure is.
 
-**The end of a round** is noticed in the node's thread. A loss, a departure anywhere but at the agreed step, and being
-dropped end it at once. A closing, like every announced change, ends it where the members agree to stop; but at once if
-no step has begun, or if it is a verdict not to go on: the member that gave it has left in the middle of its step. An
-agreement needs no notice: the member meets it at its next `check`, unless all may leave at once.
+**The end of a round.** A loss, a departure anywhere but at the agreed step, and being dropped end it at once. A
+closing, like every announced change, ends it where the members agree to stop; but at once if no step has begun, or if
+it is a verdict not to go on: the member that gave it has left in the middle of its step. An agreement needs no notice:
+the member meets it at its next `check`, unless all may leave at once.
 
-**The first member** to fail, or to end the round, is named in one key of the round's store, which is written once, with
-how it failed. A member that listens to that key (`hear`) stops, too: it might hang in a collective otherwise.
+**The first member** to fail, or to end the round, is named in one key of the round's store, written once, with how it
+failed. A member that listens to that key (`hear`) stops, too: it might hang in a collective otherwise.
 """
 
 from __future__ import annotations

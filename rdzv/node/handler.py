@@ -65,8 +65,10 @@ def awaited(
 class Handler(Known, RendezvousHandler):
     """One node's part in the rendezvous of a run; made by `rdzv.connect`.
 
-    `open_store` makes a client of the same store in the caller's loop, for the shared store; `open_blocking_store`
-    makes a blocking one, for blocking callers.
+    Args:
+        node: The node.
+        open_store: Makes a client of the same store in the caller's loop, for the shared store.
+        open_blocking_store: Makes a blocking client of it, for the shared store of blocking callers.
     """
 
     def __init__(

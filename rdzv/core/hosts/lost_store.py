@@ -1,11 +1,11 @@
 """Pure: the nodes' knowledge of a run whose store was lost, which they carry to the next store.
 
-A node that comes to another store writes its record (`LostStore`) there, unless the one there outranks it. Records are
-not merged. The settings, bans and closing in it are applied before the first round of the new store.
+A node that comes to another store writes its record (`LostStore`) there, unless the one there outranks it; records are
+not merged. Its settings, bans and closing are applied before the first round there.
 
-Some members of the last round may still work while others meet in the new store. So the first round there waits until
-all of them have come, or until `ttl` has passed: a member that is cut off has stopped by then. Members in the process
-that served the lost store died with it, and are not awaited.
+Some members of the last round may still work while others meet in the new store. So the first round waits until all of
+them have come, or until `ttl` has passed: a member that is cut off has stopped by then. Members in the process that
+served the lost store died with it, and are not awaited.
 """
 
 from __future__ import annotations

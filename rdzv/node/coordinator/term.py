@@ -1,8 +1,8 @@
 """Shell: a term of a coordinator: it watches the nodes, and carries out what `decide` returns.
 
 One task decides and acts: it calls `decide`, carries out the act, applies events until its own write is in the picture,
-and decides anew. The other tasks of a term queue facts for it (`Office.bring`). So the picture does not change while an
-act awaits the store, or while `decide` runs in a thread.
+and decides anew. Other tasks queue facts for it (`Office.bring`). So the picture does not change while an act awaits
+the store, or while `decide` runs in a thread.
 
 Every write is conditional on the term, so a coordinator that was paused while another took over writes nothing. The
 keys of an attempt at a round have the term in their names, so those of a dead coordinator are never read (promise R7).

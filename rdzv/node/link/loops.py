@@ -3,7 +3,7 @@
 There is one per process, in its own thread, for async and blocking callers alike. While a caller is busy, its node
 follows the run, renews its leases, coordinates, and hears of deaths. Only a caller that holds the interpreter lock (a C
 extension that does not release it) blocks its node; after the TTL the node is dropped, and told so. Users' code (a
-health check, an order of ranks) runs outside the loop: see `NodeLoop.apart`.
+health check, a rank order) runs outside the loop: see `NodeLoop.apart`.
 """
 
 from __future__ import annotations

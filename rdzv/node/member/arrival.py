@@ -12,7 +12,7 @@ is a defect, and raises at once.
 
 In any state the lease may lapse (`GONE`), or the caller give up (`WITHDRAW`). A late answer must not bring back an
 ended record: so answers are possible in ABSENT and WITHDRAWN. A member that rejoins sends its new record over the old
-one. If that is refused (`KEPT`), it is still a member.
+one; if that is refused (`KEPT`), it is still a member.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Shell: makes a node a member of the next round: it arrives, and waits for a round that holds its arrival.
 
-The code reports each request and its outcome to the pure machine `arrival.Arrival`. One call of `next_rendezvous`
-writes one record, then waits for the head to change, and asks `follow` for the meaning. Cancellation, timeout and
-leaving take the record back. An outage of the store is waited out, within the join timeout. Only a replaced store ends
-the call, and the node joins anew, over a new link.
+Each request and its outcome is reported to the pure machine `arrival.Arrival`. One call of `next_rendezvous` writes one
+record, then waits for the head to change, and asks `follow` for the meaning. Cancellation, timeout and leaving take the
+record back. An outage of the store is waited out, within the join timeout. Only a replaced store ends the call, and the
+node joins anew, over a new link.
 """
 
 from __future__ import annotations

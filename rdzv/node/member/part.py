@@ -67,13 +67,13 @@ class Part:
     arrival: Arrival[HeldLease] = field(default_factory=Arrival)  # the state of the node's record
     membership: Membership | None = None  # the last round that it was in; `over` says if it still is
     known_round: int = -1  # the last round that it knows of; -1 for none
-    unreached: bool = False  # as rank 0, some members did not reach it, and the last round was given up
+    unreached: bool = False  # see `NodeRecord`
     cut_off: tuple[str, ...] = ()  # addresses of rank 0s that only others reached, since the last round that held
     times_left_out: int = 0  # how often it was left out for that, since then
-    given_up: str = ""  # the round that was given up, and why; empty if none was since the last that held
+    given_up: str = ""  # see `NodeRecord.gave_up`; since the last round that held
     leaves_because: str = ""  # the reason that this node gives for leaving, for the others
     lapses: int = 0  # leases lost while waiting for this round
-    lapsed_in: int = -1  # the round that this node was dropped from; -1 for none
+    lapsed_in: int = -1  # see `NodeRecord`
     refusal: RendezvousError | None = None  # an error of the run about this node, since its arrival
     progress: int | None = None  # for its next arrival; see `NodeRecord`
     known: Known | None = None  # what it knows of a store that was lost, if any was
