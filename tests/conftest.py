@@ -29,7 +29,9 @@ logging.getLogger("store.server.conversations").addFilter(lambda record: record.
 os.register_at_fork(after_in_child=gc.disable)
 
 # The time that hypothesis needs for an example depends only on the machine.
-settings.register_profile("rdzv", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "rdzv", max_examples=100 if EVERYTHING else 30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("rdzv")
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
