@@ -83,7 +83,7 @@ async def check_the_way(
 
 
 async def answers(host: str, port: int) -> bool:
-    """Return True if a machine answers within some seconds, also by a refusal: then there is a way to it."""
+    """Return True if a machine answers within some seconds, also by a refusal: there is a way to it."""
     with anyio.move_on_after(WITHIN):
         try:
             _, writer = await asyncio.open_connection(host, port)

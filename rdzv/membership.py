@@ -230,7 +230,7 @@ def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[
 
 
 def too_large(round: Round, resized: Resized | None) -> bool:
-    """Return True if the run's maximum is now below a round's size: its members should meet again."""
+    """Return True if a round is above the run's present maximum: its members should meet again."""
     return resized is not None and resized.revision > round.revision and round.size > resized.max_nodes
 
 

@@ -114,7 +114,7 @@ class AbsenceBook:
     def went(
         self, node_id: str, *, left: bool, is_member: bool, address: str, now: float | None, why: str = ""
     ) -> None:
-        """Record that a node has gone; only members and expected nodes count as missing."""
+        """Record that a node has gone; only members and expected nodes become missing."""
         if node_id not in self._gone and (is_member or node_id in self._expected):
             self._unseen.pop(node_id, None)
             self._gone[node_id] = LEFT if left else LOST, now, address, why

@@ -31,7 +31,7 @@ WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the other
 
 
 def in_zone_of(host: str, address: str) -> str:
-    """Return a link-local IPv6 address with the zone of the URL's `host`, if it lacks one; others unchanged."""
+    """Return the address, with the zone of the URL's `host` if it is a link-local IPv6 address without one."""
     zone = host.partition("%")[2]
     is_local = zone and address.lower().startswith("fe80:") and "%" not in address
     return f"{address}%{zone}" if is_local else address

@@ -56,7 +56,7 @@ class Rules:
     ttl: float = 0.0  # seconds within which a member that is cut off from the store stops
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
-        """Return the nodes that form complete units (see `unit_within`); all if it is empty."""
+        """Return the nodes that form complete units (see `unit_within`)."""
         return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_not_placed(self, records: Iterable[NodeRecord]) -> str:
@@ -111,7 +111,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Write the question where to stop, or the decision, if its key is still at revision `over`."""
+    """Write the question where to stop, or the decision, over revision `over` of its key."""
 
     stop: Stop
     over: int
@@ -519,7 +519,7 @@ def _is_spare(me: Me, progress: Progress | None) -> bool:
 
 
 def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str:
-    """Return why the live members should leave the last round together; empty if they need not."""
+    """Return why the live members should leave the last round together, if they should."""
     if not live:
         return ""
     if head.closed is not None:

@@ -149,7 +149,7 @@ def spent(chapter: Chapter, seconds: float) -> Spent:
 
 
 def seconds_between(chapter: Chapter, following: Chapter) -> float:
-    """Return the seconds between the completions of two rounds: measured, or by the hours."""
+    """Return the seconds between two rounds' completions: measured, or by the hours."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:
@@ -295,7 +295,7 @@ class Chronicle:
         why: Mapping[str, str] = MappingProxyType({}),
         unbans: Iterable[Unban] = (),
     ) -> History | None:
-        """Return the history with the incidents that this progress adds to the last round; None if it adds none.
+        """Return the history with the incidents that this progress adds to the last round, if any.
 
         `at` is the hour of `now`; `why` has the known reasons why members have gone, by id.
         """

@@ -73,7 +73,7 @@ class Keys:
 
     @property
     def lease_id(self) -> int:
-        """The id of the run's own lease, a hash, so that concurrent first nodes grant the same lease."""
+        """The id of the run's own lease, a hash: concurrent first nodes grant the same lease."""
         digest = hashlib.blake2b(self.root.encode(), digest_size=8).digest()
         return CHOSEN_LEASE_LEAST + int.from_bytes(digest) % CHOSEN_LEASE_LEAST
 

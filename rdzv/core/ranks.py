@@ -168,7 +168,7 @@ def order_named(name: str | RankOrder) -> RankOrder:
 
 
 def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
-    """Return rank and last finished step of the record with the latest step (of several, the lowest rank)."""
+    """Return rank and last finished step of the (first) record with the latest step."""
     progress = [-1 if record.progress is None else record.progress for record in records]
     most = max(progress)
     return (progress.index(most), most) if most >= 0 else None

@@ -74,7 +74,7 @@ class Round(Stored, kw_only=True):
     revision: int = 0  # of its commit
 
     def rank_of(self, arrival: int) -> int | None:
-        """Return the rank of an arrival; None if `arrivals` does not have it."""
+        """Return the rank of an arrival, if `arrivals` has it."""
         after = arrival - self.least
         if not 0 <= after < 1 << 16:
             return None
@@ -85,12 +85,12 @@ class Round(Stored, kw_only=True):
         return at // 2 if at >= 0 else None
 
     def unfit(self) -> str | None:
-        """Return why the record is invalid; None if it is valid."""
+        """Return why the record is invalid, if it is."""
         return "ends with half of an arrival" if len(self.arrivals) % 2 else None
 
 
 def name_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
-    """Return `least` and `arrivals` of a round, from its arrivals by rank; {} if they do not fit."""
+    """Return `least` and `arrivals` of a round, from its arrivals by rank, if they fit."""
     least = min(arrivals)
     if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
         return {}

@@ -83,7 +83,7 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastCoordinator:
-    """The coordinator before, and how its lease ended; empty if it stepped down or that is unknown."""
+    """The coordinator before, and how its lease ended, if it did and that is known."""
 
     node_id: str
     cause: Cause = ""
@@ -118,7 +118,7 @@ def ban_name(where: str) -> str:
 
 
 def ban_names(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of all possible bans that exclude a node, its own first; see `ban_name`."""
+    """Return the names of all bans that would exclude a node, its own first; see `ban_name`."""
     return node_id, *(ban_name(f"{name}={value}") for name, value in attributes.items())
 
 

@@ -1,7 +1,7 @@
 """Pure: the members of a round agree on one step, before which all of them leave.
 
 A member that stops alone leaves the others in a collective that cannot complete. So when a node has to join or leave,
-they agree on a step: the largest that any of them has begun, plus one.
+the members agree on a step: the largest that any has begun, plus one.
 
     coordinator: a node must join or leave       >  writes the question: which is the largest step you have begun?
     member:      its node sees the question      >  answers; the member begins no further step before the decision
@@ -73,7 +73,7 @@ class Resized(Stored, kw_only=True):
 
 
 class Begun(Stored, kw_only=True):
-    """A member's answer: the largest step that it has begun in a round, or None."""
+    """A member's answer: the largest step that it has begun in a round."""
 
     called = "a member's step"
 
@@ -82,7 +82,7 @@ class Begun(Stored, kw_only=True):
 
 
 def stop_of(answers: Mapping[str, int | None]) -> int | None:
-    """Return the step before which all leave; None (at once) if no member has begun one."""
+    """Return the step before which all leave; None: at once, as no member has begun one."""
     begun = [step for step in answers.values() if step is not None]
     return max(begun) + 1 if begun else None
 
@@ -221,7 +221,7 @@ class StepGate:
     # ------------------------------------------------------------------------------------------ the node's side
 
     def ask(self) -> int | None:
-        """Close the gate; return the largest step that the member has begun; None after its body."""
+        """Close the gate; return the largest step that the member has begun, except after its body."""
         self._asked = True
         return None if self.at_end else self.begun
 

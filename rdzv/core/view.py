@@ -269,7 +269,7 @@ class View:
         return self._records[node_id]
 
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
-        """Record that a round was committed. The nodes left over may be enough to begin the next last call."""
+        """Record that a round was committed. The nodes left over may begin the next last call."""
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         self.round = round
         self.members = {member.node_id: member for member in members}

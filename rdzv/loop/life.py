@@ -89,7 +89,7 @@ class Life:
 
     @property
     def has_failed(self) -> bool:
-        """True if it has ended by a failure or a loss, and not by an announced change."""
+        """True if it has ended by a failure or a loss, not by an announced change."""
         gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
 
@@ -251,7 +251,7 @@ class Life:
             await self.node.loop.start(verbs.set_closed(self.node, self.finished))
 
     async def _fails_first(self, failure: BaseException | str) -> bool:
-        """Report that this member has failed; return True if it was the first, and no loss was known yet."""
+        """Report that this member has failed; return True if it was the first of several."""
         how = failure if isinstance(failure, str) else ""
         if not await self.be_first(how):
             reason = f"others failed before this member did: {failure!r}"

@@ -229,7 +229,7 @@ class MemberOfRound(ABC):
         self.life.start()
 
     def check_entered(self) -> None:
-        """Raise if the loop has not entered this round, but asks for the next."""
+        """Raise if the loop asks for the next round without entering this one."""
         if not self._is_entered:
             raise RendezvousStateError(
                 "a round is to be entered: write `async with round:` or `with round:` in the loop"

@@ -170,7 +170,7 @@ class Node:
                 await self._stack.aclose()
 
     async def connect(self) -> Link:
-        """Return the link to the store; make a new one if there is none, or if its store was replaced."""
+        """Return the link to the store; make a new one if needed, or if its store was replaced."""
         self.check_usable()
         if self._link is not None and self._link.follower.error is None:
             return self._link
@@ -233,7 +233,7 @@ class Node:
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
 
     def _is_counted(self) -> bool:
-        """Return True if the coordinator's progress counts this node, as a member or as an arrival."""
+        """Return True if the coordinator's progress counts this node."""
         progress = self._link.follower.head.progress if self._link is not None else None
         return progress is not None and (not self.joining or progress.last_arrival >= self.part.arrival.revision > 0)
 

@@ -41,5 +41,5 @@ class Candidacy(NamedTuple):
         return self._replace(proven=self.proven | {host}) if answer in PROOFS else self
 
     def missing(self, hosts: int) -> list[int]:
-        """Return the places, of `hosts` in all, without a proof; with none left, the candidate may serve."""
+        """Return the places, of `hosts`, without a proof; with none left, the candidate may serve."""
         return [host for host in range(hosts) if host != self.place and host not in self.proven]

@@ -130,7 +130,7 @@ class Beats:
         self._number = FINISHED
 
     def quiet_since(self) -> float:
-        """Return since when, on `clock`, the member has neither begun a step nor been busy."""
+        """Return since when, on `clock`, the member has been quiet: no step, and not busy."""
         return max(self._last[1], self._busy_ended, self._busy_longest[0])
 
     @property

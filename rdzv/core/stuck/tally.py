@@ -24,7 +24,7 @@ class Tally(Stored, kw_only=True):
 
     @classmethod
     def of(cls, value: bytes) -> Tally:
-        """Unpack the key's value, empty if it is missing; an unreadable tally begins anew."""
+        """Unpack the key's value, if any; an unreadable tally begins anew."""
         return (cls.unpack_at("tally", value) if value else None) or cls()
 
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:

@@ -1,9 +1,9 @@
 """Shell: the election: a node takes the role of coordinator whenever it is free.
 
 Every node whose settings the run has accepted stands for election. The role is a key on a lease of its own, with a
-short TTL (`role`); the revision that created the key is the *term*. From an election to a commit there are three round
-trips: the first creates the key and the lease, and reads the run's state; the second reads the last round's members,
-and opens the watch on the nodes; the third commits. The first node of a run takes the role with its arrival.
+short TTL (`role`). The revision that created the key is the *term*. From an election to a commit there are three round
+trips. The first creates the key and the lease, and reads the run's state. The second reads the last round's members,
+and opens the watch on the nodes. The third commits. The first node of a run takes the role with its arrival.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Candidacy:
         return self._keys.round, self._keys.progress, self._keys.history
 
     async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
-        """Coordinate until the role is lost; `found`: the entries of `_where_it_stands`, if read already."""
+        """Coordinate until the role is lost; `found`: the entries of `_where_it_stands`, if read."""
         lost = anyio.CancelScope()
 
         def lapsed(reason: str) -> None:

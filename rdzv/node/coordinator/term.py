@@ -191,7 +191,7 @@ class Term:
         self._picture = replace(self._picture, **changes)
 
     async def _carry_out(self, act: Act) -> int | None:
-        """Carry out an act; return the revision to fold up to before the next decision, None if it was refused."""
+        """Carry out an act; return the revision to fold up to before the next decision, None if refused."""
         match act:
             case Wait():
                 self._report_error(act.error)

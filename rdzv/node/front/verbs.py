@@ -79,7 +79,7 @@ async def leave(node: Node) -> None:
 
 
 async def num_nodes_waiting(node: Node) -> int:
-    """Return how many arrivals a regroup now would admit, as last reported by the coordinator; no round trip."""
+    """Return how many arrivals a regroup now would admit, by the coordinator's last report; no round trip."""
     head, membership = (await node.connect()).follower.head, node.membership
     if head.progress is None or (membership is not None and head.progress.round != membership.round.number):
         return 0

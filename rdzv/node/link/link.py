@@ -128,7 +128,7 @@ class Link:
         return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
-        """Wait until the store is connected (and `answering`) again, or lost; return False if not in time."""
+        """Wait until the store is connected (and `answering`) again, or lost; return False if that takes longer."""
         with anyio.move_on_after(within) as limit:
             while self.store.failure is None and (not self.in_reach or (answering and self._silent)):
                 self._reach_changed.clear()

@@ -125,7 +125,7 @@ class Arrival(Generic[L]):
         return self.state is State.SENT
 
     def withdraw(self) -> None:
-        """Note that the node takes its record back. Once that is done, or cannot be done, the record is `gone`."""
+        """Note that the node takes its record back. Once that has ended, the record is `gone`."""
         self._happens(Happening.WITHDRAW)
 
     def _happens(self, happening: Happening) -> None:

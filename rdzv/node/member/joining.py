@@ -257,7 +257,7 @@ class Joining:
                 return
 
     def _parked_reason(self, now: float) -> str | None:
-        """Return the present reason of a parked node, if it still waits; from any thread."""
+        """Return the present reason of a parked node; from any thread."""
         answer = follow(self._me, self.link.follower.head, now=now)
         return answer.reason + self.link.slowness() if isinstance(answer, Parked) else None
 

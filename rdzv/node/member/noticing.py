@@ -123,7 +123,7 @@ class Noticing:
         return None
 
     async def _delete(self, link: Link, record: NodeRecord) -> bool:
-        """Delete this node's record; return False if it has changed: the node is not in this round any more."""
+        """Delete this node's record; return False if it has changed: it is not in this round any more."""
         key = self._part.keys.node(self._part.node_id)
         with contextlib.suppress(ConditionFailed):
             return await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))

@@ -114,7 +114,7 @@ class Recording:
             log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
 
     def _lease(self) -> HeldLease:
-        """Return the lease of this node's records; a new one, not granted yet, if it has none."""
+        """Return the lease of this node's records, or a new one, not granted yet."""
         part, link = self._part, self._link
         if part.arrival.lease is None:
             most = link.store.lease_ttl_max
@@ -290,7 +290,7 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
 
 
 def came_from(part: Part) -> tuple[int, int] | None:
-    """Return the round and rank of this node in the last round of a store that was lost, if it was a member."""
+    """Return the round and rank of this node in a lost store's last round, if it was a member."""
     known, last = part.known, part.membership
     if not part.settings.endpoint.has_successors or known is None or last is None:
         return None

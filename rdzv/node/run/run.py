@@ -128,7 +128,7 @@ class Run:
         return Closed.of(result.entry.value) if result.entry else closed
 
     async def reopen(self) -> Closed | None:
-        """Open a closed run again; return its closing, None if it was not closed."""
+        """Open a closed run again; return its closing, if any."""
         entry = await self.store.get(self.keys.closed)
         if entry is None:
             return None
@@ -225,7 +225,7 @@ class Run:
         }
 
     async def _lease_of(self, ban: Ban) -> tuple[Ban, Lease]:
-        """Return the ban and its lease: the run's, or one of its own if it expires, with the TTL as granted."""
+        """Return the ban and its lease: the run's; or, if it expires, its own, with the TTL as granted."""
         if ban.lasts is None:
             return ban, await take_run_lease(self.store, self.keys, self.keep)
         if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too

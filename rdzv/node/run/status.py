@@ -292,7 +292,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
-    """Return the member of a round that has this arrival; None if the round does not contain it."""
+    """Return the member of a round that has this arrival, if any."""
     entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
     members = Member.unpack_all(entry.value) if entry is not None else []  # None: a later round has replaced it
     for member in members:
@@ -384,5 +384,5 @@ def _elapsed(head: Head, now: float, hour: float) -> float:
 
 
 def _is_news(head: Head) -> bool:
-    """Return True if the last round is newer than the progress, which the coordinator writes after its commit."""
+    """Return True if the last round is newer than the progress, which is written after its commit."""
     return head.round is not None and (head.progress is None or head.progress.round < head.round.number)
