@@ -79,7 +79,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expel:
-    """Take a member out of the round, and report that in the same transaction, which notifies it."""
+    """Take a member out of the round, and report that in the same transaction, which notifies the member."""
 
     node_id: str
     arrival: int
@@ -368,7 +368,7 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
 
     At once if its kind changes. Else 1 ms per node after `last_at`, at least 50 ms and at most 5 s, so that a thousand
     arrivals do not send each node a thousand messages; three times that if only the count of arrivals has changed. The
-    time left of a last call is written for a successor, every second, or tenth of it if longer.
+    time left of a last call is written for a successor: every second, or after every tenth of it if that is longer.
     """
     if last is None or _kind(last) != _kind(current):
         return now

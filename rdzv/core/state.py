@@ -217,7 +217,7 @@ class Progress(Stored, kw_only=True):
         return self.replace(lost_ids=(*self.lost_ids, node_id), why_lost=(*self.why_lost, *why))
 
     def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
-        """Return the progress after an expulsion; it names the member, which is so notified."""
+        """Return the progress after an expulsion. It names the member, so that the member is notified."""
         missing = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
         named = (*self.absent.missing[: NAMED_MOST - 1], missing)
         return self.replace(
@@ -237,7 +237,7 @@ class LostStore(Stored, kw_only=True):
     generation: int  # of that store; the first has 1
     revision: int  # the last that the node saw there
     round: int = -1  # the highest number of a round, there or before; -1 for none
-    round_at: int = 0  # the revision of its commit; other stores may have the same number
+    round_at: int = 0  # the revision of its commit; other stores may have a round of that number
     awaited: int = 0  # members of that round that may still be at work
     settings: bytes = b""
     closed: bytes = b""  # packed; empty if the run was not closed
@@ -296,7 +296,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """An announced drain: the node leaves by `until` on this node's clock."""
+    """An announced drain: the node leaves by `until` on this node's clock; `revision` is of the announcement."""
 
     until: float
     reason: str

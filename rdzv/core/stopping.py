@@ -110,7 +110,7 @@ class Agreement:
     def __init__(self) -> None:
         self.listens: bool = False
         self.hears: bool = False
-        self._answers: dict[str, Begun] = {}  # the last of each node
+        self._answers: dict[str, Begun] = {}  # the last of each node, of any round
         self._asked: Stop | None = None  # the last one written here
 
     def answered(self, node_id: str, begun: Begun | None) -> None:
@@ -189,7 +189,7 @@ class StepGate:
         return not self._asked
 
     def leaves(self, step: int) -> bool:
-        """Return True if the member leaves before this step. Only after the decision."""
+        """Return True if the member leaves before this step; call this only after the decision."""
         assert self.decided, "whoever asks has waited for the decision"
         return self.stop is None or step >= self.stop
 

@@ -80,8 +80,8 @@ class Answered(NamedTuple):
 class View:
     """The coordinator's picture of its run. Only the deciding task changes it, and only between two acts.
 
-    If the store does not say how a key's lease ended (`tells_causes`; etcd), the lease of a deleted record has lapsed,
-    unless the record was written with `left` before. `expected` are nodes that count as missing until they arrive.
+    Without `tells_causes`, the store (etcd) does not say how a key's lease ended. Then the lease of a deleted record
+    has lapsed, unless the record was written with `left` before. `expected` nodes count as missing until they arrive.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ def _what_is_left(ban: Ban, now: float) -> Ban:
 
 
 def survivors_of(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
-    """Return these nodes' ranks in the lost store's last round, of its members only."""
+    """Return the nodes that were members of the last round in the lost store, with their ranks there."""
     if lost is None:
         return {}
     came = ((record.node_id, record.came_from) for record in records)

@@ -5,7 +5,7 @@ candidate, and then asks all other hosts. It serves once each has refused the co
 has ended. Two processes cannot both serve: the one that listened later reaches the other. This needs no clock and no
 count of nodes. Silence is no proof: such a host may be at work.
 
-A candidate gives way to a store that serves, and to an earlier candidate in the list.
+A candidate gives way to a store that serves, and to an earlier candidate in the list; it waits for a later one.
 """
 
 from __future__ import annotations
