@@ -132,7 +132,7 @@ class HostedStore:
                 if newcomers != said_of or now - said_at >= SAID_AGAIN_AFTER:
                     said_of, said_at = newcomers, now
                     log.warning(
-                        "the node that hosts the store at %s is done, but %s joined meanwhile: its process stays "
+                        "the node that hosts the store at %s is done, but %s use it: its process stays "
                         "until they have left; if it ends before, they are dropped",
                         self.server.url,
                         newcomers,

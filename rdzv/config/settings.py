@@ -357,7 +357,7 @@ def read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
     if values.keys() & KEEP_ALIVE.keys():
         interval, attempts = (values.pop(name, parameter.default) for name, parameter in KEEP_ALIVE.items())
         written = " x ".join(KEEP_ALIVE)
-        product = PARAMETERS["ttl"].read(float(interval * attempts), source=source, written=written)
+        product = PARAMETERS["ttl"].read(round(interval * attempts, 9), source=source, written=written)
         if values.setdefault("ttl", product) != product:
             _contradiction(f"ttl={values['ttl']:g} and {written}={product:g}", source)
     return values

@@ -133,14 +133,14 @@ async def test_a_second_run_keeps_the_store_open_for_itself_and_its_newcomers(
     async with rdzv.connect(other, node_id="a") as a, rdzv.connect(other, node_id="b") as b:
         await a.next_rendezvous()
         closing = asyncio.create_task(host.aclose())
-        await until("1 of run other joined meanwhile: its process stays", caplog)
+        await until("1 of run other use it: its process stays", caplog)
         async with a.changes() as changes:
             joining = asyncio.create_task(b.next_rendezvous())
             async for change in changes:
                 if change == NodesWaiting(1):
                     break
         assert_one_round(await asyncio.gather(a.next_rendezvous(), joining))
-        await until("2 of run other joined meanwhile", caplog)
+        await until("2 of run other use it", caplog)
         assert not closing.done()
     await asyncio.wait_for(closing, PATIENCE)
 

@@ -111,6 +111,7 @@ PAIR = "?keep_alive_interval=2&keep_alive_max_attempt=4"
         (TCP + PAIR, {}, {}, {"ttl": 8}),
         (TCP + PAIR + "&ttl=8", {}, {}, {"ttl": 8}),
         (TCP + "?keep_alive_interval=2", {}, {}, {"ttl": 6}),
+        (TCP + "?keep_alive_interval=0.2&ttl=0.6", {}, {}, {"ttl": 0.6}),  # 0.2 * 3 is 0.6000000000000001
         (TCP + "?keep_alive_max_attempt=4", {}, {}, {"ttl": 20}),
         (TCP + PAIR, {"RDZV_TTL": "3"}, {}, {"ttl": 8}),
         (TCP + PAIR, {}, {"ttl": 7}, {"ttl": 7}),
@@ -240,7 +241,7 @@ CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         (
             TCP + "?keep_alive_interval=0.1",
             {},
-            ("keep_alive_interval x keep_alive_max_attempt=0.3", "from 0.5", "write for example ttl=10"),
+            ("keep_alive_interval x keep_alive_max_attempt=0.3 ", "from 0.5", "write for example ttl=10"),
         ),
     ],
 )

@@ -64,7 +64,7 @@ async def test_a_launcher_hosts_the_store_until_other_jobs_have_ended_or_a_secon
         assert f"run other: run one, node a (process {host.pid} on " in other.written()
         host.terminate()
         host.terminate()
-        await host.says("1 of run other joined meanwhile: its process stays")
+        await host.says("1 of run other use it: its process stays")
         assert host.returncode is None
         await asyncio.sleep(AGAIN_AFTER)
         host.terminate()

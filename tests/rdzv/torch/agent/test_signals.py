@@ -110,7 +110,7 @@ async def test_an_agent_hosts_the_store_until_other_jobs_have_ended_or_a_second_
     assert "; run one, node " in other.written()
     host.terminate()
     host.terminate()
-    await host.says("1 of run other joined meanwhile: its process stays")
+    await host.says("1 of run other use it: its process stays")
     assert host.returncode is None
     assert "nobody listens" not in other.written()
     await asyncio.sleep(AGAIN_AFTER)
