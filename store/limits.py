@@ -65,8 +65,8 @@ class Limits:
     )
     memory_bytes_max: int = _limit(
         2048 * MIB,
-        "All of it together: keys and values, leases, history, replies, watches and waits, what connections have sent "
-        "and are to be sent, what awaits the disk, and 8 KiB for each connection, 32 with TLS.",
+        "All of it together: keys and values, leases, `history_bytes_max`, replies, watches and waits, what "
+        "connections have sent and are to be sent, what awaits the disk, and 8 KiB for each connection, 32 with TLS.",
         past="`LimitExceeded` for requests that would add to it; the connections that hold most are closed, and their "
         "clients come back and resume",
         used="memory_bytes",

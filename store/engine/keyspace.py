@@ -3,6 +3,9 @@
 Memory is also counted by groups (promise S6): the keys that begin with the same `GROUP_PARTS` parts.
 `/rdzv/job-7/head/round` belongs to `/rdzv/job-7/`; a key with no more parts belongs to no group.
 
+Past the limits there is a little more room for the keys by which a rendezvous decides (`steers`): else the data
+of its members could fill the store, and no loss would be reported.
+
 Keys are in short sorted lists, so that an insert moves few pointers. They are ordered by code point, as UTF-8 bytes,
 and so etcd's, are.
 """
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 ENTRY_OVERHEAD = 300  # bytes per key: the entry, two dictionaries, the index
 GROUP_PARTS = 2  # between slashes: one run
+STEERING = frozenset(  # parts after these; the names are the rendezvous'
+    ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
+)
 CHUNK_MAX = 1024  # keys of one list: splitting and searching cost about the same
 COMPARED_MOST = 50_000  # groups: about 3 ms; if there are more, none holds much
 
@@ -71,6 +77,11 @@ class Groups:
             if not at:
                 return None
         return key[:at]
+
+    def steers(self, key: str) -> bool:
+        """Return True if a rendezvous decides by this key."""
+        name = self.name_of(key)
+        return name is not None and key[len(name) :].partition("/")[0] in STEERING
 
     def get(self, name: str) -> Group | None:
         """Return the memory of a group; None if it has no keys."""

@@ -293,7 +293,7 @@ class Requests:
     def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[Grant, ...]) -> list[LeaseRecord]:
         self._state.at_most("operations_max", len(grants), "leases")
         used = {
-            operation.lease
+            operation.lease: operation.key
             for operation in operations
             if isinstance(operation, PUTS_ON_LEASE)
             and (type(operation) is Put or self._keys.get(operation.key) is None)
@@ -304,7 +304,7 @@ class Requests:
                 raise LeaseNotFound(
                     f"lease {grant.id} has lapsed, and its keys are being deleted: try again in a moment"
                 )
-        self._state.check_grants(wanted)
+        self._state.check_grants(wanted, used.values())
         return [self._changes.grant(grant, peer=self._peer) for grant in wanted]
 
     def _grant(self, request: Grant) -> Granted:
@@ -351,7 +351,7 @@ class Requests:
         if start > self._keys.revision + 1:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._state.check_size(request.prefix, "prefix")
-        self._state.check_open(self._peer, watch_bytes(request.prefix))
+        self._state.check_open(self._peer, watch_bytes(request.prefix), (request.prefix,))
         snapshot = Snapshot.under(self._keys, self._past, request.prefix) if request.snapshot else None
         if start <= self._history.compacted:
             return Failed(
@@ -396,7 +396,7 @@ class Requests:
         for key in request.keys:
             self._state.check_key(key)
         cost = wait_bytes(request.keys, when)
-        self._state.check_open(peer, cost)
+        self._state.check_open(peer, cost, request.keys)
         self._state.at_most("waits_bytes_max", self._waits.bytes_of(peer) + cost)
         parked = Parked(keys=request.keys, missing=entries.index(None), when=when)
         self._waits.add((peer, self._request_id), parked, cost=cost)

@@ -33,13 +33,14 @@ from store.messages import (
 from store.records import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from store.limits import Limits
     from store.messages import Grant, Request
 
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
+SPARE_SHARE = 8  # the room for keys that steer is a limit divided by this
 SMALL_REPLY_BYTES = 64 * 1024  # of a reply that is accepted although all replies take too much
 
 PAST = {
@@ -98,20 +99,27 @@ class State:
         looked_at = min((revision for revision, _ in self.postponed.heaps), default=math.inf)
         return self.past.forget(min(looked_at, self.snapshots.oldest_revision))
 
-    def at_most(self, limit: str, amount: float, of: object = "") -> None:
-        """Refuse an amount past a limit."""
+    def at_most(
+        self, limit: str, amount: float, of: object = "", *, for_keys: Collection[str] = (), spare: int | None = None
+    ) -> None:
+        """Refuse an amount past a limit. There is `spare` room more, by default an eighth, for keys that steer."""
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
+            room = most // SPARE_SHARE if spare is None else spare
+            if for_keys and amount <= most + room and all(map(self.keys.groups.steers, for_keys)):
+                return
             what, remedy = PAST[limit]
             shown_most = f"{most:g}" if isinstance(most, float) else most
             raise LimitExceeded(f"{what.format(amount, of=of)}; {limit} is {shown_most}: {remedy}")
 
-    def check_memory(self, more: int) -> None:
-        """Refuse a request that would pass the memory limit."""
-        held = self.memory_bytes + max(self.held_elsewhere(), self.limits.memory_kept_back)
-        # The reader of a listing loses its snapshot before others lose writes.
+    def check_memory(self, more: int, for_keys: Collection[str] = ()) -> None:
+        """Refuse a request that would pass the memory limit, less a spare part for keys that steer."""
+        kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
+        held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
+        # The history may grow to its limit. The reader of a listing loses its snapshot before others lose writes.
+        held += self.limits.history_bytes_max - self.history.bytes
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
-        self.at_most("memory_bytes_max", held - given_up + more)
+        self.at_most("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
 
     # -------------------------------------------------------------------------------------- writes
 
@@ -129,7 +137,7 @@ class State:
             value = held + write.value
         else:
             value = write.value
-            if len(value) > self.limits.value_bytes_max:
+            if len(value) > self.limits.value_bytes_max and not self.keys.groups.steers(key):
                 self.at_most("value_bytes_max", len(value), shown(key))
             if not isinstance(write, Create) and write.ttl is not None:
                 self._check_own_lease(write.ttl, write, leases)
@@ -210,8 +218,9 @@ class State:
         if before is None or len(before.value) != size:
             self.check_room(((key, size),))
 
-    def check_room(self, writes: Iterable[tuple[str, int]]) -> None:
+    def check_room(self, writes: Collection[tuple[str, int]]) -> None:
         """Refuse writes, pairs of key and new size, that the store has no room for."""
+        names = [key for key, _ in writes]
         keys = size = 0  # beyond the present ones
         grown: dict[str, list[int]] = {}  # keys and bytes, by group
         for key, value_size in writes:
@@ -228,18 +237,18 @@ class State:
                 growth[0] += more
                 growth[1] += added
         if keys > 0:
-            self.at_most("keys_max", len(self.keys) + keys)
+            self.at_most("keys_max", len(self.keys) + keys, for_keys=names)
         if size > 0:
-            self.at_most("stored_bytes_max", self.keys.bytes + size)
+            self.at_most("stored_bytes_max", self.keys.bytes + size, for_keys=names)
         for name, (more, added) in grown.items():  # one group must not take the room of others
             group = self.keys.groups.get(name)
             whose = f"the group {shown(name)}"
             if more > 0:
-                self.at_most("group_keys_max", more + (group.keys if group else 0), whose)
+                self.at_most("group_keys_max", more + (group.keys if group else 0), whose, for_keys=names)
             if added > 0:
-                self.at_most("group_bytes_max", added + (group.bytes if group else 0), whose)
+                self.at_most("group_bytes_max", added + (group.bytes if group else 0), whose, for_keys=names)
         if size > 0:
-            self.check_memory(size)
+            self.check_memory(size, names)
 
     # -------------------------------------------------------------------------------------- leases
 
@@ -254,7 +263,7 @@ class State:
         if write.lease is not None:
             raise StoreUsageError(f"a put of {shown(write.key)} takes ttl or lease, not both")
         self.check_ttl(ttl, "ttl")
-        self.check_lease_room(leases + 1)
+        self.check_lease_room(leases + 1, (write.key,))
 
     def _check_lease(self, lease: int, write: Write) -> None:
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
@@ -273,8 +282,8 @@ class State:
             if (ttl := getattr(grant, name)) is not None:
                 self.check_ttl(ttl, name)
 
-    def check_grants(self, grants: Sequence[Grant]) -> None:
-        """Check the leases of a transaction."""
+    def check_grants(self, grants: Sequence[Grant], for_keys: Collection[str]) -> None:
+        """Check the leases that a transaction grants for these keys."""
         for grant in grants:
             if grant.id is None or not CHOSEN_LEASE_LEAST <= grant.id < 2 * CHOSEN_LEASE_LEAST:
                 raise StoreUsageError(
@@ -283,7 +292,7 @@ class State:
             self.check_grant(grant)
         if len({grant.id for grant in grants}) < len(grants):
             raise StoreUsageError("a transaction grants a lease twice; it may do so once")
-        self.check_lease_room(len(grants))
+        self.check_lease_room(len(grants), for_keys)
 
     def check_ttl(self, ttl: float, name: str) -> None:
         """Refuse a TTL that is too long, or not positive."""
@@ -291,11 +300,11 @@ class State:
             raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")
         self.at_most("lease_ttl_max", ttl, name)
 
-    def check_lease_room(self, leases: int = 1) -> None:
+    def check_lease_room(self, leases: int = 1, for_keys: Collection[str] = ()) -> None:
         """Refuse more leases than there may be."""
         if leases:
-            self.at_most("leases_max", len(self.leases) + leases)
-            self.check_memory(leases * LEASE_OVERHEAD)
+            self.at_most("leases_max", len(self.leases) + leases, for_keys=for_keys)
+            self.check_memory(leases * LEASE_OVERHEAD, for_keys)
 
     def check_note(self, note: bytes) -> None:
         """Refuse a note that is too long."""
@@ -316,7 +325,7 @@ class State:
         if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
             self.at_most("replies_bytes_max", self.sessions.budget.bytes + 1)
 
-    def check_open(self, peer: int, cost: int) -> None:
+    def check_open(self, peer: int, cost: int, for_keys: Collection[str]) -> None:
         """Refuse a peer one more watch or wait of `cost` bytes."""
         self.at_most("watches_max", self.watches.of(peer) + self.waits.of(peer) + 1)
-        self.check_memory(cost)
+        self.check_memory(cost, for_keys)

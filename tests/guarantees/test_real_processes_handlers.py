@@ -37,6 +37,26 @@ async def main():
 asyncio.run(main())
 """
 
+FILLING = """
+import asyncio, itertools, sys, rdzv, store
+
+async def main():
+    async with rdzv.connect(sys.argv[1], node_id="filling", is_host=False) as handler:
+        while True:
+            info, size, keys = await handler.next_rendezvous(), 30_000, itertools.count()
+            lost = asyncio.ensure_future(info.store.get("never"))
+            while not lost.done():
+                try:
+                    await info.store.set(str(next(keys)), bytes(size))
+                except store.LimitExceeded:
+                    if size == 1:
+                        print("full in round", info.round, flush=True)
+                        await asyncio.wait([lost], timeout=0.1)
+                    size = max(size // 10, 1)
+            lost.exception()
+asyncio.run(main())
+"""
+
 MANY = """
 import asyncio, json, sys, rdzv
 
@@ -107,3 +127,33 @@ async def test_r3_a_hundred_handlers_in_four_processes_agree() -> None:
     assert sorted(rank for _, _, rank, _, _ in infos) == list(range(nodes))
     assert {(round, size) for _, round, _, size, _ in infos} == {(0, nodes)}
     assert len({tuple(address) for *_, address in infos}) == 1
+
+
+async def test_r5_a_killed_process_is_announced_while_another_keeps_the_store_full() -> None:
+    """Regression: the coordinator could not write its report, nor any node take the role again."""
+    mib = 2**20
+    limits = store.Limits(
+        value_bytes_max=mib // 16,
+        frame_bytes_max=mib // 8,
+        outbox_bytes_max=mib,
+        history_bytes_max=mib // 4,
+        memory_bytes_max=4 * mib,
+    )
+    async with store.serve(limits=limits) as server, AsyncExitStack() as stack:
+        url = f"{server.url}/job?min_nodes=2&max_nodes=3&last_call_timeout=2&ttl=3"
+        other = await stack.enter_async_context(rdzv.connect(url, node_id="other", is_host=False))
+        joining = asyncio.create_task(other.next_rendezvous())
+        filling = await stack.enter_async_context(start_python("-c", FILLING, url))
+        paused = await stack.enter_async_context(start_python("-c", PAUSED, url))
+        await joining
+        await filling.line("full in round 0")
+        async with other.changes() as changes:
+            paused.kill()
+            async with asyncio.timeout(5):
+                async for change in changes:
+                    if isinstance(change, NodesLost):
+                        break
+        async with asyncio.timeout(10):
+            info = await other.next_rendezvous()
+        assert (info.round, info.world_size) == (1, 2)
+        await filling.line("full in round 1")

@@ -164,7 +164,7 @@ class VirtualRun:
         settings = parse(f"tcp://{self._hosts}/{run_id or self._run_id}", {"node_id": name, **given}, {})
 
         def open_client() -> HookedClient:
-            return self._client(source, settings.join_timeout)
+            return self.client(source, settings.join_timeout)
 
         def open_store() -> Client:
             client = self.clients[source] = open_client()
@@ -182,7 +182,9 @@ class VirtualRun:
         self._handlers[source] = handler
         return handler
 
-    def _client(self, source: str, connect_timeout: float) -> HookedClient:
+    def client(self, source: str, connect_timeout: float = PATIENCE) -> HookedClient:
+        """Return a client that comes from this node of the network."""
+
         async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
             return await self.network.dial("store", factory, source=source)
 
@@ -193,7 +195,7 @@ class VirtualRun:
     async def looked_at(self) -> AsyncIterator[Run]:
         """Return the run, read by a client that is no node of it."""
         keys = Keys("/rdzv", self._run_id)
-        async with self._client("observer", PATIENCE) as client, following(client, keys) as follower:
+        async with self.client("observer", PATIENCE) as client, following(client, keys) as follower:
             yield Run(client, keys, head=lambda: follower.head)
 
     def start(self, work: Any, name: str = "") -> asyncio.Task[Any]:

@@ -38,8 +38,8 @@ class Enough(Exception):
 class BriefRun(VirtualRun):
     """A run whose clients have the time limit `WITHIN`."""
 
-    def _client(self, source: str, connect_timeout: float) -> HookedClient:
-        client = super()._client(source, connect_timeout)
+    def client(self, source: str, connect_timeout: float = WITHIN) -> HookedClient:
+        client = super().client(source, connect_timeout)
         client.timeout = WITHIN
         return client
 
@@ -138,7 +138,7 @@ class Stage:
 
     async def _of_client(self, stack: contextlib.AsyncExitStack) -> None:
         of, is_before = self.cell.call.of, self.cell.when == "before"
-        client: Any = self.run._client("client", WITHIN)
+        client: Any = self.run.client("client", WITHIN)
         self.it = client
         if not (of in {"client", "recipes"} and is_before):
             await stack.enter_async_context(client)
@@ -339,7 +339,7 @@ async def _probe(stage: Stage) -> None:
     for handler in [*others, *run._handlers.values()]:
         await handler.aclose()
     await asyncio.sleep(GONE)
-    async with run._client("the probe", WITHIN):  # a server looks for old sessions when one begins
+    async with run.client("the probe", WITHIN):  # a server looks for old sessions when one begins
         figures = run.server.figures()
     left = {name: figures[name] for name in MOST_LEFT if figures[name] > MOST_LEFT[name]}
     if left:

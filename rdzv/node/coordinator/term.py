@@ -25,7 +25,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import anyio
 
@@ -47,13 +47,15 @@ from store.net.tasks import cancel_and_wait
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Iterator, Sequence
 
     from rdzv.core.decision import Act, Rules
     from rdzv.node.link.link import Link
     from rdzv.node.link.role import Role
     from rdzv.node.member.part import Part
     from store import Condition
+
+T = TypeVar("T")
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -328,23 +330,27 @@ class Term:
     # ------------------------------------------------------------------------------------------ the commit
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
-        """Commit. If the store is full, delete the last round's shared keys and retry; if still full, report that."""
+        """Commit. If the store is full, retry once without the last round's shared keys; if still full, report that."""
+        no_more_room = self._view.round is self._made_room_of
         try:
             return await self._commit(decision)
         except LimitExceeded as error:
-            keys, last, in_office = self._keys, self._view.round, self._office.in_office
-            await self._store.delete_prefix(keys.attempt(decision.number, self._office.term), when=in_office)
-            if last is None or not await self._store.delete_prefix(keys.shared(last.number, last.term), when=in_office):
+            attempt = self._keys.attempt(decision.number, self._office.term)
+            await self._store.delete_prefix(attempt, when=self._office.in_office)
+            if no_more_room:
                 self._learn(obstacle=Obstacle(self._store.time() + TRY_AGAIN_AFTER, error))
+            else:
+                await self._clear_shared()
             return 0
 
     async def _make_room(self, progress: Progress) -> None:
-        """Delete the last round's shared keys once it has no live member and more nodes are needed.
+        """Once more nodes are needed, delete what the last round shared: it might fill the store for newcomers."""
+        if progress.phase is Phase.GATHERING and self._view.round is not self._made_room_of:
+            await self._clear_shared()
 
-        Else they might fill the store, so that no node could arrive.
-        """
-        last = self._view.round
-        if last is not None and last is not self._made_room_of and progress.phase is Phase.GATHERING:
+    async def _clear_shared(self) -> None:
+        """Delete what the last round shared; no member is at work in it."""
+        if (last := self._view.round) is not None:
             self._made_room_of = last
             await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.in_office)
 
@@ -406,7 +412,9 @@ class Term:
                 return await self._mark()
             del conditions[self._store.operations_max :]
             commit.append(Delete(keys.marker))
-        result = await self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
+        # Together: if the last round's keys fill the store, the members have room as soon as they hear of this one.
+        committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
+        result = await _beside(self._clear_shared(), committing)
         if not result.succeeded:
             log.info(
                 "run %s: the commit of round %d was refused: something has just changed", keys.run_id, round.number
@@ -429,7 +437,7 @@ class Term:
             self._say(explain(progress))
         self._follower.take_round(committed)
         if last is not None:
-            await office.forget(last.number, last.term)
+            await self._store.delete_prefix(keys.attempt(last.number, last.term), when=office.in_office)
         return 0
 
     async def _round_of(self, decision: Complete, members: list[Member]) -> Round:
@@ -459,6 +467,15 @@ class Term:
         marker = NodeRecord(node_id="", incarnation="", left=True)  # readers of nodes skip it
         in_office = self._office.in_office
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
+
+
+async def _beside(work: Awaitable[object], awaited: Awaitable[T]) -> T:
+    """Await both to their ends; return the result of the second, or raise an error."""
+    result, other = await asyncio.gather(awaited, work, return_exceptions=True)
+    for each in (result, other):
+        if isinstance(each, BaseException):
+            raise each
+    return cast("T", result)
 
 
 async def _clear_away(office: Office, round: Round | None) -> None:

@@ -13,6 +13,7 @@ from rdzv.core.absent import Absent, Missing
 from rdzv.core.keys import Keys
 from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, name_arrivals
 from rdzv.core.state import Progress
+from store.engine.keyspace import STEERING, Groups
 
 if TYPE_CHECKING:
     import random
@@ -94,3 +95,12 @@ def test_a_round_that_accepts_all_nodes_carries_the_progress_with_it() -> None:
     assert waiting.replace(joined=5).once_committed(7, size=4) is None, "a node is left over"
     missing = Absent(missing=(Missing(node_id="e", how="never seen"),), count=1)
     assert waiting.replace(absent=missing).once_committed(7, size=4) is None, "a node is missing"
+
+
+def test_the_store_keeps_room_for_the_keys_by_which_a_run_decides_and_for_no_others() -> None:
+    names = {name for name, kind in vars(Keys).items() if type(kind).__name__ == "_Name"} - {"stores"}
+    deciding = [getattr(KEYS, name) for name in names] + [KEYS.answers("q"), KEYS.ranks(0, 1, 2)]
+    groups = Groups()
+    assert [key for key in deciding if not groups.steers(key)] == []
+    assert {key.removeprefix(KEYS.root).partition("/")[0] for key in deciding} == STEERING
+    assert not any(map(groups.steers, (KEYS.shared(0, 1) + "k/head/round", KEYS.kept("head/round"), KEYS.host)))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.core.state import NodesLost
-from rdzv.errors import RendezvousTimeoutError
+from rdzv.core.state import NodesLost, NodesWaiting
+from rdzv.errors import MembersLostError, RendezvousConnectionError, RendezvousTimeoutError, RoundSupersededError
 from store import LimitExceeded, Limits
+from store.net.tasks import cancel_and_wait
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from rdzv import RendezvousInfo
 
 pytestmark = pytest.mark.virtual_time
@@ -20,8 +24,23 @@ pytestmark = pytest.mark.virtual_time
 ROOM = 64 * 1024
 
 
-LIMITS = [Limits(group_bytes_max=ROOM), Limits(stored_bytes_max=ROOM), Limits(group_keys_max=200), Limits(keys_max=200)]
-all_limits = pytest.mark.parametrize("limits", LIMITS, ids=["bytes of a run", "bytes", "keys of a run", "keys"])
+MEMORY = Limits(
+    value_bytes_max=ROOM // 2,
+    frame_bytes_max=ROOM,
+    outbox_bytes_max=16 * ROOM,
+    history_bytes_max=ROOM,
+    memory_bytes_max=20 * ROOM,
+)
+LIMITS = [
+    Limits(group_bytes_max=ROOM),
+    Limits(stored_bytes_max=ROOM),
+    Limits(group_keys_max=200),
+    Limits(keys_max=200),
+    MEMORY,
+]
+all_limits = pytest.mark.parametrize(
+    "limits", LIMITS, ids=["bytes of a run", "bytes", "keys of a run", "keys", "all memory"]
+)
 
 
 async def fill(info: RendezvousInfo) -> None:
@@ -83,11 +102,60 @@ async def test_members_that_fill_each_rounds_store_meet_again(limits: Limits) ->
             await fill(infos[0])
 
 
+async def fill_for_ever(put: Callable[[str, bytes], Awaitable[object]]) -> None:
+    """Put keys, and take whatever becomes free at once."""
+    size = 4096
+    for number in itertools.count():
+        try:
+            await put(str(number), bytes(size))
+        except (LimitExceeded, RendezvousConnectionError):
+            size = max(size // 16, 1)
+            await asyncio.sleep(0.01)
+        except (MembersLostError, RoundSupersededError):
+            return
+
+
+@all_limits
+@pytest.mark.parametrize("by", ["a round", "a member", "a stranger"])
+@pytest.mark.parametrize("lost", ["a", "c"])
+async def test_a_loss_is_told_and_nodes_meet_while_others_keep_the_store_full(
+    limits: Limits, by: str, lost: str
+) -> None:
+    """Regression: no coordinator could report a loss, or take the role; survivors could not arrive again."""
+    async with VirtualRun(limits=limits, min_nodes=2, max_nodes=3, ttl=3, last_call_timeout=1) as run:
+        handlers = {name: run.handler(name) for name in "abc"}
+        first = await run.meet(*handlers.values())
+        async with run.client("a stranger") as stranger:
+            puts: dict[str, Callable[[str, bytes], Awaitable[object]]] = {
+                "a round": first[1].store.set,
+                "a member": handlers["b"].keep,
+                "a stranger": lambda name, data: stranger.put(f"/rdzv/job/kept/{name}", data),
+            }
+            filling = asyncio.create_task(fill_for_ever(puts[by]))
+            await asyncio.sleep(3)
+            survivors = [handler for name, handler in handlers.items() if name != lost]
+            heard = [await listen(run, handler) for handler in survivors]
+            run.crash(lost)
+            for one in heard:
+                await one.until(NodesLost, within=5.0)
+            assert_one_round(await asyncio.wait_for(run.meet(*survivors), 10))
+            newcomer = run.handler("d")
+            joining = await run.join(newcomer)
+            await heard[0].until(NodesWaiting, within=5.0)
+            assert_one_round([*await asyncio.wait_for(run.meet(*survivors), 10), await joining])
+            await newcomer.set_closed("done")
+            await cancel_and_wait(filling)
+
+
 async def test_a_node_for_which_there_is_no_room_waits_for_it_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async with VirtualRun(limits=LIMITS[0], min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
         handlers = [run.handler(name) for name in "ab"]
         infos = await run.meet(*handlers)
         await fill(infos[0])
+        async with run.client("a stranger") as stranger:  # what is kept back is full, too
+            with pytest.raises(LimitExceeded):
+                for number in itertools.count():
+                    await stranger.put(f"/rdzv/job/unfit/{number}", b"")
         late = run.handler("c", join_timeout=30)
         with pytest.raises(RendezvousTimeoutError, match=r"takes no arrival: .* group_bytes_max is 65536"):
             await late.next_rendezvous()

@@ -29,6 +29,7 @@ from store.messages import (
     Transact,
     Wait,
     Watch,
+    Written,
 )
 from tests.support.by_hand import Desk
 
@@ -108,8 +109,8 @@ CASES = [
     Case("lease_ttl_max", 60.0, Put("a", b"", ttl=61.0), (Put("a", b"", ttl=60.0),)),
     Case("lease_ttl_max", 60.0, Grant(ttl=1.0, disconnect_ttl=61.0)),
     Case("frame_bytes_max", 10 * K, GetMany(keys=("big", "big")), (BIG,), ROOM),
-    Case("memory_bytes_max", 13 * K, Put("b", bytes(K)), (Put("a", bytes(K)),), LITTLE),
-    Case("memory_bytes_max", 13 * K, Wait(keys=("b",)), (Put("a", bytes(1050)),), LITTLE),
+    Case("memory_bytes_max", 14 * K, Put("b", bytes(K)), (Put("a", bytes(K)),), LITTLE),
+    Case("memory_bytes_max", 14 * K, Wait(keys=("b",)), (Put("a", bytes(1050)),), LITTLE),
     Case("writes_max", 1, DeletePrefix(prefix=""), (Put("a", b""), Put("b", b""))),
     Case("writes_max", 1, Transact(when=(), then=(Put("a", b""), Delete("b")))),
     Case("frame_bytes_max", 10 * K, Wait(keys=("big", "big")), (BIG,), ROOM),
@@ -321,7 +322,7 @@ def test_leases_count_in_the_memory_and_are_granted_no_further_than_it_reaches_b
     assert isinstance(granted, Failed)
     assert granted.kind is FailureKind.LIMIT
     assert "memory_bytes_max is 4194304" in granted.message
-    assert len(leases) * 1024 == pytest.approx(2 * mib, rel=0.05), "but for what is kept back"
+    assert len(leases) * 1024 == pytest.approx(1.9 * mib, rel=0.01), "but for what is kept back, and for the history"
     asked = [Put("k", b"", ttl=9.0), Transact(when=(), then=(Put("k", b"", ttl=9.0),))]
     asked.append(Transact(when=(), then=(Put("k", b"", lease=2**62),), grants=(Grant(ttl=9.0, id=2**62),)))
     for request in asked:
@@ -334,3 +335,45 @@ def test_leases_count_in_the_memory_and_are_granted_no_further_than_it_reaches_b
         desk.ask(Revoke(lease=lease))
     assert desk.engine.memory_bytes < mib // 10
     assert isinstance(desk.ask(Grant(ttl=10.0)), Granted)
+
+
+def test_keys_that_steer_pass_each_limit_of_room_by_an_eighth_and_no_further() -> None:
+    """Regression: users' keys filled the store, and no loss of a node could be reported."""
+    small: dict[str, Any] = {
+        "value_bytes_max": 4 * K,
+        "frame_bytes_max": 64 * K,
+        "outbox_bytes_max": 64 * K,
+        "history_bytes_max": K,
+    }
+    for limit, most in {
+        "keys_max": 80,
+        "group_keys_max": 80,
+        "stored_bytes_max": 80 * K,
+        "group_bytes_max": 80 * K,
+        "memory_bytes_max": 209 * K,
+        "leases_max": 80,
+    }.items():
+        desk = Desk(**{**small, limit: most})
+        ttl = 9.0 if limit == "leases_max" else None
+
+        def put(name: str, size: int, desk: Desk = desk, ttl: float | None = ttl) -> bool:
+            return isinstance(desk.ask(Put(f"/rdzv/job/{name}", bytes(size), ttl=ttl)), Written)
+
+        def fill(name: str, put: Any = put) -> int:
+            sizes = [600] * 300 + [1] * 40
+            return sum(put(f"{name}/{number}", size) for number, size in enumerate(sizes))
+
+        assert fill("store/0/1/k") in range(60, 100), limit
+        assert not put("kept/a", 1)
+        steering = fill("nodes")
+        assert steering in range(8, 30), limit
+        assert not put("head/progress", 1)
+        if limit == "memory_bytes_max":
+            assert desk.fails(Watch(prefix="users/")).kind is FailureKind.LIMIT
+
+
+def test_a_key_that_steers_may_have_a_longer_value_than_others() -> None:
+    desk = Desk(value_bytes_max=K)
+    assert isinstance(desk.ask(Put("/rdzv/job/history", bytes(4 * K))), Written)
+    for key in ("/rdzv/job/kept/history", "/rdzv/history", "history"):
+        assert desk.fails(Put(key, bytes(K + 1))).kind is FailureKind.LIMIT
