@@ -133,15 +133,10 @@ class Agreement:
     ) -> tuple[Stop, int] | None:
         """Return the record to write, and the revision that it replaces; None if none is due. Change nothing.
 
-        Args:
-            round: The number of the last round.
-            standing: The last record that this node has seen in the store.
-            why: Why all should leave; empty if they should not.
-            for_newcomers: See `Stop`.
-            closing: True if the run is closed. Then if a member has no step or has gone, all leave at once: the others
-                would wait for it in their next step.
-            members: The live members that use steps, so will answer.
-            some_have_gone: True if a member has left or died.
+        `round` is the last round, `standing` the last record that this node has seen in the store. `why` says why all
+        should leave; it is empty if they should not. `members` are live and use steps, so they will answer. If the run
+        is `closing`, and a member has no step or `some_have_gone`, all leave at once: the others would wait for that
+        member in their next step.
         """
         if self._asked is not None and (standing is None or standing.revision < self._asked.revision):
             standing = self._asked  # the watch has not delivered it yet

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-FINISHED: Final = "every member has finished its body"  # why a finished run is closed
+FINISHED: Final = "every member has finished its body"
 
 # Keys in the round's shared store: the number of finished members; the first to end it, and how its work failed.
 DONE: Final = "rdzv/done"

@@ -68,12 +68,9 @@ class Ticket:
 class Node:
     """One node of a run.
 
-    Args:
-        settings: The user's settings.
-        loop: The loop that the node lives in.
-        open_store: Makes the store client; entered at the first connect, and again if the store was replaced.
-        rng: For jitter, and for the node's name if none is given.
-        port: The port that it promises for rank 0, if not one of this machine's.
+    `open_store` makes the store client; it is entered at the first connect, and again if the store was replaced. `rng`
+    is for jitter, and for the node's name if none is given. `port` is promised for rank 0, instead of one of this
+    machine's.
 
     Attributes:
         listeners: Woken at every change of the node's state; from any thread.
@@ -412,7 +409,7 @@ class Node:
 
     @property
     def progress(self) -> int | None:
-        """The node's last finished step, for its next arrival; -1 for none, None if not known."""
+        """The `progress` of this node's next record."""
         return self.part.progress
 
     @progress.setter

@@ -137,7 +137,7 @@ class FollowedRun:
         return self._stream
 
     def in_numbers(self) -> dict[str, Any]:
-        """Return the numbers in its report, and the last step of each member, for the metrics."""
+        """Return `in_numbers` of its report."""
         full, cost = self.report(), self.cost()
         assert self._read is not None, "it was refreshed"
         return in_numbers(full, cost, self._read[1].chapters, self.hour())

@@ -70,7 +70,7 @@ class Link:
         self.has_arrived: bool = False  # the store has taken its arrival, so it has the run's settings
         self._keys = keys
         self._closed_ttl = closed_ttl  # of the run's keys, if this node is the first to write any
-        self._rng = rng  # spreads the periodic work of many nodes over time
+        self._rng = rng
         self._keeping_run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._answered_in: list[float] = []

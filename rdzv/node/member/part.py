@@ -63,7 +63,7 @@ class Part:
     rng: random.Random  # spreads the work of many nodes over time
     port: HeldPort  # the port that the others would use if this node were rank 0
     agreed: Agreed = field(init=False)  # the settings that it expects in the store; an observer has none
-    incarnation: str = field(init=False)  # random; distinguishes processes of one name
+    incarnation: str = field(init=False)  # see `NodeRecord`
     arrival: Arrival[HeldLease] = field(default_factory=Arrival)  # the state of the node's record
     membership: Membership | None = None  # the last round that it was in; `over` says if it still is
     known_round: int = -1  # the last round that it knows of; -1 for none
