@@ -29,7 +29,7 @@ class Scheme:
     """The properties of a URL's scheme."""
 
     family: str  # "tcp" or "etcd"
-    is_encrypted: bool  # connections use TLS
+    is_encrypted: bool
     port: int  # the default port
     prefix: str  # the default `prefix`
 

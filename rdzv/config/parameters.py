@@ -43,7 +43,7 @@ class Parameter:
     default_text: str = ""  # the default in words, if `derive` computes it
     derive: Callable[[Any], Any] | None = None  # returns the default from a `Settings`
     aliases: tuple[str, ...] = ()  # older names, for a URL and `--rdzv-conf`
-    sources: frozenset[Source] = frozenset(Source)  # where it may be given
+    sources: frozenset[Source] = frozenset(Source)
     family: str = ""  # the kind of store that has it, "tcp" or "etcd"; empty: both
     encrypted_only: bool = False  # only for `tcps` and `etcds`
     is_secret: bool = False  # errors do not show its value

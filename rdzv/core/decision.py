@@ -452,7 +452,7 @@ class Me:
 class Parked:
     """Wait for the head to change."""
 
-    reason: str  # why it waits, in words
+    reason: str
     suspended: bool = False  # the join timeout does not run (promise R1)
     until: float | None = None  # when to look again without an event; None: never
 

@@ -91,7 +91,7 @@ class Past(Record, kw_only=True):
 
     rounds: int = 0
     spent: Spent = Spent()  # including the time before the first round
-    losses: int = 0  # lost members
+    losses: int = 0
     lost: Mapping[str, int] = MappingProxyType({})  # the nodes lost most often, with their counts
     reasons: Mapping[str, int] = MappingProxyType({})  # losses by their most common reasons; "": unknown
     since: float | None = None  # when the run began, in seconds since 1970; None if not recorded

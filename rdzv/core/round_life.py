@@ -42,7 +42,7 @@ class Ending:
     """The end of a round for a member."""
 
     kind: EndKind
-    reason: str  # in words
+    reason: str
     node_ids: tuple[str, ...] = ()  # the known members that have gone
 
     @property

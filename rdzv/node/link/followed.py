@@ -151,7 +151,7 @@ class FollowedRuns:
         self._prefix = prefix
         self._runs: dict[str, FollowedRun] = {}
         self.changed: set[str] = set()  # the names of runs; a reader removes the one that it has read
-        self.listeners: Listeners = Listeners()  # notified when a run has changed
+        self.listeners: Listeners = Listeners()
 
     def _has_changed(self, run_id: str) -> None:
         self.changed |= {"", run_id, f"{run_id}/"}  # all of them, as a report, and as a stream: no name has a slash

@@ -60,7 +60,7 @@ class Follower:
         self.heard_at: float = 0.0  # the time of the store's last message, on this node's clock
         # The last ban of this node or its attributes, after its revision; kept if lifted meanwhile.
         self.own_ban: tuple[int, Ban] | None = None
-        self.before: LastCoordinator | None = None  # the last coordinator that has gone
+        self.before: LastCoordinator | None = None
         self.resets: int = 0  # of the watch
         self.error: Exception | None = None  # ended the watch
         # A round key that cannot be read: while this holds, no other round completes.

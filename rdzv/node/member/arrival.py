@@ -42,11 +42,11 @@ class Happening(Enum):
     """An event that changes the state."""
 
     SEND = "send"  # also again, if the last record's outcome is unknown
-    WRITTEN = "written"  # the store has written it
+    WRITTEN = "written"
     REFUSED = "refused"  # by the store, and there is no earlier record
     KEPT = "kept"  # refused by the store, and the earlier record remains
-    TAKE_IN = "take in"  # a round holds the record
-    WITHDRAW = "withdraw"  # the node takes its record back
+    TAKE_IN = "take in"
+    WITHDRAW = "withdraw"
     GONE = "gone"  # not in the store any more: deleted, or lapsed with its lease
 
 

@@ -64,7 +64,7 @@ class Part:
     port: HeldPort  # the port that the others would use if this node were rank 0
     agreed: Agreed = field(init=False)  # the settings that it expects in the store; an observer has none
     incarnation: str = field(init=False)  # see `NodeRecord`
-    arrival: Arrival[HeldLease] = field(default_factory=Arrival)  # the state of the node's record
+    arrival: Arrival[HeldLease] = field(default_factory=Arrival)
     membership: Membership | None = None  # the last round that it was in; `over` says if it still is
     known_round: int = -1  # the last round that it knows of; -1 for none
     unreached: bool = False  # see `NodeRecord`
@@ -79,7 +79,7 @@ class Part:
     known: Known | None = None  # what it knows of a store that was lost, if any was
     tally: bytes = b""  # the run's shared counters, as last read or written
     own_beats: OwnBeats = field(init=False)
-    on_keep_alive: Callable[[], object] = int  # called before each keep-alive
+    on_keep_alive: Callable[[], object] = int
     # Called when the node's lease has ended by its own clock: the store may be silent for long.
     on_lease_lost: Callable[[], object] = int
     _reason: str = NOT_WAITING
