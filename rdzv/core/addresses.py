@@ -38,7 +38,7 @@ def in_zone_of(host: str, address: str) -> str:
 
 
 def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
-    """Return the address, `sends_from` and `store_at` for a node's record, the last two empty if misleading.
+    """Return the address, `sends_from` and `store_at` for a node's record; the last two are empty if misleading.
 
     `seen_as` is the address that the store sees.
     """

@@ -329,7 +329,7 @@ def _choose(
 
 
 def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Complete:
-    """Return the round to commit; members of the last round are admitted before newcomers.
+    """Return the round to commit.
 
     `survivors` are members of the lost store's last round, with their ranks; `after` is its number, or -1.
     """

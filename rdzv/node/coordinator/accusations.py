@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
-"""A lease with less than this part of its TTL left is not being renewed: else it would have twice as much, at least."""
+"""A lease with less than this part of its TTL left is not being renewed: else it would have at least twice as much."""
 
 ASKED_ABOUT_MOST: Final = 256
 """In larger rounds the store is not asked about all members: that would take longer than `gone_ttl`."""

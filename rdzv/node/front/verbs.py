@@ -89,9 +89,9 @@ async def num_nodes_waiting(node: Node) -> int:
 def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     """Return how many nodes wait to join, or have gone. Above 0, this member should meet the others again.
 
-    Answered at once from pushed state, in any thread, so a loop may call it many times a second. With `on_loss`, it
-    also counts members that have died or left since the round completed, and this node itself if it was dropped; else
-    only arrivals that a regroup now would admit.
+    Answered at once from pushed state, in any thread, so a loop may call it many times a second. Members that have died
+    or left since the round completed, and this node itself if it was dropped, count unless `on_loss` is False; arrivals
+    count if a regroup now would admit them.
 
     Returns:
         0 if this node is in no round, or if the run is closed: then the members cannot meet again.

@@ -1,6 +1,6 @@
 """Shell: a node takes its record back: the caller gives up, its time is over, or it leaves its round.
 
-That makes a later commit fail; a commit that came first wins over a timeout.
+Taking it back makes a later commit fail; a commit that came first wins over a timeout.
 """
 
 from __future__ import annotations

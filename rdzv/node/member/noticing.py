@@ -106,7 +106,8 @@ class Noticing:
 
         If its process serves the store, and another host may follow, no round completes here any more.
 
-        It may be in the middle of a step. If it said that it leaves, as at an agreed step, the others would wait.
+        The record is deleted without a word (`left`): the member may be in the middle of a step, in which the others
+        would wait for it.
         """
         part = self._part
         leaving, record = part.drained(link.follower.head), part.arrival.record

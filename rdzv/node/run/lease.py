@@ -16,7 +16,7 @@ RUN_TTL_LEAST = 60.0  # seconds, so that a short closed_ttl does not end a run b
 
 
 async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
-    """Return the run's own lease; grant it if there is none. A key on it names it; its value is the TTL.
+    """Return the run's own lease; grant it if there is none. A key on the lease names it; the key's value is the TTL.
 
     Raises:
         RendezvousSettingsError: `closed_ttl` is too long for the store.
