@@ -144,7 +144,7 @@ class Beats:
         return self._last[2] <= 1
 
     def note(self, *, away: bool) -> BeatNote:
-        """Return the note to send now; `away`: the node has just reconnected to the store."""
+        """Return the note to send now."""
         now = self.clock()
         step, at, count = self._last
         busy_until, what = self._busy_longest

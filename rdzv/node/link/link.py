@@ -100,7 +100,7 @@ class Link:
                 log.error("%s has failed: %r", task.get_name(), error, exc_info=error)
 
     async def step_down(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Stop coordinating, and being ready to; wait at most `within` until the role's lease is given back."""
+        """Stop coordinating, and being ready to; wait at most `within` seconds until the role's lease is revoked."""
         resign, self.resign = self.resign, None
         if resign is not None:
             await resign(within)
@@ -124,7 +124,7 @@ class Link:
 
     @property
     def if_hosted(self) -> str:
-        """A hint that the host of an unreachable store has ended, if it rejects connections; else ""."""
+        """A hint that the store's host has ended, if it rejects connections; else ""."""
         return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
@@ -164,7 +164,7 @@ class Link:
         self._ask_in(every)
 
     def _note_connection(self, connected: bool) -> None:
-        """Note that the connection was lost or is back, or that the client has failed."""
+        """Note a change of the connection, or the client's failure."""
         self._reach_changed.set()
         if connected:
             self.back_at = self.store.time()

@@ -42,7 +42,7 @@ class OwnBeats:
         self._waits = False  # as of the last note
 
     def note(self, membership: Membership | None, *, away: bool) -> bytes:
-        """Return the note for the next keep-alive; `away`: the store was disconnected until a moment ago."""
+        """Return the note for the next keep-alive."""
         if membership is None or membership.over is not None:
             return b""
         waited, _ = membership.beats.longest_wait or (0.0, "")

@@ -107,7 +107,7 @@ class Part:
         self._reason, self._reason_now = reason, None
 
     def wait_for(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
-        """Set the reason for waiting, and log a new one; `reason_now` returns it with its durations up to date."""
+        """Set the reason for waiting, and log a new one; `reason_now` returns it with current durations."""
         # In this order: this runs at each push, and the last condition costs most.
         is_shown = reason != self._reason and log.isEnabledFor(logging.INFO)
         if is_shown and without_durations(reason) != without_durations(self._reason):
@@ -172,7 +172,7 @@ class Part:
             self.listeners.changed()
 
     def note(self, away: bool) -> bytes:
-        """Return the note for the next keep-alive; see `OwnBeats.note`."""
+        """Return the note for the next keep-alive."""
         self.on_keep_alive()
         return self.own_beats.note(self.membership, away=away)
 
@@ -208,7 +208,7 @@ class Part:
         return membership
 
     def take(self, link: Link) -> None:
-        """Have the membership take in the head; called at every change, before any listener."""
+        """Have the membership take in the head."""
         membership = self.membership
         if membership is None or membership.over is not None:
             return

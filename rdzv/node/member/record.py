@@ -244,13 +244,13 @@ class Recording:
 
 
 def ending_error(part: Part, link: Link, me: Me) -> StoreEndingError:
-    """Return the error by which this node looks for the next store; raise if the run is closed, which tells more."""
+    """Return the error by which this node looks for the next store; raise if the run is closed."""
     part.refuse_if_closed(link.follower.head, me)
     return StoreEndingError(f"the store at {link.host} is ending: the node that hosts it is done")
 
 
 async def new_record(part: Part, link: Link) -> NodeRecord:
-    """Return this node's record, once the store has reported, in this session, the address it sees the node at."""
+    """Return this node's record, once the store has reported the address that it sees in this session."""
     settings, store = part.settings, link.store
     address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
     if address is None:
