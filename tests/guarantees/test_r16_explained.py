@@ -52,6 +52,7 @@ WAITS: dict[str, tuple[Callable[[SharedStore], Coroutine[Any, Any, object]], str
 }
 
 
+@pytest.mark.some_of(8)
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("ttl", [3, 10, 60])
 @pytest.mark.parametrize("says_steps", [False, True])

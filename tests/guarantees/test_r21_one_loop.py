@@ -317,6 +317,7 @@ async def test_r21_a_check_never_waits_for_the_dead() -> None:
         assert b.left_before == []
 
 
+@pytest.mark.some_of(4)
 @pytest.mark.parametrize("seed", range(12))
 async def test_r21_all_members_always_stop_before_the_same_step(seed: int) -> None:
     """Newcomers at random moments, steps of random lengths: each round's members leave before one step."""

@@ -182,6 +182,7 @@ async def test_r22_a_wait_for_a_killed_process_ends(twin: str, wait: str) -> Non
                 await told(a, NodesLost(1, ("killed",)))
 
 
+@pytest.mark.some_of(1)
 @pytest.mark.parametrize("driver", [*ROUNDS, "rdzv run"])
 async def test_r22_the_host_of_a_memory_store_is_killed_and_member_and_spare_end_soon_and_say_why(driver: str) -> None:
     async with start_python("-m", "rdzv", "serve", "--port", "0") as host, contextlib.AsyncExitStack() as stack:

@@ -85,6 +85,7 @@ async def test_r5_each_of_sixty_three_survivors_is_notified_in_time_and_soon_in_
         assert max(life.met_at[1] for life in survivors) - max(life.told_at[0] for life in survivors) <= MET_WITHIN
 
 
+@pytest.mark.some_of(1)
 @pytest.mark.parametrize("seed", range(3))
 async def test_r5_twenty_killed_at_once_with_the_coordinator_among_them_make_one_new_round_of_forty_four(
     seed: int,

@@ -55,6 +55,7 @@ class Cut:
         self._on = False
 
 
+@pytest.mark.some_of(2)
 @virtual_time
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 3.5, 5.0])
 async def test_r8_a_silent_cut_of_up_to_half_the_ttl_costs_no_lease_and_is_over_at_once(seconds: float) -> None:

@@ -115,6 +115,7 @@ async def at_every_step(trouble: Callable[[VirtualRun], Awaitable[None]], *, fir
     pytest.fail(f"the nodes take more than {STEPS_MOST} steps; raise STEPS_MOST")
 
 
+@pytest.mark.some_of(1)
 @pytest.mark.parametrize(("outage", "first"), [(outage, first) for first, outage in enumerate(OUTAGES, start=1)])
 async def test_r8_a_durable_store_killed_at_any_step_costs_delay_and_nothing_else(outage: float, first: int) -> None:
     async def restart(run: VirtualRun) -> None:
@@ -125,6 +126,7 @@ async def test_r8_a_durable_store_killed_at_any_step_costs_delay_and_nothing_els
     await at_every_step(restart, first=first)
 
 
+@pytest.mark.some_of(1)
 @pytest.mark.parametrize(("way", "first"), [("cut", 4), ("partition", 5), ("partition the coordinator", 6)])
 async def test_r8_a_network_cut_shorter_than_the_ttl_costs_delay_and_nothing_else(way: str, first: int) -> None:
     async def cut(run: VirtualRun) -> None:

@@ -111,6 +111,7 @@ async def job(program: str, names: str, parameters: str = "") -> AsyncIterator[J
         yield it
 
 
+@pytest.mark.some_of(1)
 @pytest.mark.parametrize("program", [AWAITED, BLOCKING], ids=["awaited", "blocking"])
 async def test_s13_survivors_of_the_hosts_death_go_on_again_and_again(program: str) -> None:
     async with job(program, "abcd") as it:

@@ -86,6 +86,7 @@ async def typed(hosts: Sequence[Host], words: Sequence[str], tmp_path: Path) -> 
         yield Typed([await stack.enter_async_context(host.python(*words, env=SHORTLY)) for host in hosts], end)
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(
     ("style", "management"), [("cloud", False), ("debian", False), ("ipv6", False), ("dual", True)]
 )

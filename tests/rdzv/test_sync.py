@@ -318,6 +318,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("hosting", [False, True])
 @pytest.mark.parametrize("ending", ENDINGS)
 async def test_a_process_that_exits_inside_the_context_exits_at_once_and_silently(ending: str, hosting: bool) -> None:

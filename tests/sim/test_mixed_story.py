@@ -147,6 +147,7 @@ class Story:
         return True
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("seed", range(FIRST, END))
 async def test_r3_all_nodes_meet_after_random_events(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     limits, marked, mark = CAPPED if seed % 2 else None, [], Term._mark

@@ -53,6 +53,7 @@ def launched(script: str, *flags: str, blocked: str = "", ignored: str = "") -> 
     return inheriting(*words, blocked=blocked, ignored=ignored)
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("blocked", "ignored"), [("SIGCHLD", ""), ("", "SIGCHLD"), ("SIGCHLD", "SIGCHLD")])
 @pytest.mark.parametrize("flags", [(), ("--preload", "json")], ids=["new", "warm"])
 async def test_a_launcher_sees_its_processes_end_also_if_sigchld_is_blocked_or_ignored(

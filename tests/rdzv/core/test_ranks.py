@@ -50,6 +50,7 @@ arrivals_and_previous = st.lists(
 )
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize(
     "name", ["survivors", "in_place", "arrival", "name", "requested", "topology", "topology:domain"]
 )

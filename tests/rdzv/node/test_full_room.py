@@ -92,6 +92,7 @@ async def test_new_nodes_take_the_places_of_lost_ones_whose_shared_store_is_full
         await infos[0].store.set("k", bytes(1024))
 
 
+@pytest.mark.some_of(2)
 @all_limits
 async def test_members_that_fill_each_rounds_store_meet_again(limits: Limits) -> None:
     async with VirtualRun(limits=limits, min_nodes=3, ttl=3, last_call_timeout=1) as run:

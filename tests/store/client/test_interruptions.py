@@ -88,6 +88,7 @@ def stopped_later(
             process.kill()
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize(
     "call",

@@ -31,6 +31,7 @@ def without(closed: tuple[int, ...], *arguments: str) -> contextlib.AbstractAsyn
     return start("/bin/sh", "-c", f'exec "$@" {closing}', "sh", sys.executable, "-W", "error", *arguments)
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("closed", SETS)
 async def test_a_server_without_standard_streams_outlives_its_clients(closed: tuple[int, ...]) -> None:
     """If standard error was closed, the first client to leave ended the process: libuv never closes a socket of number
@@ -46,6 +47,7 @@ async def test_a_server_without_standard_streams_outlives_its_clients(closed: tu
         assert any("listens on" in line for line in child.output) is (2 not in closed)
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("closed", SETS)
 async def test_processes_of_a_launcher_have_all_three(closed: tuple[int, ...], tmp_path: Path) -> None:
     found = tmp_path / "found"

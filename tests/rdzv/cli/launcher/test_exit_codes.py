@@ -85,6 +85,7 @@ def test_a_give_up_status_that_is_zero_or_impossible_is_refused(
     assert "255" in capsys.readouterr().err
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("given", "status"), [(7, 7), (256, 1), (-9, 137), (0, 122)])
 async def test_no_node_of_a_run_that_was_given_up_exits_with_0(server: str, given: int, status: int) -> None:
     """Regression: a spare exited with 0, and every node did if the reason given was the text of a success."""

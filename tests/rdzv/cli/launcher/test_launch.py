@@ -499,6 +499,7 @@ async def test_a_process_that_gives_up_ends_the_run_on_every_node_with_its_statu
         assert any("says not to go on" in line for line in b.output), b.written()
 
 
+@pytest.mark.some_of(1)
 @pytest.mark.parametrize("by_signal", [True, False], ids=["signal", "command"])
 async def test_a_drained_node_leaves_and_the_others_meet_again(server: str, by_signal: bool) -> None:
     url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30"

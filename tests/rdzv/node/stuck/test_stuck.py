@@ -140,6 +140,7 @@ NO_ALARM: dict[str, Callable[[Cluster], object]] = {
 }
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("case", NO_ALARM)
 def test_other_pauses_raise_no_alarm(case: str) -> None:
     judged, announced = "without" not in case, "announced" in case
