@@ -20,7 +20,7 @@ from aiohttp import web
 
 from rdzv.core.absent import Missing
 from rdzv.core.history import Chapter, History, Incident
-from rdzv.core.live.changes import in_numbers, message, settled, without_ages
+from rdzv.core.live.changes import message, settled, summary_of, without_ages
 from rdzv.core.report import RunStatus, account, report
 from rdzv.core.round import Participant
 from rdzv.core.state import Ban, Closed, Phase
@@ -315,7 +315,7 @@ class Played:
                 happened = sum(1 + len(one.incidents) for one in history.chapters)
                 told = without_ages(full) | {"happened": happened, "cost": cost.plain()}
                 shown = settled((before or {}).get("run") or {}, told)
-            runs.append(in_numbers(full, cost, history.chapters, status.now) | {"steps": None})
+            runs.append(summary_of(full, cost, history.chapters, status.now) | {"steps": None})
         return {"now": time.time(), "store": "4591aeef2467c5a2", "chosen": chosen, "runs": runs, "run": shown}
 
     def _status(self, run_id: str) -> tuple[RunStatus, History]:

@@ -106,7 +106,7 @@ class Keys:
         return f"{self.attempt(number, term)}ranks/{'' if bucket is None else bucket}"
 
     def roster(self, number: int, term: int, bucket: int | None = None) -> str:
-        """Return the key of a bucket of `Participant`, by rank, or the prefix of all."""
+        """Return the key of one bucket of `Participant`s, in order of rank; without `bucket`, the prefix of all."""
         return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
 
     def reached(self, number: int, term: int) -> str:

@@ -60,7 +60,7 @@ class Phase(Enum):
 
 
 class Outcome(Enum):
-    """The consequences of the end of a member's work."""
+    """What a member does once its work has ended."""
 
     MEET_AGAIN = "meet again"
     RAISE = "raise"  # the error is its own

@@ -125,7 +125,7 @@ class Runs:
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self._over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
-            over.summary = await self.followed.numbers_of(run_id)
+            over.summary = await self.followed.summary_of(run_id)
         listed = [over.summary for _, over in youngest if over.summary is not None]
         told = [{name: value for name, value in one.items() if name != "steps"} for one in (*live, *listed)]
         return sorted(told, key=lambda one: one["run_id"])
@@ -147,7 +147,7 @@ class Runs:
             some = unknown[at : at + COUNTED_AT_ONCE]
             nodes = await asyncio.gather(*(self._client.count(self._keys(id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
-                summary = (await self.followed.refreshed(id)).in_numbers() if count else None
+                summary = (await self.followed.refreshed(id)).summary() if count else None
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
                     live.append(summary)
                 else:

@@ -234,15 +234,15 @@ class Life:
         try:
             with anyio.CancelScope() as self._awaits:
                 if self.ending is None:
-                    await self._count_in(1)
+                    await self._count_finished(1)
                     await anyio.sleep_forever()
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
-                await self._count_in(0)  # the last to be counted may have gone before it could close the run
+                await self._count_finished(0)  # the last to be counted may have gone before it could close the run
         except (RendezvousError, StoreError) as error:
             self._say(f"this member has finished, and cannot report it: {error}")
         return True
 
-    async def _count_in(self, more: int) -> None:
+    async def _count_finished(self, more: int) -> None:
         with contextlib.suppress(RoundSupersededError):
             count = await (await self._store()).add(DONE, more)
             self.all_have_finished = count == self.membership.round.size

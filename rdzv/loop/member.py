@@ -149,7 +149,7 @@ class RoundLoop(Generic[SomeRound]):
 
 
 class Busy:
-    """A period in which a member is not expected to begin a step; enter it with `with` or `async with`."""
+    """A period in which no member is judged by its steps, as this one is busy; entered by `with` or `async with`."""
 
     def __init__(self, node: Node, membership: Membership, seconds: float, what: str) -> None:
         self._node = node
@@ -219,7 +219,7 @@ class MemberOfRound(ABC):
         self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
 
     async def begin(self) -> bool:
-        """Prepare the body's needs before the loop gives the round; return False if it has ended meanwhile."""
+        """Prepare this round before the loop yields it (in torch: its process group); return False if it has ended."""
         return True
 
     def _enter(self) -> None:

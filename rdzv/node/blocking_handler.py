@@ -43,7 +43,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def blocking(verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Handler, P], T]:
+def blocking_method(
+    verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Handler, P], T]:
     """Make the blocking method of a verb, in the node's loop, or of a third party's method."""
 
     @functools.wraps(verb)
@@ -194,27 +196,27 @@ class Handler(Known, RendezvousHandler):
         if isinstance(self._inner, AsyncHandler):
             self._inner.check_usable()
 
-    leave = blocking(verbs.leave)
-    num_nodes_waiting = blocking(verbs.num_nodes_waiting)
-    is_closed = blocking(verbs.is_closed)
-    set_closed = blocking(verbs.set_closed)
-    give_up = blocking(verbs.give_up)
-    drain = blocking(verbs.drain)
-    resize = blocking(verbs.resize)
-    keep = blocking(verbs.keep)
-    restore = blocking(verbs.restore)
-    accuse = blocking(verbs.accuse)
-    all_here = blocking(verbs.all_here)
-    change_tally = blocking(verbs.change_tally)
-    store_host = blocking(verbs.store_host)
-    ban = blocking(verbs.ban)
-    unban = blocking(verbs.unban)
-    answer = blocking(verbs.answer)
-    status = blocking(verbs.status)
-    account = blocking(verbs.account)
-    history = blocking(verbs.history)
-    ping = blocking(verbs.ping)
-    _roster = blocking(verbs.roster)
+    leave = blocking_method(verbs.leave)
+    num_nodes_waiting = blocking_method(verbs.num_nodes_waiting)
+    is_closed = blocking_method(verbs.is_closed)
+    set_closed = blocking_method(verbs.set_closed)
+    give_up = blocking_method(verbs.give_up)
+    drain = blocking_method(verbs.drain)
+    resize = blocking_method(verbs.resize)
+    keep = blocking_method(verbs.keep)
+    restore = blocking_method(verbs.restore)
+    accuse = blocking_method(verbs.accuse)
+    all_here = blocking_method(verbs.all_here)
+    change_tally = blocking_method(verbs.change_tally)
+    store_host = blocking_method(verbs.store_host)
+    ban = blocking_method(verbs.ban)
+    unban = blocking_method(verbs.unban)
+    answer = blocking_method(verbs.answer)
+    status = blocking_method(verbs.status)
+    account = blocking_method(verbs.account)
+    history = blocking_method(verbs.history)
+    ping = blocking_method(verbs.ping)
+    _roster = blocking_method(verbs.roster)
 
 
 class BlockingStream(Generic[T]):

@@ -50,7 +50,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def awaited(
+def awaited_method(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], Coroutine[Any, Any, T]]:
     """Make the async method of a verb: it runs the verb in the node's loop."""
@@ -182,7 +182,7 @@ class Handler(Known, RendezvousHandler):
         Raises:
             RendezvousClosedError: The run is closed; the message has the reason.
             RendezvousTimeoutError: It did not happen within `join_timeout`; the message says what was missing.
-            RendezvousSettingsError: The run was started with other settings, or this handler with too few to join.
+            RendezvousSettingsError: The run was started with other settings, or this handler without `min_nodes`.
             RendezvousGracefulExitError: This node was a spare, and the run is closed; or it waits, and is to leave.
             RendezvousConnectionError: The store cannot be reached.
             RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
@@ -254,24 +254,24 @@ class Handler(Known, RendezvousHandler):
                 heard.update(questions)
                 await wakeup.sleep_until(None)
 
-    leave = awaited(verbs.leave)
-    num_nodes_waiting = awaited(verbs.num_nodes_waiting)
-    is_closed = awaited(verbs.is_closed)
-    set_closed = awaited(verbs.set_closed)
-    give_up = awaited(verbs.give_up)
-    drain = awaited(verbs.drain)
-    resize = awaited(verbs.resize)
-    keep = awaited(verbs.keep)
-    restore = awaited(verbs.restore)
-    accuse = awaited(verbs.accuse)
-    all_here = awaited(verbs.all_here)
-    change_tally = awaited(verbs.change_tally)
-    store_host = awaited(verbs.store_host)
-    ban = awaited(verbs.ban)
-    unban = awaited(verbs.unban)
-    answer = awaited(verbs.answer)
-    status = awaited(verbs.status)
-    account = awaited(verbs.account)
-    history = awaited(verbs.history)
-    ping = awaited(verbs.ping)
-    _roster = awaited(verbs.roster)
+    leave = awaited_method(verbs.leave)
+    num_nodes_waiting = awaited_method(verbs.num_nodes_waiting)
+    is_closed = awaited_method(verbs.is_closed)
+    set_closed = awaited_method(verbs.set_closed)
+    give_up = awaited_method(verbs.give_up)
+    drain = awaited_method(verbs.drain)
+    resize = awaited_method(verbs.resize)
+    keep = awaited_method(verbs.keep)
+    restore = awaited_method(verbs.restore)
+    accuse = awaited_method(verbs.accuse)
+    all_here = awaited_method(verbs.all_here)
+    change_tally = awaited_method(verbs.change_tally)
+    store_host = awaited_method(verbs.store_host)
+    ban = awaited_method(verbs.ban)
+    unban = awaited_method(verbs.unban)
+    answer = awaited_method(verbs.answer)
+    status = awaited_method(verbs.status)
+    account = awaited_method(verbs.account)
+    history = awaited_method(verbs.history)
+    ping = awaited_method(verbs.ping)
+    _roster = awaited_method(verbs.roster)

@@ -366,7 +366,7 @@ class Reconnecting(interface.Store):
                     raise untrusted(self.name, error) from None
                 self.last_problem = describe(error)
                 self._cuts.attempted(error)
-                if lack_of(error) and not self.met:  # of this process: waiting does not help
+                if lack_of(error) and not self.met:  # out of files or threads: dialing again is no use
                     lost = ConnectionLost(f"{self.name} cannot be asked: {self.last_problem}", maybe_applied=False)
                     self.fail(lost)
                     raise lost from None

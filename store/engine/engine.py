@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import Saved
     from store.engine.keyspace import Groups
     from store.engine.sessions import Session
-    from store.engine.waits import Postponed
+    from store.engine.waits import PostponedWaits
     from store.engine.watches import Watcher
 
 NOBODY: Final = MappingProxyType[int, float]({})
@@ -76,7 +76,7 @@ class Engine:
         self._state = state = State(self.limits)
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
         self._watches, self._waits = state.watches, state.waits
-        self.postponed: Postponed = state.postponed
+        self.postponed: PostponedWaits = state.postponed
         self._history, self._snapshots = state.history, state.snapshots
         self._keys.revision = first_revision
         self._history.begin(first_revision)

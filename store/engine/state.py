@@ -13,7 +13,7 @@ from store.engine.leases import LEASE_OVERHEAD, LeaseRecord, Leases
 from store.engine.past import Past
 from store.engine.sessions import Session, Sessions, reply_cost_at_most
 from store.engine.snapshots import Snapshots
-from store.engine.waits import Postponed, Waits
+from store.engine.waits import PostponedWaits, Waits
 from store.engine.watches import History, Watches
 from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
 from store.messages import (
@@ -81,7 +81,7 @@ class State:
         self.watches: Watches = Watches(self.keys.groups.name_of)
         self.waits: Waits = Waits()
         self.past: Past = Past(self.keys.entries)
-        self.postponed: Postponed = Postponed()
+        self.postponed: PostponedWaits = PostponedWaits()
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)

@@ -2,7 +2,7 @@
 
 A wait is registered at the keys of its conditions, and at one missing key: when that key is written, the wait moves to
 another one, so that a write pays for each wait once. The engine decides if a wait has ended. Too many waits for one
-step are looked at in several, each as of the time of the change (`Postponed`, promise S11).
+step are looked at in several, each as of the time of the change (`PostponedWaits`, promise S11).
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Waits:
         return sum(len(parked.keys) + len(parked.when) for parked in map(self.parked.__getitem__, watchers))
 
 
-class Postponed:
+class PostponedWaits:
     """Waits that are looked at in several steps, each as of the change that affected it, earliest first.
 
     `Past` has the entries before each later change.

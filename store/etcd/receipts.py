@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from store.etcd.members import Members
 
 RECEIPTS_TTL: Final = 60.0  # seconds; later the outcome of a write without an answer is unknown
-RECEIPTS_LEAST: Final = 40.0  # seconds; with less left a new lease is granted; more than the default timeout
+RECEIPTS_LEAST: Final = 40.0  # seconds that a lease must have left; above the default timeout of the write
 HANG_UP_WITHIN: Final = 1.0  # seconds for deleting receipts; else their lease lapses
 
 

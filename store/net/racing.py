@@ -87,7 +87,7 @@ class Addresses:
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
-        """Return the addresses in the order to try, or `OSError`; None after a second, or `within`: ask again."""
+        """Return the addresses in the order to try; None if the lookup takes over a second, or `within`: call again."""
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
             if looking is None or not looking.is_alive():  # one at a time: it may take minutes

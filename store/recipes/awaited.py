@@ -129,7 +129,7 @@ def lock(
         StoreTimeoutError: It was not free in time, or the store did not answer.
         LeaseNotFound: The lock was lost; an awaiting holder is cancelled first.
     """
-    return _place(store, name, f"the lock {shown(name)} was not free", "w", value, ttl, terms)
+    return _held_place(store, name, f"the lock {shown(name)} was not free", "w", value, ttl, terms)
 
 
 def write_lock(
@@ -143,7 +143,7 @@ def read_lock(
     store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
     """Hold a read-write lock together with other readers, once all earlier writers have gone; see `lock`."""
-    return _place(store, name, f"the lock {shown(name)} was not free of writers", "r", value, ttl, terms)
+    return _held_place(store, name, f"the lock {shown(name)} was not free of writers", "r", value, ttl, terms)
 
 
 def leadership(
@@ -159,7 +159,7 @@ def leadership(
         terms: As of `lock`; with `timeout=0`, lead only if there is no other candidate now.
     """
     late = f"another led in {shown(name)}: this one was not elected"
-    return _place(store, name, late, "w", candidate, ttl, terms, bell=True)
+    return _held_place(store, name, late, "w", candidate, ttl, terms, bell=True)
 
 
 async def leader(store: Calls, name: str, *, timeout: float | None = None) -> bytes | None:
@@ -182,7 +182,7 @@ async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
 
 
 @contextlib.asynccontextmanager
-async def _place(
+async def _held_place(
     store: Calls, name: str, late: str, kind: str, value: bytes, ttl: float, terms: LeaseTerms, *, bell: bool = False
 ) -> AsyncIterator[Held]:
     ask = _Asking(store, name, terms.pop("timeout", None), late)

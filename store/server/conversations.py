@@ -184,7 +184,7 @@ class Conversations:
                 try:
                     item = peer.stalled or next(peer.unread)
                 except StopIteration:
-                    peer.has_read()
+                    peer.note_all_carried_out()
                     return
                 peer.stalled = None
                 if isinstance(item, Hello):

@@ -30,7 +30,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 SHARED_BYTES = 16 * 1024  # larger events and answers are encoded once for all readers
 AT_ONCE = 64  # notifications of one change before others have a turn
-CAUGHT_UP_AT_ONCE = 1024  # of one peer; beyond, its requests wait
+CAUGHT_UP_AT_ONCE = 1024  # pending notifications of one peer; with more, its requests wait
 WRITTEN_AT_ONCE = 16  # peers between looks at the clock ...
 BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or this many bytes, about a millisecond
 POSTPONED_MOST = 64  # changes with postponed waits; beyond, requests wait
@@ -235,7 +235,8 @@ class Dispatcher:
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
-        # An up-to-date reader gets a revision larger than any outbox; else its watch would never pass it.
+        # Events of one revision may exceed the limit of an outbox. A reader with an almost empty outbox gets them
+        # all the same, or its watch would end at this revision each time.
         frame = _frame(watch_id, encoded)
         size = weight(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):

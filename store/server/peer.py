@@ -198,7 +198,7 @@ class Peer(asyncio.BufferedProtocol):
         """Return the bytes times seconds of unfinished requests: deliberately slow senders have most."""
         return self.inbox_bytes * (1.0 + now - self._inbox_since)
 
-    def has_read(self) -> None:
+    def note_all_carried_out(self) -> None:
         """Note that every complete request is carried out."""
         self._to_hear -= self.batch_bytes
         self.batch_bytes = 0

@@ -23,7 +23,7 @@ AGES: Final = frozenset(
 """The fields that change with time alone; the report also has a stable field for each, mostly an hour."""
 
 
-def in_numbers(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter], now: float) -> dict[str, Any]:
+def summary_of(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter], now: float) -> dict[str, Any]:
     """Return a report's numbers, and each member's last step, for the metrics."""
     return {
         **{name: full[name] for name in SUMMED},

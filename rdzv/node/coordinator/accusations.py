@@ -84,7 +84,8 @@ class AccusationWatch:
     async def _doubted(self, number: int, accused: str, by: str) -> list[Stuck]:
         """Return the accused members whose leases are not being renewed.
 
-        If the accused is unknown, return only those whose process has ended: a proxy may have dropped many connections.
+        If the accuser could not name a member (`SOMEBODY`), return only those whose process has ended: a proxy may have
+        dropped connections of live ones.
         """
         view, why = self._view, self._why(accused, by)
         named, at_most = (

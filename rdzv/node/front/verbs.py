@@ -1,7 +1,7 @@
 """The verbs of a node: the calls that its callers may make, each written once, with its signature and docstring.
 
 A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, in any thread.
-The handlers make methods of them: `awaited` in `rdzv.node.handler`, `blocking` in `rdzv.node.blocking_handler`.
+The handlers make methods of them: `awaited_method` in `rdzv.node.handler`, and its twin in `blocking_handler`.
 Joining, `changes()` and closing differ between the two, and are in `Node`.
 """
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.keys import Keys
-from rdzv.core.live.changes import in_numbers, settled, without_ages
+from rdzv.core.live.changes import settled, summary_of, without_ages
 from rdzv.core.report import account, as_of, report
 from rdzv.listeners import Listeners
 from rdzv.node.link.follower import Follower
@@ -136,11 +136,11 @@ class FollowedRun:
             self._stream, self._streamed = settled(self._stream, told), self._version
         return self._stream
 
-    def in_numbers(self) -> dict[str, Any]:
-        """Return `in_numbers` of its report."""
+    def summary(self) -> dict[str, Any]:
+        """Return `summary_of` of its report."""
         full, cost = self.report(), self.cost()
         assert self._read is not None, "it was refreshed"
-        return in_numbers(full, cost, self._read[1].chapters, self.hour())
+        return summary_of(full, cost, self._read[1].chapters, self.hour())
 
 
 class FollowedRuns:
@@ -172,12 +172,12 @@ class FollowedRuns:
         """Return the hour of a followed run; else this machine's."""
         return self._runs[run_id].hour() if run_id in self._runs else time.time()
 
-    async def numbers_of(self, run_id: str) -> dict[str, Any]:
+    async def summary_of(self, run_id: str) -> dict[str, Any]:
         """Return the numbers of a run that is over, without following it."""
         run = FollowedRun(self._store, Keys(self._prefix, run_id), int)
         try:
             await run.refresh()
-            return run.in_numbers()
+            return run.summary()
         finally:
             await run.aclose()
 

@@ -233,7 +233,7 @@ class Link:
 
     # ------------------------------------------------------------------------------------------ leases
 
-    def choose_lease(self) -> int:
+    def new_lease_id(self) -> int:
         """Return an id for a lease that a transaction grants."""
         return CHOSEN_LEASE_LEAST + self._rng.getrandbits(62)
 

@@ -120,7 +120,7 @@ class NodeThread(NodeLoop):
         """Stop using the thread; from any thread, and once."""
         thread, self._thread, self._left = self._thread, None, True
         if thread is not None:
-            _leave(self, thread)
+            _leave_thread(self, thread)
 
 
 _lock = threading.Lock()
@@ -138,7 +138,7 @@ def _join(user: NodeThread) -> LoopThread:
         return _thread
 
 
-def _leave(user: NodeThread, thread: LoopThread) -> None:
+def _leave_thread(user: NodeThread, thread: LoopThread) -> None:
     global _thread
     with _lock:
         if thread is not _thread:  # the thread of the process that forked

@@ -36,7 +36,7 @@ class Role:
         wanted = min(needed * 2.0 ** min(lost_terms, LOST_TERMS_MOST), TERM_MOST) + link.store.fail_over
         ttl = min(wanted, link.store.lease_ttl_max)
         # Of the role's key; renewed once the role is taken.
-        self.lease: HeldLease = HeldLease(link.keeping, id=link.choose_lease(), ttl=ttl)
+        self.lease: HeldLease = HeldLease(link.keeping, id=link.new_lease_id(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
             # The role outlives its holder's connection no longer than a member's lease: a successor announces the

@@ -68,9 +68,9 @@ class Part:
     membership: Membership | None = None  # the last round that it was in; `over` says if it still is
     known_round: int = -1  # the last round that it knows of; -1 for none
     unreached: bool = False  # see `NodeRecord`
-    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that only others reached, since the last round that held
+    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that only others reached, since a round lasted
     times_left_out: int = 0  # how often it was left out for that, since then
-    given_up: str = ""  # see `NodeRecord.gave_up`; since the last round that held
+    given_up: str = ""  # the round that it gave up, and why, for its next record; cleared once a round lasts
     leaves_because: str = ""  # the reason that this node gives for leaving, for the others
     lapses: int = 0  # leases lost while waiting for this round
     lapsed_in: int = -1  # see `NodeRecord`

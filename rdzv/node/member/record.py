@@ -78,7 +78,7 @@ class Recording:
                 result, sent_at = await self._send(record, lease, role, run, expected=expected)
             except LeaseNotFound:
                 part.note_lapse()
-                part.arrival.lapsed()  # the keeper's report of that is on its way
+                part.arrival.lapsed()  # now: the report of the lease's keeper comes later
                 link.known_run_lease = None
                 expected = 0
                 continue
@@ -119,7 +119,7 @@ class Recording:
         if part.arrival.lease is None:
             most = link.store.lease_ttl_max
             ttl = node_ttl(part.settings.ttl, round_trip=link.round_trip, lapses=part.lapses, most=most)
-            part.arrival.lease = HeldLease(link.keeping, id=link.choose_lease(), ttl=ttl)
+            part.arrival.lease = HeldLease(link.keeping, id=link.new_lease_id(), ttl=ttl)
         return part.arrival.lease
 
     async def _send(
@@ -208,7 +208,7 @@ class Recording:
         await agree_on_settings(
             link.store, part.keys, part.agreed, lease, incarnation=part.incarnation, there=settings_entry
         )
-        while there is not None:  # find the record that this arrival replaces
+        while there is not None:  # wait until this arrival may replace the record of its name
             holder = NodeRecord.unpack(there.value, node_id=part.node_id, arrival=there.mod_revision)
             if holder.left or holder.incarnation == part.incarnation:
                 return there.mod_revision

@@ -198,7 +198,7 @@ class ConnectionTable:
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
     def expect(self, who: Stranger, seconds: float, give_up: Callable[[], None], *, patiently: bool = False) -> None:
-        """Call `give_up` unless it proceeds within `seconds`; `patiently`: later, if honest clients are slow."""
+        """Call `give_up` if `who` does not proceed in `seconds`; `patiently`: more, while honest clients are slow."""
         row = self._rows.get(who)
         if row is not None:
             row.due, row.give_up, row.patiently = self.clock() + seconds, give_up, patiently

@@ -32,7 +32,7 @@ def test_the_roles_disconnect_ttl_is_at_most_that_of_members(
     store = SimpleNamespace(time=float, fail_over=0.0, lease_ttl_max=60.0)
     way = {
         "keeping": SimpleNamespace(store=None),
-        "choose_lease": lambda: 7,
+        "new_lease_id": lambda: 7,
         "reconnects_in": reconnects_in,
         "round_trip": 0.0,
     }
