@@ -5,13 +5,7 @@
     PrefixStore, gloo, the agent        >  TorchStore     >  the blocking shared store  >  one socket per thread
     DynamicRendezvousHandler            >  TorchRendezvousBackend  >  a blocking client
 
-They translate calls. Nothing of ours is pickled on any wire; only PyTorch's own `DynamicRendezvousHandler` gives its
-backend a pickled state, which PyTorch makes and reads.
-
-`pytorch` lists the names of PyTorch that these modules use, with their releases.
-
-**C++ and Python.** A `torch.distributed.Store` is a C++ object with a Python half. C++ calls methods of the Python
-half, two of them in camel case, and does not keep it alive: see `TorchStore`.
+Nothing of ours is pickled on any wire. Only PyTorch's own `DynamicRendezvousHandler` gives its backend a pickled state.
 """
 
 from rdzv.torch.backend import TorchRendezvousBackend

@@ -1,4 +1,4 @@
-"""Shell: the state of PyTorch's `DynamicRendezvousHandler` in our store, fenced by the revision of its key."""
+"""Shell: the state of PyTorch's `DynamicRendezvousHandler` in our store."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TorchRendezvousBackend(RendezvousBackend):
         store, backend = TorchStore(url), TorchRendezvousBackend(url, run_id)
         DynamicRendezvousHandler.from_backend(run_id, store, backend, min_nodes, max_nodes)
 
-    For comparison, and for users of that handler. The state is a pickle that PyTorch makes and reads: restrict the
-    writers of this store. Our own handler does not need this class.
+    For comparison, and for users of that handler; our own does not need it. The state is a pickle that PyTorch makes
+    and reads: restrict the writers of this store.
 
     Args:
         url: A URL of ours; its run is ignored.

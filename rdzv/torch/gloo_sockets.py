@@ -1,13 +1,12 @@
 """Shell: finds gloo's sockets in this process, and shuts them down.
 
 If a peer is killed, a gloo collective fails only on its neighbours. The others wait for the group's timeout, and
-PyTorch's abort does not end that (2.13). Shutting down the sockets of the group does: every collective on it raises
+PyTorch's abort does not end that (2.13). Shutting down the group's sockets does: every collective on it raises
 `RuntimeError: ... Connection closed by peer`.
 
-Gloo's sockets are recognised by their addresses, as other libraries may open sockets at any time. Each member of a
-group listens at an address of its own, writes it into the group's store, and reads the others' from there. A socket is
-gloo's if one of its ends is such an address, for every group over that store. If the addresses cannot be read, no
-socket is touched.
+Other libraries may open sockets at any time, so gloo's are recognised by their addresses. Each member of a group
+listens at an address of its own, and the members exchange these in the group's store. A socket is gloo's if one of its
+ends is such an address. If the addresses cannot be read, no socket is touched.
 
 A listening socket is never touched, as gloo aborts the process when accept fails. Descriptors are read by system calls:
 a `socket.socket` of a descriptor makes it non-blocking for all its owners after `socket.setdefaulttimeout`.
@@ -39,7 +38,7 @@ class GlooSockets:
         self._addresses: set[Address] = set()
 
     def heed(self, value: str | bytes) -> None:
-        """Record the address of a member's gloo if a value that was written or read contains one."""
+        """Record the address of a member's gloo if this value of the store contains one."""
         if isinstance(value, bytes) and len(value) > ADDRESS_BYTES and (address := _listens_at(value)) is not None:
             self._addresses.add(address)
 

@@ -2,13 +2,12 @@
 
 **gloo.** `gloo_sockets` ends its collectives.
 
-**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout: each member
-learns of the loss from its own node and aborts. An abort waits for the GPU, so it runs in a thread of its own, and
-`close` waits for that before another group can be made. Two variables must be set before the first group, or `make`
-raises. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must not end the process. `TORCH_NCCL_BLOCKING_WAIT=1`:
-without it a collective returns before the GPU is done and an aborted one raises nothing; then the optimizer would apply
-an invalid gradient to the state that survivors keep. This follows PyTorch's documentation and sources, and has never
-run on a GPU.
+**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each member
+learns of the loss from its own node. An abort waits for the GPU, so it runs in a thread, which `close` waits for. Two
+variables must be set before the first group, or `make` raises. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must
+not end the process. `TORCH_NCCL_BLOCKING_WAIT=1`: without it a collective returns before the GPU is done and an aborted
+one raises nothing; then the optimizer would apply an invalid gradient to the state that survivors keep. This follows
+PyTorch's documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from rdzv.torch.store import TorchStore
 
 CONNECT_WITHIN: Final = 1.0  # seconds to connect a small gloo group, at the first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
-GLOO_WAITS: Final = 5  # gloo waits for so many of its timeouts until a connection is made (its `waitUntilConnected`)
+GLOO_WAITS: Final = 5  # gloo waits for this many of its timeouts for a connection (its `waitUntilConnected`)
 ATTEMPTS: Final = 5  # each with twice the time, for busy machines
-LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets while an aborted group is still being made
+LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets of an aborted group that is still being made
 VERDICT: Final = "rdzv.group/verdict"
 GO_ON: Final = b"go on"
 AGAIN: Final = b"again"
@@ -50,7 +49,7 @@ NEEDED_BY_NCCL: Final = (
 
 @dataclass(eq=False)
 class RoundGroup:
-    """The default process group of this process during a round, over a store for its members only."""
+    """The process's default group during a round, over a store for its members only."""
 
     store: Any
     _: KW_ONLY
@@ -84,14 +83,14 @@ class RoundGroup:
                     f"group; otherwise {otherwise}"
                 )
         if not self._uses_gloo or set_group_timeout is None:
-            # If PyTorch cannot change the timeout later, the collectives' timeout applies from the start.
+            # PyTorch cannot change the timeout later.
             self._make_once(self.store, self.timeout)
             if self._aborted.is_set():
                 self.abort()  # the sockets that were made meanwhile
             return
-        # A gloo group has one timeout for connecting and for collectives. Connecting needs a short one: it waits in
-        # vain for a member that dies meanwhile, and has no sockets to abort. If it is too short for a busy machine, all
-        # try again with more time.
+        # A gloo group has one timeout for connecting and for collectives. Connecting needs a short one: a wait for a
+        # member that dies meanwhile has no sockets to abort. If it is too short for a busy machine, all try again with
+        # more time.
         within = CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self.world_size
         failure: RuntimeError | None = None
         for attempt in range(ATTEMPTS):
@@ -125,7 +124,7 @@ class RoundGroup:
             self._sockets.shut_down()
 
     def _wait_for_all(self, store: Any) -> None:
-        """Wait for every member in the store, whose waits end at a loss; gloo's do not."""
+        """Wait for every member in the store: its waits end at a loss, gloo's do not."""
         if store.add("rdzv.group/came", 1) == self.world_size:
             store.set("rdzv.group/all", "1")
         store.wait(["rdzv.group/all"])
@@ -143,13 +142,13 @@ class RoundGroup:
         return bool(store.get(VERDICT) == GO_ON)
 
     def abort(self) -> None:
-        """End all present and future collectives; from any thread, repeatedly."""
+        """End all present and future collectives; from any thread, also repeatedly."""
         self._aborted.set()
         if self._uses_gloo:
             self._sockets.shut_down()
             if self._making.locked():
-                # In a thread: the caller may be the node's thread, which renews leases, and gloo retries for ten
-                # seconds.
+                # In a thread: gloo retries for ten seconds, and the caller may be the node's thread, which renews
+                # leases.
                 threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
         aborting = self._aborting
         if self._uses_nccl and abort_process_group is not None and (aborting is None or not aborting.is_alive()):
@@ -164,7 +163,7 @@ class RoundGroup:
         self._making.release()
 
     def close(self) -> None:
-        """Destroy all process groups, with their threads and sockets."""
+        """Destroy all process groups."""
         if self._aborting is not None:
             self._aborting.join()  # it destroys them
         if dist.is_initialized():
@@ -176,11 +175,7 @@ class RoundGroup:
 
 
 def refuse_existing_group() -> None:
-    """Raise if this process has a default group, whose collectives a second group would mix with its own.
-
-    Raises:
-        RendezvousStateError: There is one.
-    """
+    """Raise `RendezvousStateError` if this process has a default group: a second would mix its collectives with it."""
     if dist.is_initialized():
         raise RendezvousStateError(
             "this process has a process group already, of another loop of rdzv.torch.rounds or of init_process_group, "

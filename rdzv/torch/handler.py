@@ -69,7 +69,7 @@ def _as_torch(error: ours.RendezvousError) -> Exception:
 
 
 class _Choices:
-    """The parameters of `torchrun` as ours."""
+    """The parameters of `torchrun`, translated."""
 
     # `heartbeat_timeout` limits PyTorch's heartbeat, `use_libuv` and `store_type` choose its store: not ours.
     IGNORED: Final = ("heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
@@ -81,13 +81,13 @@ class _Choices:
             config.pop("timeout", None)
         self.read_timeout = timedelta(seconds=_read("read_timeout", config, READ_TIMEOUT, like="join_timeout"))
         self.regroup_on_loss: bool = _read("regroup_on_loss", config, True, like="insecure")
-        # The values stay as written: `is_host=auto` is None once it is read, and None means that it was not given.
+        # The values stay as written: if it is read, `is_host=auto` is None, which would mean that it was not given.
         config = read(config, Source.RDZV_CONF) | {name: config[name] for name in config if name in PARAMETERS}
 
         endpoint = params.endpoint.strip()
         if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
             endpoint = "localhost:0"  # no other job shares it
-        self.reserved: socket.socket | None = None  # holds the port of this job's own store until that listens
+        self.reserved: socket.socket | None = None  # holds the port of this job's own store until the store listens
         if (own := _ANY_PORT.fullmatch(endpoint)) is not None:
             if params.min_nodes > 1:
                 refuse(
@@ -118,7 +118,7 @@ class _Choices:
 
 
 def _reserved(host: str) -> socket.socket:
-    """Return a socket that reserves a free port of this machine for a listening one."""
+    """Return a socket that reserves a free port of this machine."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((host, 0))
@@ -126,7 +126,7 @@ def _reserved(host: str) -> socket.socket:
 
 
 def _read(name: str, config: dict[str, Any], default: Any, *, like: str) -> Any:
-    """Take a parameter of PyTorch's out of the configuration; its values are those of ours that it is like."""
+    """Take one of PyTorch's parameters out of the configuration, and read it like our parameter `like`."""
     return PARAMETERS[like].called(name).read(config.pop(name, default))
 
 
@@ -134,9 +134,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     """PyTorch's rendezvous handler over ours, for `torchrun --rdzv-backend=rdzv`.
 
     `--rdzv-endpoint` is `host[:port]`, or a URL of ours without the run, such as `etcd://head:2379`. `--rdzv-conf`
-    takes our parameters, and PyTorch's: `join_timeout`, `timeout` (our `join_timeout`, unless that is given, too),
-    `last_call_timeout`, `close_timeout`, `is_host`, `keep_alive_interval` x `keep_alive_max_attempt` (our `ttl`),
-    `read_timeout` (for the agent's store), `heartbeat_timeout` (accepted and ignored), and:
+    takes our parameters, and PyTorch's: `timeout` (our `join_timeout`, unless that is given, too), `last_call_timeout`,
+    `close_timeout`, `is_host`, `keep_alive_interval` x `keep_alive_max_attempt` (our `ttl`), `read_timeout` (for the
+    agent's store), `heartbeat_timeout` (accepted and ignored), and:
 
         regroup_on_loss     members meet again when one has died or left (true); false waits, as PyTorch does, until
                             their workers fail
@@ -145,14 +145,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     them. So `next_rendezvous` returns a round only once all members have received it, and meets again if one dies
     before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
 
-    **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent but by a
-    signal. After a signal the node only leaves, and the others learn of it at once. A node that was never in a
-    round, and could not join one, does not close the run.
+    **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent except by a
+    signal. After a signal the node only leaves, and the others learn of it at once. A node that was never in a round,
+    and could not join one, does not close the run.
 
     **Spares.** When the run is closed, a spare gets PyTorch's `RendezvousGracefulExitError`. PyTorch's agent (2.13 and
-    before) accepts it, but then raises AttributeError for the missing result. So under `torchrun`, where no caller
-    could catch the error, `next_rendezvous` raises `SystemExit(0)`. The caller of `elastic_launch` gets the error from
-    `shutdown`, which PyTorch's launcher calls at its end.
+    before) accepts it, but then raises AttributeError for the missing result. So `next_rendezvous` raises
+    `SystemExit(0)` under `torchrun`, where no caller could catch the error. The caller of `elastic_launch` gets the
+    error from `shutdown`.
 
     docs/pytorch.md explains ranks, drains, restarts and `torch_store=tcp`; `agent.unnamed_run` runs without a name.
 
@@ -204,10 +204,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True unless `agent_store=0`: workers use the TCPStore of rank 0's agent at MASTER_ADDR:MASTER_PORT.
+        """True if rank 0's agent serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT, not its worker.
 
-        It is there before the workers start, outlives rank 0's worker, and is new in every round. If False, rank 0's
-        worker uses the port. With PyTorch 2.4 it is False: its workers put their restart count before all keys, and the
+        The agent's store is there before the workers start, outlives rank 0's worker, and is new in every round. It is
+        not used with `agent_store=0`, nor with PyTorch 2.4, whose workers put their restart count before all keys: the
         agents of one round may have different counts.
         """
         return self._settings.agent_store is not False and not KEYS_BY_RESTARTS
@@ -224,14 +224,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._worker_ends.follow(agent.next_workers(), agent.raised_by)
         if self._beats is None:
             self._beats = make_own_folder("rdzv-beats-")
-            # Not a TemporaryDirectory, which warns when collected, and which forked children would remove.
+            # A TemporaryDirectory would warn when collected, and forked children would remove it.
             weakref.finalize(self, _remove_in, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)  # for the agent's workers
         forget_beats(self._beats)
         start_to_follow(handler, self._beats)
 
     def _hear_of_ending(self, agent: Agent | None, ending: Ending) -> None:
-        """Write the end of a round, in a thread, as the screen may block; called in the node's loop."""
+        """Write the end of a round, in a thread, as the screen may block the node's loop."""
         handler = self._handler
         if handler is not None:
             done = agent is not None and agent.is_done
@@ -239,7 +239,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 handler.start(in_thread(partial(self._screen.ended, ending, handler.closed, done=done)))
 
     def _end_life(self, why: str = "") -> None:
-        """Stop following this round; announce the failure of a worker here, if `why` was not announced at once."""
+        """Stop following this round; announce the failure of a worker here, unless that was done at once."""
         life, handler = self._life, self._handler
         self._forget_workers()
         self._life = None
@@ -256,8 +256,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """Leave the current round, if any, and return once this node is a member of the next.
 
         Raises:
-            RendezvousGracefulExitError: This node was a spare and the run is closed. Under torchrun `SystemExit` with
-                status 0. See the class.
+            RendezvousGracefulExitError: This node was a spare and the run is closed; see the class.
             RendezvousError: The fitting class of PyTorch's. Under torchrun one line and `SystemExit` with status 1, as
                 PyTorch would print a hundred lines.
         """
@@ -297,7 +296,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         raise explained from None
 
     def _next_whole_round(self) -> sync.RendezvousInfo:
-        """Return the next round that all members have received, as agents wait for one another right after it."""
+        """Return the next round that all members have received."""
         began = time.monotonic()
         handler, agent = self._connected(), agent_above()
         self._end_life(self._with_remedy(agent.problem) if agent is not None else "")
@@ -318,7 +317,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
 
     def _serves_workers(self, info: sync.RendezvousInfo) -> bool:
-        """Serve the workers' TCPStore at rank 0; False if its port is taken and another can be promised."""
+        """Serve the workers' TCPStore at rank 0; return False if its port is taken and another can be promised."""
         if not self.use_agent_store or info.rank != 0:
             return True
         self._workers_store = serve_workers(info, self._settings.master_port, self._taken)
@@ -348,7 +347,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return with_remedy(how) if self.use_agent_store else how
 
     def _keep_logs(self, agent: Agent | None, round: int) -> None:
-        """Keep the logs of the last round's workers, which PyTorch deletes unless it counts a restart."""
+        """Keep the logs of the last round's workers: PyTorch deletes them unless it counts a restart."""
         if agent is not None and self._logs_of is not None:
             try:
                 agent.keep_logs(self._logs_of)
@@ -359,14 +358,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._logs_of = round
 
     def _next_round(self, handler: sync.Handler) -> sync.RendezvousInfo:
-        """Return the next round; in a run without a name, after the former job of that name has ended."""
+        """Return the next round. In a run without a name, wait for the end of the former job of that name."""
         began = time.monotonic()
         while True:
             was_open = not handler.is_closed()
             try:
                 return handler.next_rendezvous()
             except ours.RendezvousClosedError:
-                # A node that was there before the close belonged to that job, which is done or has failed.
+                # A node that was in the run before the close belongs to the ended job.
                 if self._run_id != NO_NAME or self._was_member or was_open:
                     raise
                 left = self._settings.join_timeout - (time.monotonic() - began)
@@ -418,9 +417,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes to meet again for: waiting, leaving, or with `regroup_on_loss` lost.
 
-        Above 0, the agent restarts its workers. The agent calls this ten times a second, so no request is made. A
-        closed run has none. A member with a failed worker counts as lost, though its agent may need 30 s to stop the
-        other workers: workers here may hang in a collective meanwhile.
+        Above 0, the agent restarts its workers. It asks ten times a second, so no request is made. A closed run has no
+        such nodes. A member with a failed worker counts as lost, though its agent may need 30 s to stop the other
+        workers: workers here may hang in a collective meanwhile.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
@@ -459,7 +458,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         # PyTorch 2.5 and later do not call this after a signal; the agent of 2.4 does while handling it.
         end = end_of_agent()
         if end.signal is not None:
-            if self._handler is not None:  # else the signal came while it waited for the store
+            if self._handler is not None:  # else it still waited for the store
                 self._handler.leaves_because(told_to_end(end.signal))
                 self._handler.leave()
         elif self._was_member or not self._kept_out:
@@ -481,7 +480,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return self._handler is not None and self._handler.hosts_store
 
     def _end_by_signal(self, name: str) -> None:
-        """Leave, and serve the store until the others have gone; not in an exit handler, which cannot start threads."""
+        """Leave, and serve the store until the others have gone; exit handlers cannot start threads for that."""
         self._signals.leave(name)
         self._screen.ends(name, serves_for=self._settings.close_timeout if self._hosts() else None)
         if self._handler is not None and not self._over:

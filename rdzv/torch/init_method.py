@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import timedelta
 
-EXIT_CLOSE_TIMEOUT: Final = 5.0  # in seconds, for clients of a script's store at its end; or `close_timeout`
+EXIT_CLOSE_TIMEOUT: Final = 5.0  # seconds for clients of a script's store at its end, unless `close_timeout` is given
 
 _SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdzv+etcds": "etcds"}
 
@@ -40,8 +40,8 @@ def register_init_method() -> None:
     share a round. With `torch_store=tcp` the store is a TCPStore on the round's rank 0. `torch.distributed.rpc` accepts
     such URLs, too.
 
-    The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` are optional: they mean
-    `requested_rank`, and the minimum and maximum of nodes. The timeout of `init_process_group` is that of the store,
+    The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` are optional: they set
+    `requested_rank`, and both `min_nodes` and `max_nodes`. The timeout of `init_process_group` is that of the store,
     and of joining unless the URL has a `join_timeout`. A process stays in its round until it ends, or until it destroys
     the group and calls `init_process_group` with the same URL again: then it joins the next round.
     """
@@ -76,10 +76,10 @@ def _is_given(name: str, parameters: Mapping[str, str]) -> bool:
 
 
 class _Joined:
-    """A run that this process has joined by `init_process_group`, for the life of the process.
+    """A run that this process has joined by `init_process_group`.
 
-    PyTorch drops the iterator once it has the store, so it cannot hold the membership. A thread that waits for the end
-    of the main thread leaves the run: in exit handlers no thread can be started any more.
+    PyTorch drops the iterator once it has the store, so this object holds the membership while the process lives. A
+    thread waits for the end of the main thread and leaves the run, as exit handlers cannot start threads.
     """
 
     _all: Final[dict[tuple[int, str], _Joined]] = {}
@@ -107,7 +107,7 @@ class _Joined:
     def next_round(
         self, timeout: timedelta, segments: str, *, expected_rank: int, expected_size: int
     ) -> tuple[dist.Store, int, int]:
-        """Return store, rank and world size of the next round; of this one if the segments are new in it.
+        """Return store, rank and world size of the next round, or of this one if the segments are new in it.
 
         Raises:
             DistNetworkError: The store cannot be reached.

@@ -1,12 +1,12 @@
 """Shell: undoes in survivors, in `sync_state`, a step that a loss has interrupted.
 
-A step changes more of a model than its parameters. An unused gradient would be added to the next step's: `sync_state`
-drops the gradients of all members. Buffers (BatchNorm's running statistics) contain a part of a batch: `check` copies
-changed ones, and `sync_state` restores the copies, unless the optimizer has stepped since.
+An unused gradient would be added to the next step's: `sync_state` drops the gradients of all members. Buffers
+(BatchNorm's running statistics) contain a part of a batch: `check` copies changed ones, and `sync_state` restores the
+copies, unless the optimizer has stepped since.
 
 `optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, and the loss
-raises in the closure. So a hook copies both before each such step, and `sync_state` restores the copies of a step that
-did not end. `TorchRound.sync_state` lists the rest.
+raises in the closure. So a hook copies both before each such step, and `sync_state` restores them after a step that did
+not end. `TorchRound.sync_state` lists the rest.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class _Copy(NamedTuple):
 
 
 class InterruptedStep:
-    """The state of the models of one process at the last `check`, from round to round."""
+    """The state of one process's models at the last `check`, over all rounds."""
 
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[Any, dict[str, _Copy]] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with hooks for steps
-        # Of optimizers in a step: the values of their parameters and their state before it, or None without a copy.
+        # By optimizer in a step: its parameters' values and its state before the step, or None without a copy.
         self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._steps = 0  # of the optimizers since the last check
         self._steps_before = 0  # between the last two checks
         self._has_warned = False
 
     def remember(self) -> None:
-        """Copy the buffers of all models of `sync_state` as a `check` begins; a step that has raised before stays."""
+        """Copy the buffers of all models of `sync_state` as a `check` begins; never undo a step that raised before."""
         self._begun.clear()
         self._copy_buffers()
 
@@ -87,8 +87,8 @@ class InterruptedStep:
         Args:
             model: A model of `sync_state`, or None.
             optimizer: Its optimizer, or None.
-            announced: True if the last round ended at an agreed step. Then an unused gradient means that `check` was
-                given smaller steps than the optimizer's.
+            announced: True if the last round ended at an agreed step. Then an unused gradient shows that `check` was
+                called more often than the optimizer stepped.
         """
         if self._steps == 0 and model is not None:
             self._restore(model)
@@ -132,7 +132,7 @@ class InterruptedStep:
                 setattr(model.get_submodule(owner), attribute, copy.kept.clone())
 
     def follow(self, model: Any, optimizer: Any) -> None:
-        """Record the state that `sync_state` has brought, and follow these from now on."""
+        """Record the state that `sync_state` has brought, and follow model and optimizer from now on."""
         if model is not None:
             self._models.setdefault(model, {})
         if optimizer is not None and optimizer not in self._optimizers:

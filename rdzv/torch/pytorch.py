@@ -69,7 +69,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])  # the installed release: `(2, 13)`, say
+RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])  # such as `(2, 13)`
 
 _AGENT: Final = "torch.distributed.elastic.agent.server.api"
 _PROCESSES: Final = "torch.distributed.elastic.multiprocessing.api"
@@ -135,10 +135,9 @@ def copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
 
 
 def destroy_process_groups() -> None:
-    """Destroy all process groups, also right after a collective, without waiting for their threads.
+    """Destroy all process groups, also right after a collective.
 
-    The threads take some 15 ms to end: a thread of its own waits for them. The interpreter waits for that thread at
-    exit.
+    Their threads take some 15 ms to end. A thread waits for them, and the interpreter waits for that at exit.
     """
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
@@ -146,7 +145,7 @@ def destroy_process_groups() -> None:
 
 
 def _let_go(groups: list[Any]) -> None:
-    """Release the groups; there is no notification that their threads have done so."""
+    """Release the groups after their threads have ended, of which there is no notification."""
     time.sleep(LETS_GO_AFTER)
     groups.clear()
 
@@ -167,9 +166,9 @@ def same_device(work: Callable[..., T]) -> Callable[..., T]:
 def count_groups_anew() -> None:
     """Reset the number of the next default group of this process.
 
-    PyTorch numbers default groups since the last destroyed one, and the number is in all of the group's keys. After a
-    failed making there is nothing to destroy, so the next group of this process would wait for keys of another number
-    than the others'.
+    PyTorch numbers default groups since the last destroyed one, and the number is in all of the group's keys. A failed
+    making increases it, and leaves no group to destroy: the next group would wait for keys with another number than the
+    others'.
     """
     if world_of_groups is not None and not dist.is_initialized():
         world_of_groups.group_count = 0
@@ -182,7 +181,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def runs_under_torchrun() -> bool:
-    """Return True if PyTorch's launcher is above us on the stack: then no caller can catch an error."""
+    """Return True if PyTorch's launcher called us: then no caller can catch an error."""
     return any(
         frame.f_code.co_name == "run"
         and getattr(frame.f_globals.get("__spec__"), "name", None) == LAUNCHER  # also right under `python -m`
@@ -200,11 +199,11 @@ class Agent:
 
     @property
     def is_done(self) -> bool:
-        """True if they have succeeded: the agent only waits for the other agents."""
+        """True if the workers have succeeded: the agent only waits for the other agents."""
         return bool(getattr(self.group, "state", "") == "SUCCEEDED")  # of `WorkerState`, a string enum
 
     def next_workers(self) -> Callable[[], Mapping[int, int]]:
-        """Return a function that returns the pids of the next workers by local rank, once all have been started."""
+        """Return a function that returns the next workers' pids by local rank, once all have been started."""
         before = self._pids()  # each round has new processes
 
         def pids() -> Mapping[int, int]:
@@ -278,14 +277,11 @@ class AgentEnd:
     signal: str | None  # the name of the signal that ends it, or None
     why: str  # the reason, for the other nodes
     has_failed: bool  # true if an error ends it
-    has_no_result: bool  # it has raised for a missing result, as after the good end of a spare
+    has_no_result: bool  # a missing result has raised, as after the good end of a spare
 
 
 def end_of_agent() -> AgentEnd:
-    """Return the end of the agent that is shutting its handler down, from the exception in flight.
-
-    Without an exception it has ended well.
-    """
+    """Return the end of the agent that shuts its handler down, from the exception in flight; a good end without one."""
     error, why = sys.exception(), "an agent has ended"
     if isinstance(error, ChildFailedError):
         first = getattr(error, "get_first_failure", None)
@@ -315,12 +311,12 @@ def underlying_store(store: Any) -> Any:
 
 @functools.cache
 def teach_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
-    """Let `PrefixStore` call the Python half for queues and `list_keys`, which C++ does not.
+    """Let `PrefixStore` call the Python half for queues and `list_keys`; C++ raises `NotImplementedError` over ours.
 
-    Over other stores its methods are unchanged. Without this they raise `NotImplementedError` over ours.
+    Over other stores its methods are unchanged.
 
     Args:
-        kind: The Python store that has them.
+        kind: The Python store that has these methods.
         prefix_of: Returns the prefix of the keys of a `PrefixStore`.
     """
     for name in ("queue_push", "queue_pop", "queue_len", "list_keys"):

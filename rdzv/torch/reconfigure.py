@@ -1,9 +1,8 @@
 """Shell: the number and the handles for `torch.distributed._reconfigure`, from a round.
 
 Since 2.14 PyTorch can change the members of a process group in place, as an experiment. All members need the same fresh
-number, and the handles of all members by rank. They are exchanged in the round's store.
-
-`rdzv.torch.rounds` makes a group per round instead: on 2.15, with 4 gloo ranks, that took as long.
+number, and the handles of all members by rank, which they exchange in the round's store. `rdzv.torch.rounds` makes a
+group per round instead: on 2.15, with 4 gloo ranks, that took as long.
 """
 
 from __future__ import annotations

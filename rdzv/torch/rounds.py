@@ -9,16 +9,14 @@
 
 Survivors keep model and optimizer in memory. After a loss the node's thread aborts the group, so that a hanging
 collective raises at once. Leaving the block swallows that error, and the next round has a new group, under another
-prefix of another store. `sync_state` brings all members, survivors one step behind and newcomers, to the state with the
-most steps.
-
-If a group cannot be made because a member has gone, the round has ended before its body began, and the loop continues.
+prefix of another store. If a group cannot be made because a member has gone, the round has ended before its body began,
+and the loop continues.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block. So a thread of the round makes the group and syncs state, and `in_thread` runs other blocking work there. A loss
-aborts the group, which ends the thread's work, and cancels the body. A cancelled call waits for the thread, so that
-nothing of one round writes to the model in the next. All other changes end the body at a `check`, also where
-`rdzv.rounds` would cancel it before its first step: a body cancelled in a collective would leave the others in it.
+aborts the group, which ends the thread's work, and cancels the body. Other changes end the body at a `check` only, also
+where `rdzv.rounds` would cancel it before its first step: a body cancelled in a collective would leave the others in
+it.
 """
 
 from __future__ import annotations
@@ -104,7 +102,7 @@ def rounds(
 
 
 class TorchRounds:
-    """The rounds of a run, for `for` or `async for`; made by `rounds`, for one loop."""
+    """The rounds of a run, for one loop by `for` or `async for`; made by `rounds`."""
 
     def __init__(
         self, url: str, overrides: dict[str, Any], *, backend: str, timeout: timedelta, options: Options
@@ -128,7 +126,7 @@ class TorchRounds:
         return next(self._blocking)
 
     def close(self) -> None:
-        """Leave for good; collecting the rounds after a `break` does so, too."""
+        """Leave for good; the garbage collector does so, too, after a `break`."""
         if self._blocking is not None:
             self._blocking.close()
 
@@ -153,7 +151,7 @@ class TorchRounds:
 
 
 class _GroupOfRound(MemberOfRound):
-    """The part of a round that both twins share: the process group, which is the process's default one.
+    """The part of a round that both twins share: its process group.
 
     Attributes:
         group: The group. Groups made over it are aborted with it.
@@ -182,7 +180,7 @@ class _GroupOfRound(MemberOfRound):
         """Make the group; without a wait in the blocking twin."""
 
     async def begin(self) -> bool:
-        """Make the group; a failure counts as the body's. Return False if that ends the round."""
+        """Make the group; count a failure as the body's. Return False if that ends the round."""
         self.life.start()
         try:
             await self._make()
@@ -215,7 +213,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
         self.group.make()
 
     def _ended(self, ending: Ending) -> None:
-        """Abort the group after a loss; from the node's thread. An agreed leave happens outside collectives."""
+        """Abort the group after a loss; from the node's thread. At an agreed leave no member is in a collective."""
         super()._ended(ending)
         if ending.others_have_gone:
             self.group.abort()
@@ -231,19 +229,18 @@ class TorchRound(_GroupOfRound, blocking.Round):
         super().check(step)
 
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
-        """Make a group of some members by `torch.distributed.new_group`; it is aborted with the round, too."""
+        """Make a group of some members by `torch.distributed.new_group`, which is aborted with the round, too."""
         return dist.new_group(ranks, **options)
 
     def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state with the most finished steps; a collective, so all call it.
 
-        A member that lags behind replaces its state once the other is complete: if the source dies meanwhile, it keeps
-        its own.
+        If the source of the state dies meanwhile, a member that lags behind keeps its own.
 
         No trace of an interrupted step remains in the arguments: the gradients of all members are None, buffers are as
         at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone. For
-        that it keeps a copy of parameters and state while it steps, as do other libraries' optimizers with a closure.
-        The program restores the rest:
+        that LBFGS, and any other library's optimizer with a closure, keeps a copy of parameters and state while it
+        steps. The program restores the rest:
 
         * gradients that a CUDA graph or a flat buffer owns: zero that buffer, since an optimizer skips what is None;
           and large buffers that a CUDA graph changes: bring them in `extra`
@@ -298,7 +295,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         super()._ended(ending)
 
     def _end_thread_waits(self) -> None:
-        """End the waits of the round's thread, in a collective or for a key of the store."""
+        """End the waits of the round's thread, in collectives and in the store."""
         self.blocking_store.end_waits()
         self.group.abort()
 
@@ -307,7 +304,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
             self._released = True
             with anyio.CancelScope(shield=True):
                 await self._loop.run_in_executor(self._thread, self._dispose)
-            self._thread.shutdown()  # it is idle: a short wait
+            self._thread.shutdown()  # it is idle
             self._client.close()
 
     # ------------------------------------------------------------------------------------------ for the body
@@ -320,9 +317,10 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run blocking work, such as a training step, in the round's thread, and wait for its end.
 
-        One call runs at a time. A cancelled call waits for the end of the work, which comes soon, as its collectives
-        are aborted and its waits in the store end. If the work has finished all the same, its result counts, and the
-        body is cancelled at its next await: so the number of a step and its effect stay together.
+        One call runs at a time. A cancelled call waits for the end of the work, so that it does not write to the model
+        in the next round. That comes soon, as collectives are aborted and waits in the store end. If the work has
+        finished all the same, its result counts, and the body is cancelled at its next await: so the number of a step
+        and its effect stay together.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
         try:
@@ -335,7 +333,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
                 return doing.result()
             raise
         finally:
-            # Its error refers to this frame: a cycle would keep the group, with its threads and sockets.
+            # Its error refers to this frame: this cycle would keep the group, with its threads and sockets.
             del doing
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:

@@ -1,17 +1,16 @@
 """Shell: brings all members of a process group to the state of one: model, optimizer and more.
 
 First the source sends the structure of its state, as one pickled object with a place for each tensor. Every member
-compares the model's part with its own. If all agree, the tensors follow, each as a broadcast of its bytes into its
-place: gloo does not know all number types. A model's parameters and buffers are written in place, also those outside
-its `state_dict`. `get_extra_state` values and an optimizer's state are made anew, as a newcomer has none yet, or of
-another shape.
+compares the model's part with its own. If all agree, the tensors follow, each as a broadcast of its bytes: gloo does
+not know all number types. A model's parameters and buffers are written in place, also those outside its `state_dict`.
+`get_extra_state` values and an optimizer's state are made anew, as a newcomer has none yet, or one of another shape.
 
 A member that lags has a state of its own, which counts if the source dies meanwhile; a mixture of two states does not.
 So it receives the model's tensors into new ones, and replaces its own when all are there.
 
 A sharded model (`DTensor`, as `fully_shard` makes them) is rejected: the part of a lost member is lost.
 
-The pickle is PyTorch's (`broadcast_object_list`), among the members of one group; it never enters a store of ours.
+The pickle is PyTorch's (`broadcast_object_list`), and never enters a store of ours.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SHARDED: Final = "is sharded (a DTensor): the part of a member that is lost is g
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a tensor; a sharded one is only marked so."""
+    """The place of a tensor in a structure."""
 
     index: int
     shape: tuple[int, ...]
@@ -79,7 +78,7 @@ def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _is_extra(name: str, value: Any) -> bool:
-    """Return True for the name of a `get_extra_state` value, as PyTorch documents it."""
+    """Return True for the name of a `get_extra_state` value."""
     return not isinstance(value, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
 
 
@@ -136,7 +135,7 @@ def _agree(difference: str | None) -> None:
 
     Raises:
         ValueError: This member's model differs.
-        RoundChanged: Another member's model differs; the others meet again without it.
+        RoundChanged: Another member's model differs.
     """
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, difference)

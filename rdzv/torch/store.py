@@ -50,7 +50,7 @@ def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, S
 
 
 def split_off_segments(url: str) -> tuple[str, str]:
-    """Split off the segments after the run's name: callers append them to separate groups."""
+    """Split off the segments after the run's name."""
     parts = split_url(url)
     run_id, _, segments = parts.run_id.partition("/")
     return (replace(parts, run_id=run_id).url if segments else url), segments.strip("/")
@@ -58,7 +58,7 @@ def split_off_segments(url: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a `TorchStore`, by which another process opens it: without any secret's value."""
+    """The data by which another process opens a `TorchStore`, without any secret's value."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("token_file", "ca", "cert", "key", "user", "password_file", "prefix")
 
@@ -116,7 +116,7 @@ def _passed_on(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Call
 
 
 class _Probed(threading.local):
-    """The keys that a probed `PrefixStore` has asked for in this thread; else None."""
+    """The keys that a probed `PrefixStore` has asked for in this thread; None if none is probed."""
 
     keys: list[str] | None = None
 
@@ -132,17 +132,16 @@ class TorchStore(dist.Store):
         PrefixStore("ckpt", TorchStore(info.store))         # of a round: fenced, gone with the round
 
     Stores of one URL hold the same keys, apart from those of other runs. It serves nothing: `rdzv serve`, or a node of
-    the run, does. Errors are those of TCPStore: `DistStoreError` after a timeout, with the missing keys;
-    `QueueEmptyError`; `DistNetworkError` if the store cannot be reached. After the round, its store raises
-    `DistStoreError`.
+    the run, does. Errors are those of TCPStore: `DistStoreError` after a timeout, with the missing keys, and after the
+    end of a round in its store; `QueueEmptyError`; `DistNetworkError` if the store cannot be reached.
 
     C++ holds only the C++ half of this object, and calls after the end of the Python half fail with an internal
-    assertion: `PrefixStore("p", TorchStore(url))` would be enough. C++ does not report its release, so every instance
-    is kept until the process ends. Clones share one client, with a socket for each thread in a call. `close` closes the
-    sockets, and later calls say so. Of a round's store a few hundred bytes remain after the next round has come.
+    assertion, as with `PrefixStore("p", TorchStore(url))`. C++ does not report its release, so every instance is kept
+    until the process ends; of a round's store a few hundred bytes, once the next round has come. Clones share one
+    client, with a socket for each thread in a call. `close` closes the sockets, and later calls say so.
 
-    Queues and `list_keys` cannot be overridden for C++. The first `TorchStore` of a process patches `PrefixStore` in
-    Python to ask the store below. `num_keys` and `list_keys` count only keys of this URL or round.
+    C++ does not call queues and `list_keys` of the Python half. So the first `TorchStore` of a process patches
+    `PrefixStore` in Python to ask the store below. `num_keys` and `list_keys` count only keys of this URL or round.
 
     **Processes.** A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries
     the URL, the prefix of its keys, the timeout, and the names of files with secrets, but no secret's value: a token
@@ -186,7 +185,7 @@ class TorchStore(dist.Store):
 
     @classmethod
     def of_round(cls, shared: BlockingSharedStore, timeout: timedelta, settings: Settings) -> TorchStore:
-        """Return a round's store, which the settings make picklable with its secrets' files."""
+        """Return a round's store; the settings make it picklable."""
         store = cls(shared, timeout)
         store._origin = Origin.of(settings)
         return store
@@ -194,7 +193,7 @@ class TorchStore(dist.Store):
     def _shared_here(self) -> BlockingSharedStore:
         """Return the shared store of this process, with the latest timeout, which C++ may have set."""
         if self._pid != os.getpid():
-            # A forked child has a client of its own. If two threads both make one, each is good.
+            # If two threads of a forked child both make a client, each is good.
             self._shared, self._owns_client, self._pid = self._shared.reopened(), True, os.getpid()
         timeout = self.timeout
         if timeout != self._last_timeout:
@@ -238,7 +237,7 @@ class TorchStore(dist.Store):
         return self._overheard(self._shared_here().get(key))
 
     def _in_parts(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
-        """Yield as many keys as one request takes, with the seconds left for all."""
+        """Yield the keys in groups that fit in one request, each with the seconds left for all."""
         shared, keys, deadline = self._shared_here(), list(keys), time.monotonic() + within
         for first in range(0, max(len(keys), 1), shared.keys_max):
             if first:
@@ -255,13 +254,13 @@ class TorchStore(dist.Store):
 
     @_with_torch_errors
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
-        """Wait for all keys and return their values; of one moment, if one request takes all."""
+        """Wait for all keys and return their values; at one revision, if they fit in one request."""
         parts = self._in_parts(keys, self.timeout.total_seconds())
         return [self._overheard(value) for shared, some, _ in parts for value in shared.multi_get(some)]
 
     @_with_torch_errors
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
-        """Write several values; at once, if one request takes all."""
+        """Write several values; at once, if they fit in one request."""
         keys, values = list(keys), [self._overheard(value) for value in values]
         try:
             if len(keys) != len(values):
@@ -281,7 +280,7 @@ class TorchStore(dist.Store):
         return self._shared_here().check(keys)
 
     def has_extended_api(self) -> bool:
-        """Return True: `append`, `multi_get` and `multi_set` are there."""
+        """Return True."""
         return True
 
     def clone(self) -> TorchStore:
@@ -302,7 +301,7 @@ class TorchStore(dist.Store):
             ) from error
 
     def end(self, of_what: str) -> None:
-        """Drop all but the message that the round is over: a process makes one store per round."""
+        """Drop everything but the message that the round is over: a process makes one store per round."""
         self._shared = cast("BlockingSharedStore", _Over(f"{of_what} is over, and so is the store of its members"))
 
     def close(self) -> None:
@@ -350,10 +349,7 @@ _PREFIX_PROBE: Final = "rdzv/which-prefix-is-this"
 
 
 def _prefix_of(store: Any) -> str:
-    """Return the prefix of the keys of a `PrefixStore` over a `TorchStore`.
-
-    The prefix is not readable, but precedes every key that it asks for.
-    """
+    """Return the prefix of the keys of a `PrefixStore` over a `TorchStore`; only its requests show it."""
     _probed.keys = []
     try:
         store.check([_PREFIX_PROBE])

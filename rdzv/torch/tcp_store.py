@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger(__name__)
 
 PORT: Final = "rdzv/torch/tcp_store/port"  # the key of rank 0's port in the round's store
-BACKLOG: Final = 4096  # the backlog, Linux's default: all ranks connect at once
-FREE_WITHIN: Final = 3.0  # seconds: the last round's rank 0 may hold the only `master_port` until then
+BACKLOG: Final = 4096  # Linux's default; all ranks connect at once
+FREE_WITHIN: Final = 3.0  # seconds in which the last round's rank 0 may hold the only `master_port`
 TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
 PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
-TRY_AGAIN_AFTER: Final = 0.05  # seconds, until the last round's rank 0 releases the port
+TRY_AGAIN_AFTER: Final = 0.05  # seconds between attempts to bind the port
 
 
 class WorkersStore:
@@ -78,7 +78,7 @@ def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: 
     Args:
         info: The round.
         ports: `master_port`.
-        taken: The taken bootstrap ports of this run; a taken port is added.
+        taken: The taken bootstrap ports of this run, to which a taken port is added.
 
     Returns:
         The store; None if the port is taken and another can be promised: leave the round, and meet again.
@@ -164,7 +164,7 @@ def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCP
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Return a listening socket at the port, or at a free one; on loopback only if the host is."""
+    """Return a listening socket at the port, or at a free one; on loopback only if the host is one."""
     try:
         return _listen(host, port)
     except OSError as error:

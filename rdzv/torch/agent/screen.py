@@ -38,8 +38,8 @@ log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 
 WAITS_SILENTLY: Final = 3.0  # in seconds: a longer wait is explained
 SAYS_AGAIN_AFTER: Final = 30.0  # in seconds: the repetition of an unchanged reason
-JOIN_WITHIN: Final = 1.0  # in seconds: the limit for joining the threads of this module, which end at once
-COST_AFTER: Final = 1.0  # in seconds: the cost of the run is written so long after the round that follows a loss
+JOIN_WITHIN: Final = 1.0  # seconds to join the threads of this module, which end at once
+COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's cost is written
 
 
 class _Formatter(logging.Formatter):
@@ -71,7 +71,7 @@ def configure_logging() -> None:
 
 
 class Screen:
-    """The lines of one handler, about the run `run_id`."""
+    """The log lines of one handler."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -79,7 +79,7 @@ class Screen:
         self._has_warned = False
 
     def begins(self, settings: Settings, node_id: str, *, host: str | None) -> None:
-        """Write the address of the store, this node's name, and the store's host; None is this process."""
+        """Write the address of the store, this node's name, and the store's host (None: this process)."""
         least, most = settings.min_nodes, settings.max_nodes
         serves = ", and serves the store" if host is None else f"; {host} serves the store" if host else ""
         log.info(
@@ -102,7 +102,7 @@ class Screen:
         sys.excepthook = say
 
     def ends(self, name: str, *, serves_for: float | None) -> None:
-        """Write that a signal ends this agent, and for how long it serves its store to the others, if it does."""
+        """Write that a signal ends this agent, and how long it serves its store to the others."""
         what_then = "the run goes on without it"
         if serves_for is not None:
             what_then = (
@@ -129,7 +129,7 @@ class Screen:
             waiting.join(JOIN_WITHIN)
 
     def met(self, handler: sync.Handler, *, again: bool, seconds: float) -> None:
-        """Write the new round, and the members that have gone or come since another one; it was met in `seconds`."""
+        """Write the new round, met in `seconds`, and the members that have gone or come since another one."""
         assert handler.membership is not None
         round, rank = handler.membership.round, handler.membership.rank
         lost, left, joined = round.since if again else ((), (), ())
@@ -147,7 +147,7 @@ class Screen:
             self._cost.start()
 
     def ended(self, ending: Ending, closed: Closed | None, *, done: bool = False) -> None:
-        """Write why a round has ended; `done` if this agent's workers have succeeded and it does not meet again."""
+        """Write why a round has ended; `done` if this agent's workers have succeeded."""
         if ending.kind is EndKind.CLOSED and closed is not None:
             by = f" by {closed.by}" if closed.by else ""
             log.info("run %s is closed%s%s", self._run_id, by, f": {closed.reason}" if closed.reason else "")
@@ -183,15 +183,11 @@ class Screen:
 
 
 def told_to_end(signal: str) -> str:
-    """Return the reason for leaving at a signal, also for the other nodes."""
+    """Return the reason for leaving at a signal, which the other nodes get, too."""
     return f"it was told to end by {signal}"
 
 
 def end_with(error: Exception) -> None:
-    """End an agent's process with one sentence for an error; with LOGLEVEL=DEBUG after its traceback.
-
-    Raises:
-        SystemExit: With status 1.
-    """
+    """Write one sentence for an error, with LOGLEVEL=DEBUG after its traceback, and exit with status 1."""
     log.error("%s", error, exc_info=error if log.isEnabledFor(logging.DEBUG) else None)
     sys.exit(1)

@@ -1,11 +1,11 @@
 """Shell: the signals that end an agent, before it has workers and while it leaves.
 
 PyTorch handles them from its first workers on. Before that, SIGTERM would end the process, and its store, without a
-message, and after Ctrl-C PyTorch would close the run for all. So PyTorch's `SignalException` is raised here, too: the
+message, and Ctrl-C would make PyTorch close the run for all. So PyTorch's `SignalException` is raised here, too: the
 node only leaves.
 
-An agent without a store has a second and a half for that. One with a store waits for the others to go, as `rdzv run`
-does. A signal a second or more after the first ends it at once; an earlier one is ignored.
+An agent without a store has `LEAVES_WITHIN` for that. One with a store waits for the others to go, as `rdzv run` does.
+A signal a second or more after the first ends it at once; an earlier one is ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAVES_WITHIN: Final = 1.5  # seconds, also if no store answers
 
 
 class EndSignals:
-    """Handles the signals that end one agent, in the main thread; calls `give_up` if the agent cannot leave in time."""
+    """The handlers of the signals that end one agent; they call `give_up` if the agent cannot leave in time."""
 
     def __init__(self, hosts: Callable[[], bool], give_up: Callable[[str], None]) -> None:
         self._hosts = hosts
@@ -37,14 +37,14 @@ class EndSignals:
         self._since: float | None = None
 
     def handle(self) -> None:
-        """Handle the signals that would end the process without a message, until PyTorch handles them."""
+        """Handle the signals, in the main thread, until PyTorch handles them."""
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
                 if signal.getsignal(number) in UNHANDLED:
                     signal.signal(number, self._heed)
 
     def leave(self, name: str) -> None:
-        """Handle signals while the agent leaves by one of them, within a limited time unless it serves a store."""
+        """Handle signals while the agent leaves at one of them; the time is limited unless it serves a store."""
         self._begin(signal.Signals[name])
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:

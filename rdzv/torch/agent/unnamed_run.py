@@ -1,7 +1,7 @@
 """Shell: runs without a name, which end with their last node instead of staying closed for a day.
 
-PyTorch's default name of a run is "none", and `accelerate` cannot set another. So unrelated jobs use the same name at
-one endpoint, one after the other, and the second job would find the run closed.
+PyTorch's default name of a run is "none", and `accelerate` cannot set another. So unrelated jobs use this name at one
+endpoint, and the second job would find the run closed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NO_NAME: Final = "none"  # PyTorch's default for `--rdzv-id`
-LOOK_EVERY: Final = 0.2  # in seconds, for the former job's nodes to go, which takes seconds after its close
+LOOK_EVERY: Final = 0.2  # seconds between counts of the former job's nodes, which take seconds to go after its close
 
 
 def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
-    """Reopen a closed run without live nodes, after `wait` seconds for them to go; return True if it can be joined."""
+    """Reopen a closed run once it has no live nodes, within `wait` seconds; return True if it can be joined."""
     deadline = time.monotonic() + wait
     client, settings = open_store(url, overrides)
     keys = Keys(settings.prefix, settings.run_id)
@@ -39,7 +39,7 @@ def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
                 return True
             nodes = client.count(keys.nodes)
             if not nodes:
-                # The condition is not that there are no nodes: a node that came since also found the run closed.
+                # Only the close must be unchanged, not the count of nodes: a node that came since found it closed, too.
                 unchanged = when.mod_revision(keys.closed) == closed.mod_revision
                 client.transact(when=(unchanged,), then=(Delete(keys.closed),))
                 return True

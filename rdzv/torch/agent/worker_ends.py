@@ -2,8 +2,7 @@
 
 PyTorch's agent polls its workers ten times a second. After a failure it first stops the other workers, for up to 30 s,
 and then meets the others again. Meanwhile other nodes' workers may hang in a collective. So this module waits for the
-ends of the workers in the node's loop (Linux's pidfd), and reads their status without reaping them: the agent does
-that.
+ends of the workers by Linux's pidfd, and reads their status without reaping them: the agent does that.
 
 While an agent stops its workers, their ends are not reported. Without pidfd, or with an unknown agent, the other nodes
 learn of a failure only when the agent meets them again.
@@ -31,7 +30,7 @@ LOOKS_EVERY: Final = 0.02  # in seconds, until the agent has started all workers
 
 
 class WorkerEnds:
-    """Waits for the ends of one agent's workers; awaits `on_failure` in the node's loop, with the first failure."""
+    """Waits for the ends of one agent's workers; awaits `on_failure` with the first failure, in the node's loop."""
 
     def __init__(
         self, start: Callable[[Coroutine[Any, Any, None]], Call[None]], on_failure: Callable[[str], Awaitable[object]]
@@ -83,10 +82,10 @@ class WorkerEnds:
 
 
 def _status_of(file: int) -> int:
-    """Return the status of the process of a pidfd, negative for a signal; 0 if the agent has reaped it."""
+    """Return the exit status of a pidfd's process, negative for a signal; 0 if the agent has reaped it."""
     try:
         ended = os.waitid(os.P_PIDFD, file, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:  # the agent has reaped it first
+    except OSError:
         return 0
     if ended is None:
         return 0
