@@ -365,3 +365,11 @@ def test_the_readme_on_an_index_has_no_broken_link(monkeypatch: pytest.MonkeyPat
     metadata: dict[str, Any] = {}
     build.update(metadata)
     assert metadata["readme"] == {"content-type": "text/markdown", "text": plain}
+
+
+def test_the_map_names_each_file() -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    files = [path for package in ("rdzv", "store") for path in (ROOT / package).rglob("*.py")]
+    known = {"__init__.py", "_version.py", "etcd_pb2.py"}
+    unnamed = [str(path.relative_to(ROOT)) for path in files if not re.search(rf"\b{path.name}", page)]
+    assert [path for path in unnamed if Path(path).name not in known] == []
