@@ -1,4 +1,4 @@
-"""Shell: asks the several hosts of a URL which of them serves the store, and connects to that one."""
+"""Shell: finds the one of a URL's several hosts that serves the store, and connects to it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
-ATTEMPT: Final = 0.4  # seconds; a client has half a second for an attempt to connect
+ATTEMPT: Final = 0.4  # seconds; a client's attempt to connect has half a second
 FRAME_HEAD_BYTES: Final = 4
 
 
 class Asked(NamedTuple):
-    """An answer, and the random name of the candidate that gave it."""
+    """An answer, and the candidate's random name if a candidate gave it."""
 
     answer: Answer
     candidate: str = ""
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 class Host:
-    """One of the hosts in a URL."""
+    """One host of a URL."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -55,7 +55,7 @@ class Host:
         return host_and_port(self.address.host, self.address.port)
 
     async def ask(self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> Asked:
-        """Ask at each address of the host's name. The host refuses only if all addresses do."""
+        """Ask at each address of the host's name; the host refuses only if all addresses do."""
         with anyio.move_on_after(within):
             try:
                 found = None
@@ -72,7 +72,7 @@ class Host:
         return Asked(Answer.SILENT)
 
     async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, word: Word | None = None) -> Asked:
-        """Connect to one address, and read the first message; send `word` if it is from a candidate."""
+        """Connect to one address, and read the first message; send `word` to a candidate."""
         family, kind, protocol, _, address = resolved
         sock, writer = None, None
         try:
@@ -84,12 +84,12 @@ class Host:
             asked = _meaning(decode_opening(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
                 writer.write(frame(word.to(asked.candidate)))
-                await read_frame(reader)  # the candidate has accepted it
+                await read_frame(reader)
             return asked
         except ConnectionRefusedError:
             return Asked(Answer.REFUSED)
         except (OSError, EOFError, ProtocolError) as error:
-            # Without IPv6, for example, no process can listen at ::1.
+            # For example, no process can listen at ::1 without IPv6.
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
             return Asked(Answer.REFUSED) if is_nowhere else Asked(Answer.SILENT, error=error)
         finally:
@@ -99,7 +99,7 @@ class Host:
                 sock.close()
 
     async def tell(self, word: Word, tls: ssl.SSLContext | None) -> bool:
-        """Send a word to a candidate at this host; return True if it has accepted the word."""
+        """Send a word to a candidate at this host; return True if it was accepted."""
         with anyio.move_on_after(ANSWERS_WITHIN):
             for one in await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True) or ():
                 if (await self._ask_at(one, tls, word)).answer is Answer.CANDIDATE:
@@ -108,13 +108,13 @@ class Host:
 
 
 class Word(NamedTuple):
-    """An operator's word that a host is lost, authenticated by the run's token."""
+    """An operator's word that a host is lost, authenticated by the token."""
 
     host: str
     token: bytes | None
 
     def to(self, candidate: str) -> bytes:
-        """Return the message for the candidate with this name, which no other candidate accepts."""
+        """Return the message that only the candidate of this name accepts."""
         proof = hmac.digest(self.token or b"", f"lost {candidate} {self.host}".encode(), "sha256")
         return b"lost %s %s" % (self.host.encode(), proof)
 
@@ -163,7 +163,7 @@ def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
 
 
 class DialOfMany(TcpDial):
-    """Connects to the one of several hosts that serves the store; a client uses it."""
+    """A client's connections to the one of several hosts that serves the store."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class DialOfMany(TcpDial):
 
         Raises:
             ConnectionRefusedError: All hosts refuse or have ended.
-            OSError: No host serves, for the reason in the message.
+            OSError: No host serves; the message says why.
         """
         began = time.monotonic()
         found = await ask_all(self.hosts, context or self._context, within=self._within)
@@ -203,7 +203,7 @@ class DialOfMany(TcpDial):
 
 
 def find_blocking(dial: DialOfMany, *, within: float) -> None:
-    """Find the host that serves, in a thread; raise RendezvousConnectionError if none does within these seconds."""
+    """Find the host that serves; raise RendezvousConnectionError if none does within these seconds."""
 
     async def find() -> str:
         problem = "it has never answered"
@@ -227,7 +227,7 @@ def find_blocking(dial: DialOfMany, *, within: float) -> None:
 
 
 async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict[str, Answer]:
-    """Return the answer of each of several hosts; empty if the URL has one host."""
+    """Return the answer of each host; empty if the URL has only one."""
     if not settings.endpoint.has_successors:
         return {}
     dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)

@@ -1,10 +1,10 @@
 """Shell: the address on which a node may serve the embedded store, or why it must not serve.
 
 Each machine decides alone. If the URL's host is a name of several machines (a headless Service of Kubernetes,
-round-robin DNS), each of them would start a store, and one job would become several. So a machine serves only if all
-addresses of the host are its own. An address is its own if a socket can be bound to it, or if a connection to it
-arrives here (NAT, a floating address); a loopback address always is. An address that refuses the connection, or does
-not answer within three seconds, is another machine's. If one accepts a connection, its store is used.
+round-robin DNS), each would start a store, and one job would become several. So a machine serves only if all addresses
+of the host are its own: a socket can be bound to each, or a connection to it arrives here (NAT, a floating address).
+Loopback addresses are its own. An address that refuses the connection, or does not answer within `ANSWERS_WITHIN`, is
+another machine's. If one accepts a connection, its store is used.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Target = tuple[int, tuple[Any, ...]]
 
 
 class NotResolvedError(RendezvousConnectionError):
-    """The URL's host is a name without an address, perhaps not yet."""
+    """The URL's host is a name that has no address, perhaps not yet."""
 
 
 class PortTakenError(RendezvousConnectionError):
-    """Another process on this machine listens at the URL's port."""
+    """Another process on this machine listens at the port."""
 
 
 class HostedElsewhereError(PortTakenError):
@@ -50,9 +50,9 @@ class HostedElsewhereError(PortTakenError):
 
 
 class BindAddress(NamedTuple):
-    """The address on which to listen for a URL's host."""
+    """The address on which to serve for a URL's host."""
 
-    address: str  # or a name; "" for all addresses of this machine
+    address: str  # or a name; "" for all interfaces
     foreign: tuple[Target, ...] = ()  # the host's addresses that are other machines'
     indirect: bool = False  # no address of the host is this machine's: a Service or NAT must forward to it
 
@@ -66,7 +66,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     Raises:
         NotResolvedError: The name has no address.
         HostedElsewhereError: Another machine listens at one of its addresses.
-        OSError: EADDRNOTAVAIL if no address is this machine's, without `insist`; EADDRINUSE if this machine listens
+        OSError: EADDRNOTAVAIL without `insist` if no address is this machine's; EADDRINUSE if this machine listens
             there already; others if it lacks a resource for the check.
     """
     ours, others = split_addresses(host, port)
@@ -103,7 +103,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
 
 
 def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
-    """Return a host's addresses that can be bound on this machine, and the others without loopback addresses."""
+    """Return the addresses that can be bound on this machine, and the others without loopback addresses."""
     found = _resolve(host, port)
     ours = [target for target in found if _can_be_bound(target)]
     return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
@@ -123,13 +123,12 @@ def _resolve(host: str, port: int) -> list[Target]:
 
 
 def _can_be_bound(target: Target) -> bool:
-    """Return True if a socket can be bound to an address."""
     family, address = target
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address[0], 0, *address[2:]))
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # the address is ours, but all ephemeral ports are taken
+        if error.errno == errno.EADDRINUSE:  # all ephemeral ports of this own address are taken
             return True
         if error.errno in NO_SUCH_ADDRESS:
             return False
@@ -140,8 +139,8 @@ def _can_be_bound(target: Target) -> bool:
 def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
     """Connect to all targets concurrently, and return those that accept.
 
-    With `listen_on`, listen at that port meanwhile, and return the targets whose connections arrive here: each sends a
-    random word. A client of the store that connects meanwhile is disconnected, and retries.
+    With `listen_on`, listen at that port, and return the targets whose connections arrive here, each with a random
+    word. A client of the store that connects meanwhile is disconnected, and retries.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
     with contextlib.ExitStack() as stack:
@@ -187,7 +186,7 @@ def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Ta
 
 
 def _number_of(word: bytes, sock: socket.socket) -> set[int]:
-    """Return the number of the target whose connection has arrived; empty if it is a foreign connection."""
+    """Return the number of the target whose connection this is; empty for a foreign connection."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)
         if got.startswith(word) and len(got) == TOKEN_BYTES + 2:

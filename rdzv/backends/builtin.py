@@ -1,6 +1,6 @@
 """Shell: `connect`, and the built-in backends: a TCP store, which a node may host, and an etcd cluster.
 
-Files, the environment and sockets are read and made in this folder; other rooms get them as arguments.
+This folder reads files and the environment and makes sockets; other rooms get them as arguments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ETCD_TTL_LEAST = 6.0  # seconds, so that an election of etcd leaves time for two renewals
+ETCD_TTL_LEAST = 6.0  # seconds; an election of etcd then leaves time for two renewals
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
@@ -66,7 +66,7 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
 
 
 class Connection:
-    """The result of `connect`, which gives a handler when it is entered or awaited, once."""
+    """The result of `connect`; entered or awaited, once, it gives a handler."""
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
         self._url = url
@@ -161,7 +161,6 @@ def _address(settings: Settings) -> Address:
 
 
 def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
-    """Return the arguments of clients of an etcd cluster."""
     from store.etcd.codec import Cluster
 
     return {
@@ -170,13 +169,13 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # No run has an empty id; and a user that may write a run's keys may write there.
+        # No run has an empty id, and a user that may write a run's keys may write there.
         "receipts": f"{settings.prefix}//receipts/",
     }
 
 
 class _WayToTcp:
-    """A node, and its connections to the TCP store of its run, which this process may host."""
+    """A node, and its connections to the TCP store, which this process may host."""
 
     __slots__ = ("_begin_metrics", "_credentials", "_dial", "_hosting", "_of_node", "_rng", "_settings", "node")
 
@@ -192,7 +191,7 @@ class _WayToTcp:
         self._of_node: ClientToEnter | None = None
 
     def _at_its_host(self) -> Settings:
-        """Return the settings with the one of several hosts where the node's store was found."""
+        """Return the settings with the one of several hosts where the store was found."""
         found = self._dial.found if isinstance(self._dial, DialOfMany) else None
         if found is None:
             return self._settings
@@ -219,7 +218,7 @@ class _WayToTcp:
 
     async def __aenter__(self) -> Store:
         self._begin_metrics()
-        if self._settings.is_host is not False:  # else no thread per node has to find out
+        if self._settings.is_host is not False:  # False spares each node a thread to find that out
             await self._host_if_called_for()
         client = _tcp_client(
             self._dial,
@@ -231,7 +230,7 @@ class _WayToTcp:
             rng=self._rng,
         )
         client.on_connection(self._note_connection)
-        # Not before: others may wait for the store that this node hosts.
+        # Only now: others may wait for the store that this node hosts.
         try:
             async with self.node.loop.turn():
                 connected = await client.__aenter__()
@@ -243,7 +242,7 @@ class _WayToTcp:
         return connected
 
     def _note_connection(self, connected: bool) -> None:
-        """Look for the next host once the store is away, until it is found."""
+        """Look for the next host while the store is away."""
         if connected and self._hosting is not None:
             self._hosting.settle()
         elif isinstance(self._hosting, Succession) and self.node.needs_store:

@@ -1,7 +1,4 @@
-"""Shell: a run's secrets and certificates, read from the files in its settings.
-
-Messages name files and parameters, and never a secret.
-"""
+"""Shell: a run's secrets and certificates, from files. Messages name files and parameters, never a secret."""
 
 from __future__ import annotations
 
@@ -26,15 +23,15 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 PATHS: Final = ("data_dir", "token_file", "password_file", "ca", "cert", "key")
-SETTLED_AFTER: Final = 3.0  # seconds after its last change, a token's file counts as complete
+SETTLED_AFTER: Final = 3.0  # seconds without a change until a token's file counts as complete
 
 
 class Credentials:
-    """The credentials of a run; the constructor raises `RendezvousSettingsError` for unreadable files.
+    """The credentials of a run; raises `RendezvousSettingsError` for unreadable files.
 
     Attributes:
         token: The shared secret.
-        renew: Reads a client's files again, before a new connection; None if there are none.
+        renew: Reads a client's files again before a connection; None without files.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -49,7 +46,7 @@ class Credentials:
         self.renew: Callable[[], ssl.SSLContext | None] | None = self._renew if any(named) else None
 
     def read_password(self) -> str | None:
-        """Return the password that is in its file now."""
+        """Return the password now in its file."""
         path = self._settings.password_file
         if path is None:
             return None
@@ -59,7 +56,7 @@ class Credentials:
             raise RendezvousSettingsError(f"password_file={path!r} is not in UTF-8, as passwords of etcd are") from None
 
     def client_tls(self) -> ssl.SSLContext | None:
-        """Return the context for TLS to the store; None: the system's default, or no TLS."""
+        """Return the context for TLS to the store; None for the system's default or no TLS."""
         settings = self._settings
         if settings.tls is None and settings.uses_tls and (settings.ca or settings.cert) and self._client_tls is None:
             self._client_tls = self._load()
@@ -72,7 +69,7 @@ class Credentials:
             raise _unusable(_named(self._settings), error) from error
 
     def _renew(self) -> ssl.SSLContext | None:
-        """Read token and certificates again, unless they are unusable; return `client_tls`."""
+        """Read token and certificates again; keep the last ones if they are unusable. Return `client_tls`."""
         found = self._contents()
         if found != self._seen:
             try:
@@ -88,7 +85,7 @@ class Credentials:
         return self.client_tls()
 
     def _contents(self) -> list[bytes | None]:
-        """Return the contents of a client's files, the token's first; None for unreadable ones."""
+        """Return the contents of a client's files, the token's first; None for each unreadable one."""
         found: list[bytes | None] = []
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
@@ -108,10 +105,10 @@ class Credentials:
         return token.encode() if isinstance(token, str) else token
 
     def server_tls(self, *, renews: bool = False) -> ssl.SSLContext | None:
-        """Return a context to serve TLS; None without TLS or a certificate, and for etcd.
+        """Return a context to serve TLS; None without a certificate, without TLS, and for etcd.
 
-        New connections at this context use the files as last read: by a later call, or, with `renews`, at each
-        handshake, in the server's event loop.
+        New connections use the files as last read: by a later call, or, with `renews`, at each handshake, in the
+        server's event loop.
         """
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
@@ -139,14 +136,14 @@ class Credentials:
 
 
 class _FullPath(str):
-    """The full path of a file; its repr, for messages, is the path as given."""
+    """The full path of a file, whose repr, for messages, is the path as given."""
 
     __slots__ = ("given",)
     given: str
 
     @classmethod
     def of(cls, path: str) -> _FullPath:
-        full = cls(os.path.abspath(path))  # symbolic links stay: that of a mounted secret will change
+        full = cls(os.path.abspath(path))  # keeps symbolic links: a mounted secret's will change
         full.given = path
         return full
 
@@ -155,7 +152,7 @@ class _FullPath(str):
 
 
 def with_expected_nodes(settings: Settings) -> Settings:
-    """Return the settings with the names in `expected_file`, and with full paths, as the program may `chdir`."""
+    """Return the settings with the names in `expected_file`, and with full paths: the program may `chdir`."""
     given = {name: path for name in PATHS if (path := getattr(settings, name)) is not None}
     full: dict[str, Any] = {name: _FullPath.of(path) for name, path in given.items()}
     settings = replace(settings, **full)
@@ -171,7 +168,7 @@ def with_expected_nodes(settings: Settings) -> Settings:
 
 
 def _read_secret(named: str, path: str, what: str = "the shared secret") -> bytes:
-    """Return a file's content without surrounding white space; raise an error that calls it `named`."""
+    """Return a file's content without surrounding white space; errors call the file `named`."""
     secret = _read(named, path).strip()
     if not secret:
         raise RendezvousSettingsError(f"{named} is empty; write {what} into it")

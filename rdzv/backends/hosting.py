@@ -1,16 +1,16 @@
 """Shell: when a node starts the embedded store, and when it ends it.
 
-A node on the machine of the URL's host starts the store when it first looks for one, if no process listens yet. Of
-several nodes there, one binds the port, and starts the store. `bind_address` decides if this is the machine, and where
-to listen. A node never starts a store on a reconnect, so that there is no second, empty store beside a live run.
+A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. If
+several nodes there try, one binds the port. `bind_address` decides if this is the machine, and where to listen. A node
+never starts a store on a reconnect, so that there is no second, empty store beside a live run.
 
 The store runs in a thread of the process, and dies with it. After its own node is done, it stays until no other client
 is connected, for at most `close_timeout`: so rank zero may leave first.
 
-New nodes must not join in a store that is shutting down. So its host first writes a key; every arrival is conditional
-on its absence. New nodes then look for another store (`Node`), and one of them starts it once the port is free. Nodes
-of another run that have joined before are waited for as long as they stay. The key expires soon after the host's last
-check, as a durable store may continue under another host.
+New nodes must not join in a store that is shutting down. So its host first writes a key, and every arrival is
+conditional on its absence. New nodes then look for another store (`Node`), and one of them starts it once the port is
+free. If nodes of another run have joined before, the host waits while they stay. The key expires soon after the host's
+last check, as a durable store may continue under another host.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAY_TAKEN_AFTER: Final = 1.0  # seconds; a store that is just starting listens sooner
-TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time; short, as all other nodes wait for the host
-LOOK_AGAIN_AFTER: Final = 2.0  # seconds between two checks if other clients still use the store
-ENDING_TTL: Final = 10.0  # seconds of the key's lease; more, as a check may be late
+TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time; short: all nodes wait for the host
+LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks if other clients still use the store
+ENDING_TTL: Final = 10.0  # seconds of the key's lease; longer than between checks, as one may be late
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between two warnings that the process stays for others
-CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice that a local connection has closed
+CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds for one request
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down
 FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a new store
 
 
 class HostedStore:
-    """An embedded store that this process serves; `serving` ends it and its page."""
+    """An embedded store of this process; closing `serving` ends it and its page."""
 
     def __init__(
         self, server: Server | StoreProcess, serving: contextlib.ExitStack, settings: Settings, bound: BindAddress
@@ -84,7 +84,7 @@ class HostedStore:
         self._has_successors = settings.endpoint.has_successors
 
     async def aclose(self, open_client: OpenClient) -> None:
-        """Wait until all clients have disconnected, then end the store; a cancellation ends the wait."""
+        """Wait until all clients have disconnected, then end the store; a cancellation skips the wait."""
         try:
             # The server may not have noticed yet that this node's own connection is closed.
             if not await self._alone_within(CLOSING_WITHIN):
@@ -115,7 +115,7 @@ class HostedStore:
         await self._alone_within(self._linger)
 
     async def _let_others_go(self, open_client: OpenClient) -> None:
-        """Wait for the nodes of the host's own run for a limited time, and for other nodes as long as they stay."""
+        """Wait for the nodes of the host's run for a limited time, for others as long as they stay."""
         since, said_of, said_at, until = 0, "", 0.0, None
         while True:
             try:
@@ -158,10 +158,10 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
     """Reject new nodes of all runs; if nodes of another run have joined and stay, accept them again.
 
     Nodes of the host's own run count if they joined after revision `since` (0: after this rejection). The listings are
-    read after the keys were written, so they contain every accepted node. Return the revision of the rejection, and, in
-    words, the nodes that stay.
+    read after the keys were written, so they contain every accepted node. Return the revision of the rejection, and the
+    nodes that stay, in words.
     """
-    # On a lease, so that a store that restarts after its host was killed accepts nodes.
+    # On a lease: if the host is killed, a durable store must accept nodes after its restart.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
     endings = {keys.ending} | {run.ending for run in await read_nodes_of_all_runs(client)}
     for ending in endings - {keys.ending}:
@@ -179,7 +179,7 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
 
 
 class Starting(ABC):
-    """Finds out, in a task, if this process starts the store of its run, while no store is found."""
+    """A task that decides if this process starts the store of its run, while no store is found."""
 
     def __init__(
         self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
@@ -187,16 +187,16 @@ class Starting(ABC):
         self._settings, self._credentials, self._rng = settings, credentials, rng
         self._open_client = open_client
         self._task: asyncio.Task[HostedStore | None] | None = None
-        self._asked = asyncio.Event()  # one attempt was made
+        self._asked = asyncio.Event()  # the first attempt was made
         self._settled = asyncio.Event()
-        self._problem = ""  # why no store starts here
+        self._problem = ""
 
     @abstractmethod
     async def _run(self) -> HostedStore | None:
-        """Return the store, once it is started; None if this process need not start one, or one was found."""
+        """Return the store once started; None if another was found, or this process need not start one."""
 
     async def begin(self) -> None:
-        """Return after the first attempt. Raise an error if this process should start the store, and cannot.
+        """Return after the first attempt, or raise why this process should start the store and cannot.
 
         A cancellation does not interrupt the start, which is in a thread. `aclose` ends it.
         """
@@ -206,7 +206,7 @@ class Starting(ABC):
             self._task.result()
 
     def resume(self) -> None:
-        """Go on, or begin again, since no store is found."""
+        """Continue, or begin again, as no store is found."""
         self._settled.clear()
         if not self.hosts and (self._task is None or self._task.done()):
             self._asked.clear()
@@ -214,12 +214,12 @@ class Starting(ABC):
             self._task = asyncio.create_task(self._run(), name=name)
 
     def settle(self) -> None:
-        """Record that a store was found: this process does not start one now."""
+        """Record that a store was found: this process starts none now."""
         self._settled.set()
 
     @property
     def problem(self) -> str:
-        """Why no store starts here, or no host serves; empty if nothing is known."""
+        """The reason why no store starts here, or no host serves; empty if unknown."""
         return self._problem
 
     @property
@@ -246,12 +246,12 @@ class Starting(ABC):
 class Hosting(Starting):
     """Decides if this process starts the store at the one host of the URL, when its node first looks for it.
 
-    It tries again, until the node has found a store, if the URL's name has no address (DNS is often late when a job
-    starts), or if the port is taken, perhaps by a store that is starting or shutting down.
+    It tries again until a store is found if the URL's name has no address (DNS is often late when a job starts), or if
+    the port is taken, perhaps by a store that is starting or shutting down.
     """
 
     async def begin(self) -> None:
-        """Start the store if this process should; only the first call has an effect: see `begin_again`."""
+        """Start the store if this process should; only the first call does so: see `begin_again`."""
         if self._task is None:
             await super().begin()
 
@@ -260,7 +260,7 @@ class Hosting(Starting):
         return Keys(self._settings.prefix, self._settings.run_id).ending
 
     async def begin_again(self) -> None:
-        """Decide again at the next `begin`, as the store is shutting down, and this node was not in it."""
+        """Decide again at the next `begin`: the store is shutting down, and this node was not in it."""
         if self._task is not None and not self.hosts:
             self.settle()
             await asyncio.wait([self._task])
@@ -289,7 +289,7 @@ class Hosting(Starting):
                     self._problem = f"{error}; the process that has that port does not answer as a store"
                     log.warning("%s", self._problem)
             finally:
-                # No await from here to the end of the task, as `begin` must find it done.
+                # No await from here to the end of the task: `begin` must find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)
             with anyio.move_on_after(self._rng.uniform(*TRY_AGAIN_AFTER)):
                 await self._settled.wait()
@@ -297,7 +297,7 @@ class Hosting(Starting):
                 return None
 
     async def _why_not_the_only_one(self, host: HostedStore) -> RendezvousConnectionError | None:
-        """Return why a new store must end, as the URL leads to another one or nowhere; else None."""
+        """Return why a new store must end: the URL leads to another one or nowhere; else None."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
             began_too = await in_thread(lambda: listening(host.bound.foreign)) if host.bound.foreign else []
@@ -316,7 +316,7 @@ class Hosting(Starting):
         return None if leads_here else HostedElsewhereError(f"{url} leads to the store of another node")
 
     async def _begin_life_anew(self) -> None:
-        """Accept new nodes in a store that continues from disk: delete the rejection by its last host."""
+        """Delete the last host's rejection of new nodes from a store that continues from disk."""
         try:
             async with self._open_client(CALL_TIMEOUT) as client:
                 await client.delete(self._ending)
@@ -343,7 +343,6 @@ class Hosting(Starting):
             return False
 
     async def _is_taken(self) -> bool:
-        """Return True if the port is still taken."""
         ((host, port),) = self._settings.endpoint.hosts
         try:
             await in_thread(lambda: choose_bind_address(host, port, may_be_open=True, insist=True))
@@ -353,11 +352,11 @@ class Hosting(Starting):
 
 
 def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedStore | None:
-    """Start the embedded store if the settings say so, or if it should be on this machine and no process listens.
+    """Start the embedded store if the settings say so, or if it belongs on this machine and no process listens.
 
     Raises:
         NotResolvedError: The URL's host is a name without an address, perhaps not yet.
-        PortTakenError: Another process listens there already.
+        PortTakenError: Another process listens there.
         RendezvousConnectionError: `is_host` is set, and the store cannot be started.
         RendezvousSettingsError: Every machine could use the store, or the URL's host names several machines.
     """
@@ -378,14 +377,14 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
         raise
     except OSError as error:
         if not insist and error.errno == errno.EADDRNOTAVAIL:
-            return None  # it belongs to another machine
+            return None  # another machine's
         what = "is_host is set, but the store" if insist else "the store"
         why = f"{what} cannot be started on {host}:{port}: {error.strerror or str(error)}"
         raise (PortTakenError if error.errno == errno.EADDRINUSE else RendezvousConnectionError)(why) from error
 
 
 def address_to_listen_on(settings: Settings, credentials: Credentials, host: tuple[str, int]) -> BindAddress:
-    """Return the address on which to serve for this host of the URL; raise as `choose_bind_address` does.
+    """Return the address on which to serve for this host; raise as `choose_bind_address` does.
 
     Raises:
         RendezvousSettingsError: The host names several machines.
@@ -427,7 +426,7 @@ def serve_on(
 
 
 def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> None:
-    """Raise an error for a name of several machines, if several nodes may join; else warn."""
+    """Raise for a name of several machines if several nodes may join; else warn."""
     others = f"also names {in_words(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
     problem = f"{host} {others}, and each of them would start a store of its own"
     remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"

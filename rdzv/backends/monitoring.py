@@ -28,7 +28,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 def http_room(name: str, parameter: str) -> Any:
-    """Return a module of `rdzv.http`; if the extra is not installed, raise an error that names the parameter."""
+    """Return a module of `rdzv.http`; without the extra, raise an error that names the parameter."""
     try:
         return importlib.import_module(f"rdzv.http.{name}")
     except ImportError as error:
@@ -44,7 +44,7 @@ def _serve_page(
     token: bytes | None,
     tls: ssl.SSLContext | None,
 ) -> contextlib.ExitStack:
-    """Serve HTTP beside a store; return a context that ends it. If the port is taken, log that, and go on without."""
+    """Serve HTTP beside a store; return a context that ends it. If the port is taken, only log that."""
     page = contextlib.ExitStack()
     serve = http_room("app", "http_port").serve
     port, insecure = settings.http_port, settings.insecure
@@ -59,7 +59,7 @@ def _serve_page(
 
 
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
-    """Return a function that begins to serve the metrics of a node's process, if the settings say so.
+    """Return a function that serves the metrics of a node's process, if the settings say so.
 
     Call it in the node's loop; only the first call has an effect.
 
@@ -90,7 +90,7 @@ def serve_embedded(
     port: int,
     listeners: Sequence[socket.socket] | None = None,
 ) -> tuple[contextlib.ExitStack, Server]:
-    """Serve the embedded store, and its page if the settings say so; return a context that ends both, and the store.
+    """Serve the embedded store, and its page if set; return a context that ends both, and the store.
 
     Raises:
         OSError: The address cannot be bound.

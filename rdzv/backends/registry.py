@@ -1,7 +1,6 @@
 """The backends by URL scheme, and the registration of a user's backend.
 
-A backend is a creator: a function from `RendezvousParameters` to a `RendezvousHandler`. There are two ways to register
-it:
+A backend is a creator: a function from `RendezvousParameters` to a `RendezvousHandler`. Register it by either:
 
     rdzv.register("zk", create)                          in code, before connecting
 
@@ -139,7 +138,7 @@ _OWN_NAMES: Final = frozenset({"self", "backend", "endpoint", "run_id", "local_a
 
 
 def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> int | None:
-    """Pop a node count from `config` under any of its names; its own name, as in `given`, takes precedence."""
+    """Pop a node count from `config`, whose own name precedes its other names."""
     names = [name, *PARAMETERS[name].aliases]
     for written in given.keys() & {*names}:
         look_up(written, Source.KEYWORD)  # raises an error for an older name
@@ -190,11 +189,11 @@ class RendezvousHandlerRegistry:
         return handler
 
     def known(self) -> list[str]:
-        """Return the schemes that are registered or offered by installed packages, in order."""
+        """Return the registered schemes and those of installed packages, sorted."""
         return sorted({*self._creators, *(found.name.lower() for found in _offered())})
 
     def _load(self, scheme: str) -> RendezvousHandlerCreator:
-        # By value, as a directory that is on the path twice lists its entry points twice.
+        # By value: a directory that is on the path twice lists its entry points twice.
         found = {point.value: point for point in _offered() if point.name.lower() == scheme}
         if not found:
             refuse(

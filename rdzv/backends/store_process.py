@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
-POLL_EVERY: Final = 0.1  # seconds per wait for the last client, between requests
+POLL_EVERY: Final = 0.1  # seconds per wait for the last client
 ENDS_WITHIN: Final = 15.0  # seconds: a server ends within 10
 PATHS: Final = ("ca", "cert", "key", "data_dir")
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
@@ -47,7 +47,7 @@ HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
 
 
 class StoreProcess:
-    """A store in another process, with the part of `Server` that `HostedStore` needs. Raises as `serve_embedded`."""
+    """A store in another process, with the members of `Server` that `HostedStore` needs. Raises as `serve_embedded`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class StoreProcess:
         listeners: Sequence[socket.socket] | None = None,
     ) -> None:
         self.way_out: StoreProcess = self  # as `Server.way_out`
-        self.taken: bool = False  # clients are rejected from now on
+        self.taken: bool = False  # clients are rejected now
         self._stopped = self._closed = self._hands_over = False
         self.ended: bool = False  # the process has died
         self._asking = threading.Lock()
@@ -115,7 +115,7 @@ class StoreProcess:
         return int((self._ask(None) or {}).get("connections", 0))
 
     def wait_until_alone(self, within: float) -> bool:
-        """Wait until no client is connected, and reject clients from then on; return True if that happens in time."""
+        """Wait until no client is connected, and reject clients from then on; return False at the time limit."""
         until = time.monotonic() + within
         while not (self.taken or self._stopped):
             left = max(until - time.monotonic(), 0.0)
@@ -130,7 +130,7 @@ class StoreProcess:
         self._stopped = True
 
     def close(self) -> None:
-        """End the store's process, and wait for that."""
+        """End the store's process, and wait for its end."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
@@ -143,7 +143,7 @@ class StoreProcess:
         self._control.close()
 
     def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
-        """Send settings, or the seconds of `wait_until_alone`; return the answer, None if the process has ended."""
+        """Send settings, or seconds for `wait_until_alone`; return the answer, None if the process has ended."""
         with self._asking, contextlib.suppress(OSError, ValueError):
             self._lines.write(json.dumps(request) + "\n")
             self._lines.flush()
@@ -158,7 +158,7 @@ class StoreProcess:
 
 
 def main(number: int) -> None:
-    """Serve the store that the parent requests over socket `number`, until the parent ends."""
+    """Serve the store requested over socket `number`, until the parent ends."""
     from rdzv.backends.monitoring import serve_embedded  # needs sqlite3
 
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
@@ -173,7 +173,7 @@ def main(number: int) -> None:
 
     asked = json.loads(lines.readline())
     threading.Thread(target=_end_with, args=(asked["parent"], control), daemon=True).start()
-    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # so that a blocked stderr does not block the store
+    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # a blocked stderr must not block the store
     logging.handlers.QueueListener(queue, logging.StreamHandler()).start()
     logging.basicConfig(level=asked["level"], handlers=[logging.handlers.QueueHandler(queue)])
     try:

@@ -1,8 +1,8 @@
 """Shell: becomes the next host of a store with several hosts, by the rule of `core.hosts.succession`.
 
 A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
-serving process has died. A candidate listens, and tells each connection that it is a candidate. Later a server gets the
-same sockets, so that the port is never free in between.
+serving process has died. A candidate listens, and tells each connection that it is one. The server then gets the same
+sockets, so that the port is never free in between.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ASK_EVERY: Final = (0.02, 0.06)  # seconds, drawn each time; short, as all nodes wait for the host
-PAUSE_SHARE: Final = 0.05  # of the time without a store, as thousands of nodes may ask
+ASK_EVERY: Final = (0.02, 0.06)  # seconds, drawn each time; short: all nodes wait for the host
+PAUSE_SHARE: Final = 0.05  # of the time without a store: thousands of nodes may ask
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then it is asked again
-SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the time limit for an operator's word
+SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the limit for an operator's word
 
 
 class Succession(Starting):
@@ -60,7 +60,7 @@ class Succession(Starting):
         super().__init__(settings, credentials, open_client, rng)
         dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
         self._hosts, self._first_tls = dial.hosts, dial.tls
-        self._lost: set[str] = set()  # the hosts that an operator says are lost
+        self._lost: set[str] = set()  # hosts that an operator calls lost
 
     async def _run(self) -> HostedStore | None:
         since = anyio.current_time()
@@ -100,7 +100,7 @@ class Succession(Starting):
             log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
 
     async def _pause(self, away: float) -> None:
-        """Pause before the hosts are asked again: for a twentieth of the time without a store, at most a second."""
+        """Pause for a twentieth of the time without a store, at most a second."""
         longer = max(1.0, min(away, PAUSE_MOST / PAUSE_SHARE) * PAUSE_SHARE / ASK_EVERY[1])
         with anyio.move_on_after(self._rng.uniform(*ASK_EVERY) * longer):
             await self._settled.wait()
@@ -109,7 +109,7 @@ class Succession(Starting):
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
     async def _own_place(self, answers: Sequence[Answer]) -> int | None:
-        """Return the first of this machine's places at which no process listens; None if a candidate is before it."""
+        """Return this machine's first place at which no process listens; None if a candidate is before it."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None
@@ -118,7 +118,7 @@ class Succession(Starting):
         return None
 
     def _bound(self, place: int) -> BindAddress | None:
-        """Return the address to listen on for this place; None if it is another machine's, or taken."""
+        """Return the address to listen on for this place; None if it is taken, or another machine's."""
         if self._settings.uses_tls and self._credentials.server_tls() is None:
             return None  # it cannot serve without a certificate
         try:
@@ -158,7 +158,7 @@ class Succession(Starting):
                     sock.close()
 
     async def _may_serve(self, place: int, name: str) -> bool:
-        """Ask all other hosts until each has proven not to serve; return False if this candidate must give way."""
+        """Ask all other hosts until each has proven not to serve; return False to give way."""
         candidacy, since = Candidacy(place), anyio.current_time()
         self._lost.clear()
         while missing := candidacy.missing(len(self._hosts)):
@@ -181,7 +181,7 @@ class Succession(Starting):
 
     @contextlib.asynccontextmanager
     async def _answering(self, sockets: Sequence[socket.socket], name: str) -> AsyncIterator[None]:
-        """During the context, tell each connection that this process is a candidate, and accept an operator's word."""
+        """During the context, answer each connection as a candidate, and accept an operator's word."""
         said = encode_sorry(Sorry(CANDIDATE, name))
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

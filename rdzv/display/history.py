@@ -20,7 +20,7 @@ VERSION: Final = 1
 
 
 def hour(at: float | None) -> str:
-    """Return an hour in UTC as text; empty if it was not recorded."""
+    """Return an hour in UTC as text; empty if unknown."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
@@ -28,7 +28,7 @@ def hour(at: float | None) -> str:
 
 
 def describe(history: History) -> list[str]:
-    """Return the history as lines of text."""
+    """Return the history as lines."""
     lines = []
     if history.past.rounds:
         begun = hour(history.past.since)
@@ -70,7 +70,7 @@ def _names(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
 
 
 def as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
-    """Return the history in types of JSON; `docs/history.schema.json` describes the fields."""
+    """Return the history as JSON types; `docs/history.schema.json` describes the fields."""
     return {
         "version": VERSION,
         "run_id": run_id,
@@ -97,13 +97,13 @@ def _fields(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
 
 
 class Span(NamedTuple):
-    """Some time of a row; by position, for a page that shows thousands.
+    """A part of a row; a tuple, for a page that shows thousands.
 
     Attributes:
         kind: "round", "meeting" (members meet again), "lost", "left" or "closed".
         began: Seconds since the beginning of the timeline.
-        seconds: How long.
-        text: Its description, in words.
+        seconds: The length.
+        text: The description.
     """
 
     kind: str
@@ -113,7 +113,7 @@ class Span(NamedTuple):
 
 
 def timeline(run_id: str, history: History, *, now: float | None = None) -> dict[str, Any]:
-    """Return the remembered rounds as rows of spans: `rounds`, and one row per node, `nodes`, in order of appearance.
+    """Return the remembered rounds as rows of spans: `rounds`, and `nodes`, one row each in order of appearance.
 
     The first 64 nodes of each round and the nodes that have gone have a row; `note` counts the others.
 
@@ -155,7 +155,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
                 text = f"meeting again after round {chapter.number}"
                 spans.append(_span("meeting", began + stopped, meets, text))
         for node_id, one in gone.items():
-            if node_id not in chapter.node_ids:  # it is not among the first 64
+            if node_id not in chapter.node_ids:
                 rows.setdefault(node_id, []).append(_span("round", began, ends[node_id], f"round {chapter.number}"))
             away[node_id] = one.kind, began + ends[node_id], one.reason
         began += length
@@ -185,6 +185,6 @@ def _span(kind: str, began: float, seconds: float, text: str) -> Span:
 
 
 def _stopped(chapter: Chapter, length: float) -> float:
-    """Return the seconds until a round lost its first member; its length if it lost none."""
+    """Return the seconds until a round lost its first member, else its length."""
     gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
     return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])

@@ -5,7 +5,7 @@
     members       the first of them
 
 Exceptions take at most half of the screen; the others are counted. If the store does not answer, the first line says
-so, and the lines below are old. The caller wraps long lines, and cuts the screen at the window's height.
+so, and the other lines are old. The caller wraps long lines, and cuts the screen at the window's height.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """One line. `meant` is "bad", "good", "soft" or "", for its colour; if `may_be_cut`, it is not wrapped."""
+    """One line. `meant` is its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is not wrapped."""
 
     text: str
     meant: str = ""
@@ -37,7 +37,7 @@ class Frame:
         status: The last status that was read.
         cost: The cost of the run until then.
         read_ago: Seconds since then.
-        silent_for: Seconds for which the store has not answered; None if it answers.
+        silent_for: Seconds without an answer of the store; None if it answers.
         answers_in: Its last round trip, in seconds.
     """
 
@@ -49,7 +49,7 @@ class Frame:
 
 
 def draw(frame: Frame, *, height: int) -> list[Line]:
-    """Return the lines for a screen of this height, or some more."""
+    """Return the lines for a screen of this height, or more."""
     status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary(status)
     lines = [_link(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
@@ -59,7 +59,7 @@ def draw(frame: Frame, *, height: int) -> list[Line]:
     texts, most = exceptions(status), max(height // 2, 1)
     lines += [Line(text, "bad" if text.lstrip().startswith("missing") else "") for text in texts[:most]]
     if len(texts) > most:
-        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # one line counts them all
+        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # one line counts all missing nodes
         lines.append(Line(f"             and {len(texts) - most + unnamed:,} more that are missing, refused or wait"))
     lines += [Line(text, may_be_cut=True) for text in member_lines(status, slice(height))]
     return [line._replace(text=printable(line.text)) for line in lines]

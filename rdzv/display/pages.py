@@ -1,4 +1,4 @@
-"""Shell: pages for a browser, made of the files beside this one: each is one file that loads nothing else."""
+"""Shell: pages for a browser from the files beside this one: each is one file that loads nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def live_page() -> str:
 def timeline_page(shown: dict[str, Any], cost: Account) -> str:
     """Return a page with a timeline, as one file."""
     data = json.dumps({"timeline": shown, "cost": str(cost)})
-    # Within a script element nothing but its end has a meaning, and that begins with "<".
+    # Within a script element only its end has a meaning, and that begins with "<".
     data = data.replace("<", "\\u003c")
     return _read("timeline.html").replace("/*TIMELINE*/", _read("timeline.js")).replace("/*DATA*/", data)
 

@@ -1,4 +1,4 @@
-"""Shell: writes lines to standard error in a thread, so that a reader that stops (Ctrl-S) blocks nothing else."""
+"""Shell: writes lines to standard error in a thread, so that a stopped reader (Ctrl-S) blocks nothing else."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Final
 
-BYTES_MOST: Final = 2**20  # of pending lines; further ones are counted and dropped
-AT_EXIT: Final = 2.0  # seconds for the reader to read the rest
+BYTES_MOST: Final = 2**20  # pending; further lines are counted and dropped
+AT_EXIT: Final = 2.0  # seconds to write the rest
 
 
 class _Lines:
@@ -44,7 +44,7 @@ class _Lines:
             self._changed.notify_all()
 
     def flush(self, within: float) -> None:
-        """Wait until all lines are written, for at most `within` seconds."""
+        """Wait until all lines are written, at most `within` seconds."""
         until = time.monotonic() + within
         with self._changed:
             while (self._waiting or self._is_writing) and (left := until - time.monotonic()) > 0:
@@ -85,7 +85,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def say_error(line: str) -> None:
-    """Write a line to standard error, without waiting for its reader."""
+    """Write a line to standard error without waiting for its reader."""
     try:
         file = sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):  # no standard error, or one in memory, which never blocks
@@ -96,12 +96,12 @@ def say_error(line: str) -> None:
 
 
 def flush_errors(within: float = AT_EXIT) -> None:
-    """Wait until all lines are written, for at most `within` seconds."""
+    """Wait until all lines are written, at most `within` seconds."""
     _lines.flush(within)
 
 
 class StandardErrorHandler(logging.Handler):
-    """Logs to standard error, without waiting for its reader."""
+    """Logs to standard error without waiting for its reader."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record."""
@@ -111,5 +111,5 @@ class StandardErrorHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait for the pending lines; `logging` calls this at exit."""
+        """Write the pending lines; `logging` calls this at exit."""
         flush_errors()

@@ -23,7 +23,7 @@ SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 
 def summary(status: RunStatus) -> list[str]:
-    """Return the first lines: phase and reason, the round, the numbers of nodes, the settings."""
+    """Return the first lines: phase and reason, round, numbers of nodes, settings."""
     pace = pace_in(status)
     found = counts_of(status, node_states(status, pace))
     lines = [
@@ -61,7 +61,7 @@ def describe_health(health: Mapping[str, Any]) -> str:
 
 
 def exceptions(status: RunStatus) -> list[str]:
-    """Return a line for each node that is missing, stuck, slow, accused, draining, refused or waiting."""
+    """Return a line for each missing, stuck, slow, accused, draining, refused or waiting node."""
     lines = [f"    missing  {_named(status, one.node_id)}: {one.describe()}" for one in status.missing]
     if status.missing_count > len(status.missing):
         lines.append(f"    missing  and {status.missing_count - len(status.missing)} more")
@@ -86,7 +86,7 @@ def exceptions(status: RunStatus) -> list[str]:
 
 
 def member_lines(status: RunStatus, which: slice = ALL) -> list[str]:
-    """Return a line for each of these members: rank, node, address, the hour of its arrival, and its attributes."""
+    """Return a line for each of these members: rank, node, address, hour of arrival, attributes."""
     return [
         f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since(status, member.node_id)}"
         + _step(status, member.node_id)

@@ -10,8 +10,7 @@
     /api/events?run=RUN the data of the page, and then each change, as server-sent events
     /                   the page
 
-HTTP is read-only. The access rules are in `door`. The page is one file, and its security policy lets it load nothing
-else.
+HTTP is read-only. `door` has the access rules. The page is one file, and its security policy lets it load nothing else.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ async def serve(
 
 
 class _Site:
-    """The handlers of requests."""
+    """The request handlers."""
 
     def __init__(self, server: Server, runs: Runs) -> None:
         self._server = server
@@ -130,7 +129,7 @@ class _Site:
         return web.json_response(as_json(run_id, history, account(run_id, history, now=now)))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Send the data of a page, and each change."""
+        """Send a page's data, and each change."""
         if self._listeners >= LISTENERS_MOST:
             raise web.HTTPServiceUnavailable(text=f"{LISTENERS_MOST} pages are open already, the most there may be")
         self._listeners += 1
@@ -141,8 +140,8 @@ class _Site:
             with self.runs.followed.listeners.listening(wakeup := Wakeup()):
                 while not self.leaving:
                     now = await self._shown(request.query.get("run", ""))
-                    # Send unchanged data, too: a silent store counts as gone for the page, and a failed write finds
-                    # closed pages.
+                    # Send unchanged data, too: a silent store counts as gone for the page, and only a failed write
+                    # finds closed pages.
                     await response.write(message(before, now))
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))

@@ -4,8 +4,8 @@
 - If the store has a token, every other request must give it: as `Authorization: Bearer TOKEN`, or, for browsers, as the
   password of HTTP's basic authentication, with any user name.
 - Only GET and HEAD are accepted.
-- A foreign name that resolves to this machine (DNS rebinding) would let a foreign page read ours. So if only this
-  machine can connect, the request must name this machine.
+- If only this machine can connect, the request must name this machine: else a foreign page could read ours by a name of
+  its own that resolves to this machine (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Door:
         if self.token is None:
             return None
         kind, _, secret = headers.get("Authorization", "").partition(" ")
-        # Restore the bytes: aiohttp decodes those that are not UTF-8 as surrogates.
+        # aiohttp decodes bytes that are not UTF-8 as surrogates.
         plain = secret.encode("utf-8", "surrogateescape")
         given = plain if kind.lower() == "bearer" else _password(plain) if kind.lower() == "basic" else b""
         if hmac.compare_digest(given, self.token):
@@ -62,7 +62,7 @@ class Door:
 def door_at(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, Door]:
     """Return the host at which to serve HTTP beside a store at `host`, and the access rules there.
 
-    It is the store's host; loopback instead, if a token would cross the network without TLS.
+    It is the store's host, or loopback if a token would else cross the network without TLS.
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK

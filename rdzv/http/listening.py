@@ -3,8 +3,8 @@
 Needs the extra `http`.
 
 aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
-store's process. Here HTTP connections are in one table with the store's. One without a request counts as
-unauthenticated: such connections are closed first if the table is full. TLS is the store's, with small buffers.
+store's process. Here they are in one table with the store's. One without a request counts as unauthenticated: such
+connections are closed first if the table is full. TLS is the store's, with small buffers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ VISITORS_MOST: Final = 256  # connections of a process that serves no store
 
 
 def own_table() -> ConnectionTable:
-    """Return a table for a process that serves no store; call this in the loop that listens."""
-    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half of it may be unauthenticated, a share of those HTTP's
+    """Return a table for a process that serves no store; call this in the listening loop."""
+    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half of it may be unauthenticated, and a share of those HTTP's
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
     table = ConnectionTable(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST
@@ -50,12 +50,12 @@ def own_table() -> ConnectionTable:
 
 
 async def health(_: web.Request) -> web.Response:
-    """Answer: the process is alive, and its loop runs."""
+    """Answer that the process is alive."""
     return web.Response(text="ok\n")
 
 
 class _Visitors:
-    """The connections to one HTTP server; they are counted in `table`."""
+    """The connections to one HTTP server, counted in `table`."""
 
     def __init__(self, table: ConnectionTable) -> None:
         self._table = table
@@ -75,7 +75,7 @@ class _Visitors:
             self._table.expect(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection: aiohttp's `handler`, with a table and TLS around it."""
+        """Return the protocol of a new connection: aiohttp's `handler` within a table and TLS."""
         visitor = _Visitor(self._table, handler, self._by_handler, secure=tls is not None)
         if tls is None:
             return visitor
@@ -84,7 +84,7 @@ class _Visitors:
 
 
 class _Visitor(asyncio.Protocol):
-    """One connection: it registers with the table, and forwards everything to aiohttp."""
+    """One connection; it registers with the table, and forwards everything to aiohttp."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ async def listening(
         OSError: The address cannot be bound.
     """
     visitors = _Visitors(table)
-    # The access rules come first: a client with a wrong token remains unauthenticated.
+    # The access rules come first: a wrong token leaves a client unauthenticated.
     application = web.Application(middlewares=[_guarded(door), visitors.serve_one], client_max_size=BODY_BYTES_MOST)
     application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)

@@ -1,8 +1,8 @@
 """Shell: reads the runs of a store, in the store's own process, for HTTP.
 
-A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request to the
-store returns its usage by run, which shows the ended runs that have changed. All ended runs are counted. Only the
-youngest are read and listed, a few at a time.
+A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request returns
+the store's usage by run, which shows which ended runs have changed. All ended runs are counted; only the youngest are
+read and listed, a few at a time.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FRESH = 0.5  # seconds for which an answer is reused, or ...
-FRESH_FOR = 4  # ... times as long as its reading took, if longer: so reading takes at most a fifth of the time
+FRESH_FOR = 4  # ... times as long as its reading took, if longer: reading takes at most a fifth of the time
 HISTORY_LINES = 40
 ENDED_LISTED = 100  # ended runs
-READ_AT_ONCE = 5  # ended runs that one request for the list reads
+READ_AT_ONCE = 5  # ended runs that one request reads for the list
 COUNTED_AT_ONCE = 64  # runs whose nodes are counted concurrently
 SPACED = 0.1  # seconds between two reads of a run that changes continuously
 
 
 class NoSuchRun(Exception):
-    """The store has no run of this id."""
+    """The store has no such run."""
 
 
 @contextlib.asynccontextmanager
 async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Client]:
-    """Connect to a server in this process, without its port and TLS."""
+    """Connect to a server in this process, without port and TLS."""
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
@@ -75,7 +75,7 @@ class Runs:
     """The runs under a prefix of a store.
 
     Attributes:
-        followed: The runs that were read lately, kept up to date by watches.
+            followed: The runs that were read lately, kept current by watches.
     """
 
     def __init__(self, client: Client, *, prefix: str) -> None:
@@ -97,11 +97,11 @@ class Runs:
         return await self._client.ping(timeout=2.0)
 
     async def live(self) -> list[dict[str, Any]]:
-        """Return the numbers of each run with nodes."""
+        """Return the numbers of the runs with nodes."""
         return await self._fresh("", self._look)
 
     async def _fresh(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
-        """Return the last answer about `what` while it is fresh, else that of `look`."""
+        """Return the last answer about `what` while fresh, else a new one."""
         async with self._looking:
             began = self._client.time()
             if_changed, until, told = self._told.get(what, (0.0, 0.0, None))
@@ -111,7 +111,7 @@ class Runs:
                 told, now = await look(), self._client.time()
                 self._told = {one: known for one, known in self._told.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
-                # The next change is read at once, unless the last read was for a change, too: such reads take long.
+                # The next change is read at once, unless this read was for a change, too, and so takes long.
                 self._told[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 
@@ -121,7 +121,7 @@ class Runs:
         return min((self._told[one][0] for one in unread), default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
-        """Return the numbers of all runs with nodes and of the youngest ended runs, by name, without members' steps."""
+        """Return the numbers of the runs with nodes and of the youngest ended runs, by name, without members' steps."""
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self._over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
@@ -131,7 +131,7 @@ class Runs:
         return sorted(told, key=lambda one: one["run_id"])
 
     async def _look(self) -> list[dict[str, Any]]:
-        """Return the numbers of each run with nodes, and update `_over`."""
+        """Return the numbers of the runs with nodes; update `_over`."""
         now = self._client.time()
         usages = await read_usage(self._client, self._prefix)
         before, self._over = self._over, {}
@@ -155,7 +155,7 @@ class Runs:
         return sorted(live, key=lambda one: str(one["run_id"]))
 
     async def report(self, run_id: str) -> dict[str, Any]:
-        """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` if it does not exist."""
+        """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` without one."""
         await self._check(run_id)
         return await self._fresh(run_id, partial(self._report, run_id))
 
@@ -165,7 +165,7 @@ class Runs:
         return {**report(status), "history": describe(history)[-HISTORY_LINES:], "cost": run.cost().plain()}
 
     async def streamed(self, run_id: str) -> dict[str, Any] | None:
-        """Return one run for the page, without values that change with time alone; None if it does not exist."""
+        """Return one run for the page, without values that time alone changes; None without one."""
         if not await self._client.count(self._keys(run_id).root):
             return None
         return await self._fresh(f"{run_id}/", partial(self._stream, run_id))
@@ -174,7 +174,7 @@ class Runs:
         return (await self.followed.refreshed(run_id)).streamed()
 
     async def history(self, run_id: str) -> tuple[History, float]:
-        """Return the history and the hour of a run; raise `NoSuchRun` if it does not exist."""
+        """Return a run's history and hour; raise `NoSuchRun` without one."""
         await self._check(run_id)
         run = Run(self._client, self._keys(run_id))
         return await run.whole_history(), await run.hour()
@@ -188,6 +188,6 @@ class Runs:
 
 
 def _is_same(before: Usage, now: Usage) -> bool:
-    """Return True if the usage of a run shows no change; False where the store does not count."""
+    """Return True if a run's usage shows no change; False if the store does not count."""
     is_counted = before.age is not None and now.age is not None and before.age <= now.age
     return is_counted and (before.keys, before.bytes) == (now.keys, now.bytes)

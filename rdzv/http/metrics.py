@@ -82,7 +82,7 @@ OF_STEPS = {
 
 
 OF_TIME = "Seconds since the run began: with a round, regrouping, waiting."
-LINES_AT_ONCE = 500  # written in one turn of the loop: a millisecond or two
+LINES_AT_ONCE = 500  # written in one turn of the loop, in a millisecond or two
 
 Sample = tuple[tuple[str, ...], float]
 """The values of a metric's labels, in order, and its value."""
@@ -91,10 +91,10 @@ Sample = tuple[tuple[str, ...], float]
 class OfProcess:
     """The metrics of any process: its release, its resources, and the lag of its loop.
 
-    They are in a registry of their own, as the program may use the default one.
+    They have their own registry, as the program may use the default one.
 
     Args:
-        lag: The name of the metric of the lag.
+        lag: The name of the lag's metric.
     """
 
     def __init__(self, lag: str) -> None:
@@ -137,12 +137,12 @@ class Metrics:
         self._requests.labels(kind, outcome).observe(seconds)
 
     async def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], *, ended: int) -> str:
-        """Return all metrics as text. The loop has turns between its pieces, in which the store goes on.
+        """Return all metrics as text; the loop runs other tasks between its pieces.
 
         Args:
             figures: The server's figures.
             runs: The numbers of each run with nodes.
-            ended: The number of runs without nodes.
+            ended: The number of ended runs.
         """
         pieces = [self.process.text()]
         lines: list[str] = []

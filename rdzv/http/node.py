@@ -1,10 +1,10 @@
 """Shell: `/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
 
-The metrics show facts that the node knows without a request to the store: its round, its use of time, the lag of its
-loop. `app`, beside the store, shows whole runs.
+The metrics show facts that the node knows without a request: its round, its use of time, the lag of its loop. `app`,
+beside the store, shows whole runs.
 
-The port is opened at the node's first arrival, so commands that only read a run do not open it. If it is taken, that is
-only logged: two nodes of one machine may have the same setting.
+The port is opened at the node's first arrival, so not by commands that only read a run. If it is taken, that is only
+logged: two nodes of one machine may have the same setting.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ LABELS: Final = ("node", "run")
 async def serve_node(
     node: Node, host: str, port: int, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool
 ) -> None:
-    """Serve a node's metrics from its first arrival on, until cancelled.
+    """Serve a node's metrics from its first arrival on, until cancelled; in the node's loop.
 
-    Call this in the node's loop. `host` "" is every address, and `port` 0 a free one. `insecure` lets the token cross
-    the network in the clear.
+    `host` "" is every address, and `port` 0 a free one. `insecure` lets the token cross the network in the clear.
     """
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     metrics = _NodeMetrics(node)
@@ -71,7 +70,7 @@ async def serve_node(
 
 
 class _NodeMetrics:
-    """The metrics of one node; construct it in the node's loop."""
+    """The metrics of one node; made in its loop."""
 
     def __init__(self, node: Node) -> None:
         self.process = OfProcess("rdzv_node_loop_lag_seconds")
@@ -97,7 +96,7 @@ class _NodeMetrics:
             self._loop.call_soon_threadsafe(self.observe)
 
     def observe(self) -> None:
-        """Add the time since the last call to the node's activity at that call; only in its loop."""
+        """Add the time since the last call to the activity at that call; only in the node's loop."""
         node, membership, now = self._node, self._node.membership, self._loop.time()
         self._spent[self._doing] += now - self._since
         self._since = now

@@ -1,4 +1,4 @@
-"""Pure: checks of arguments. An invalid one is the caller's error, and so a plain Python exception."""
+"""Pure: checks of arguments. An invalid one is the caller's error: a plain Python exception."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def keys_of(keys: object) -> tuple[str, ...]:
 
 
 def many_of(items: object, name: str) -> tuple[Any, ...]:
-    """Return any list of arguments as a tuple."""
+    """Return an iterable of arguments as a tuple."""
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise TypeError(f"{name} is a list, not {shown(items)}; for a single one write {name}=[...]")
     return tuple(items)
@@ -41,7 +41,7 @@ def value_of(value: object) -> bytes:
 
 
 def utf8_of(text: str, name: str) -> bytes:
-    """Return text as bytes, if UTF-8 can hold it."""
+    """Return text in UTF-8."""
     try:
         return text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Pure: the knowledge of a round's store about its own member and the others."""
+"""Pure: the facts about members that a round's store uses for its errors and waits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def _not_over() -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Company:
-    """The knowledge of this process about this member and the others.
+    """The facts about this member and the others.
 
     Attributes:
-        superseded: Returns why this node is known to be no member any more; None as long as it may be one.
-        lost: Returns the members known to have died, if waits end because of that; see `SharedStore.end_waits`.
+        superseded: Returns the reason if this node is known to be no member any more, else None.
+        lost: Returns the members known to have died; None if waits go on after a loss, see `SharedStore.end_waits`.
         waiting: Entered around each request that waits for others; its argument returns the awaited keys, in words.
         roster: Names the members that are missing at a barrier, if known.
     """
@@ -47,7 +47,7 @@ class Roster:
     absence: Callable[[str], str]
 
     def describe_missing(self, ranks: Sequence[int], names: Mapping[int, str]) -> str:
-        """Return the missing members, for the end of a sentence: "; missing rank 1, node c, lost 41 s ago"."""
+        """Return the missing members as the end of a sentence: "; missing rank 1, node c, lost 41 s ago"."""
         said = []
         for rank in ranks[:NAMED_MAX]:
             name = names.get(rank, "")

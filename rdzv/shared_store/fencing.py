@@ -48,22 +48,22 @@ ANSWER_TIMEOUT: Final = 1.0
 
 
 class OutOfTime(SharedStoreTimeoutError):
-    """No time is left; the catcher may still look around before it gives up."""
+    """No time is left; the catcher may look once more before it gives up."""
 
 
 @dataclass(slots=True)
 class Fencing:
-    """One operation under way, for one member of a round: its requests go through this."""
+    """One operation of a member of a round; its requests go through this."""
 
     call: Callable[[Request[Any], float], Awaitable[Any]]  # makes a request, with a limit in seconds
     _: KW_ONLY
     prefix: str  # of all keys of the round's store
-    fence: tuple[Condition, ...]  # conditions that hold while this node is a member of the round
-    company: Company  # the knowledge about this member and the others
+    fence: tuple[Condition, ...]
+    company: Company
     seconds: float  # the limit of all its waits together
     now: Callable[[], float]  # the clock by which `call` waits
     _deadline: float = field(init=False)
-    _wait_ended: bool = False  # by this member's side, before its time was over
+    _wait_ended: bool = False  # this member's side has ended a wait before its time
 
     def __post_init__(self) -> None:
         self._deadline = self.now() + self.seconds
@@ -72,8 +72,8 @@ class Fencing:
         """Make one request, on condition that this node is a member.
 
         Raises:
-            RoundSupersededError: This node is not a member of the round any more.
-            OutOfTime: The time is over; or the wait may never end, since members are lost.
+            RoundSupersededError: This node is not a member any more.
+            OutOfTime: The time is over, or members are lost and the wait may never end.
             RendezvousConnectionError: The store could not be reached in time.
             RendezvousStateError: The client was made before a `fork()`.
         """
@@ -81,7 +81,7 @@ class Fencing:
         left = self._deadline - self.now()
         if type(request) is not Wait:
             left = max(left, ANSWER_TIMEOUT)
-        elif left <= 0 or self._lost():  # the catcher looks whether there is anything to wait for
+        elif left <= 0 or self._lost():  # the catcher looks if it has to wait at all
             raise OutOfTime("there is no time to wait", timeout=self.seconds)
         try:
             if type(request) is Transact:
@@ -96,7 +96,7 @@ class Fencing:
             raise explained from error
 
     async def _transact(self, request: Transact, left: float) -> Any:
-        """Carry out a transaction with the fence among its conditions; a failed result is not due to the fence."""
+        """Carry out a transaction with the fence among its conditions; if it fails, the fence held."""
         reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in self.fence))
         fenced = Transact(when=(*self.fence, *request.when), then=request.then, otherwise=(*reads, *request.otherwise))
         result: TransactionResult = await self.call(fenced, left)
@@ -118,7 +118,7 @@ class Fencing:
             raise self._superseded_error(reason)
 
     def give_up(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
-        """Raise the error of a wait for missing keys: they may never come, if members are lost or the round is over."""
+        """Raise the error of a wait for missing keys, which may never come if members are lost or the round is over."""
         lost, timed_out = self._lost(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
         if not (lost or self._wait_ended) or self.now() >= self._deadline:
             raise timed_out
@@ -141,7 +141,7 @@ class Fencing:
         )
 
     def _explained(self, error: StoreError) -> Exception:
-        reason = self.company.superseded()  # then the handler has interrupted the client, which caused this error
+        reason = self.company.superseded()  # if any, the handler has interrupted the client
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
@@ -163,12 +163,12 @@ class Fencing:
 
 
 def named(names: Iterable[str]) -> str:
-    """Return the first of some names, as errors show them."""
+    """Return the first of some names, for errors."""
     return first_of(list(map(shown, names)), NAMED_MAX)
 
 
 def keys_awaited(prefix: str, request: Request[Any]) -> str:
-    """Return which keys a request waits for, as the user named them."""
+    """Return the keys that a request waits for, as the user named them."""
     wait = request.request if type(request) is Guarded else request
     assert type(wait) is Wait, "nothing else waits"
     names = [key.removeprefix(prefix).partition("/")[2] for key in wait.keys]

@@ -1,17 +1,14 @@
-"""Pure: the `torch.distributed.Store` API over one round's keys, for any caller of a store.
+"""Pure: the `torch.distributed.Store` API over one round's keys, for both twins of a round's store.
 
-Both twins of a round's store use it, so they cannot differ. `fencing` makes each request conditional on this node's
-membership of the round.
-
-    <prefix>k/<key>               a value; or the mark of a queue, for as long as that holds anything
+    <prefix>k/<key>               a value; or the mark of a queue while it holds anything
     <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded
-    <prefix>b/<key>/<rank>        a member that has come to a barrier and not gone on, so that the others can be named
+    <prefix>b/<key>/<rank>        a member that waits at a barrier, so that the missing ones can be named
 
-A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction; the
+A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction. The
 pop of the last item deletes both, on condition that the mark has not been written since. So the mark exists exactly
-while there are items; `wait`, `check` and a blocking `queue_pop` look at it. Nothing polls. PyTorch calls the result of
-one key for a queue and a value "unexpected"; here a queue refuses it. Each item goes to one popper, since its deletion
-is conditional on its existence. A push wakes every waiting popper: meant for tens of poppers, not for thousands.
+while there are items, for `wait`, `check` and a blocking `queue_pop`. Nothing polls. One key for a queue and a value
+is "unexpected" in PyTorch; here a queue refuses it. Each item goes to one popper, as its deletion is conditional on its
+existence. A push wakes every waiting popper: meant for tens of poppers, not for thousands.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ ADD_MAX: Final = 2**63 - 1
 
 
 class RoundKeys(ABC):
-    """The part that the awaited and the blocking store of a round have in common: its keys, and how a call begins."""
+    """The keys of a round's store, and the begin of its calls, for both twins."""
 
     prefix: str
     lease: int | None
@@ -64,7 +61,7 @@ class RoundKeys(ABC):
 
     @abstractmethod
     def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
-        """Return the `Fencing` of one operation, whose waits may take `timeout`."""
+        """Return the `Fencing` of one operation."""
 
     @abstractmethod
     def _unique(self) -> str:
@@ -74,12 +71,12 @@ class RoundKeys(ABC):
         return self.prefix + VALUES + key_of(key)
 
     def _queue_prefix(self, key: str) -> str:
-        # Escaped, or the queue "a" would hold the items of the queue "a/b".
+        # Escaped: else the queue "a" would hold the items of the queue "a/b".
         return f"{self.prefix}{QUEUES}{_escaped(key_of(key))}/"
 
 
 class Operations(RoundKeys):
-    """Every method of `torch.distributed.Store` that makes requests."""
+    """The methods of `torch.distributed.Store` that make requests."""
 
     # ------------------------------------------------------------------------------------------ values
 
@@ -98,7 +95,7 @@ class Operations(RoundKeys):
         return await _get_all(self._begin(), names, tuple(map(self._value_key, names)))
 
     async def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys exist. A queue exists while it holds anything."""
+        """Wait until all keys exist. A queue exists while it has items."""
         names = keys_of(keys)
         held = tuple(map(self._value_key, names))
         ask = self._begin(timeout)
@@ -115,7 +112,7 @@ class Operations(RoundKeys):
         return (await self._begin()(Transact(when=conditions, then=()))).succeeded
 
     async def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
-        """Write several values at once: they become visible together. The last value of a repeated key counts."""
+        """Write several values at once; the last one of a repeated key counts."""
         names = keys_of(keys)
         contents = [value_of(value) for value in many_of(values, "values")]
         if len(names) != len(contents):
@@ -125,7 +122,7 @@ class Operations(RoundKeys):
         await self._begin()(Transact(when=(), then=puts))
 
     async def add(self, key: str, amount: int) -> int:
-        """Add to the number that a key holds in decimal, 0 if missing; return the sum."""
+        """Add to the decimal number of a key, 0 if missing; return the sum."""
         number = whole_of(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in the store's 64 bits")
@@ -136,16 +133,16 @@ class Operations(RoundKeys):
         await self._begin()(Append(self._value_key(key), value_of(value), self.lease))
 
     async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Write the desired value if the key holds the expected one, or is missing and nothing is expected.
+        """Write the desired value if the key holds the expected one, or is missing and the expected one is empty.
 
         Returns:
-            The key's value now; if it is missing and something was expected, the expected value.
+            The key's value now; if it is missing, the expected value.
         """
         held, wanted, new = self._value_key(key), value_of(expected_value), value_of(desired_value)
         ask = self._begin()
         may_create = not wanted
         while True:
-            # If either fails because of the other's case, the other follows. The answer was true at the last request.
+            # Each request fails in the other's case, and the other follows. The answer was true at the last request.
             if may_create:
                 request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self.lease)
             else:
@@ -164,11 +161,11 @@ class Operations(RoundKeys):
         return (await self._begin()(Delete(self._value_key(key)))).count > 0
 
     async def list_keys(self) -> list[str]:
-        """Return the keys of this round that hold values, sorted; as in PyTorch, queues are not among them."""
+        """Return this round's keys that hold values, sorted; as in PyTorch, without queues."""
         return await _keys_of_values(self._begin(), self.prefix)
 
     async def num_keys(self) -> int:
-        """Return the number of keys of this round that hold values."""
+        """Return the number of this round's keys that hold values."""
         return len(await _keys_of_values(self._begin(), self.prefix))
 
     # ------------------------------------------------------------------------------------------ queues
@@ -179,7 +176,7 @@ class Operations(RoundKeys):
         item = Put(self._queue_prefix(key) + self._unique(), value_of(value), lease=self.lease)
         writes = item, Put(mark, MARK, lease=self.lease)
         ask = self._begin()
-        starts = True  # a guess that this is its first item; if wrong, nothing happens
+        starts = True  # a guess that this is the first item; if wrong, nothing happens
         while True:
             condition = when.missing(mark) if starts else when.value(mark) == MARK
             result = await ask(Transact(when=(condition,), then=writes, otherwise=(Get(mark),)))
@@ -202,7 +199,7 @@ class Operations(RoundKeys):
             listing = await ask(List(prefix=prefix, keys_only=True))
             items = sorted(filter(None, listing.entries), key=lambda item: item.create_revision)
             for item in items:
-                # Those before it have been seen to be gone, and none comes back: it is the first.
+                # The items before it are gone, and none comes back: it is the first.
                 popped = await _pop(ask, item, mark, is_last=item is items[-1])
                 if popped is not None:
                     return popped
@@ -212,7 +209,7 @@ class Operations(RoundKeys):
                 await _wait_for_push(ask, key, mark)
 
     async def queue_len(self, key: str) -> int:
-        """Return the number of items in a queue; 0 if there is no such queue."""
+        """Return the number of items in a queue, 0 without one."""
         return (await self._begin()(Count(prefix=self._queue_prefix(key)))).count
 
     # ------------------------------------------------------------------------------------------ barrier
@@ -243,13 +240,13 @@ class Operations(RoundKeys):
                 ask.give_up(message, keys=(f"{key}/last_member",))
         try:
             inside = await _counted(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
-            if inside <= 0:  # the last to leave deletes its keys: there may be ten barriers a second
+            if inside <= 0:  # the last to leave deletes the keys: there may be ten barriers a second
                 nobody_came = (when.value(members) == b"%d" % inside,)
                 await ask(Transact(when=nobody_came, then=(Delete(members), Delete(last))))
         except OutOfTime:
             if is_last:
                 raise
-            # Else it was passed in time, and its leftovers go with the round.
+            # Else all came in time; the keys are deleted with the round.
 
 
 async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
@@ -257,7 +254,7 @@ async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
         return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
     except OutOfTime:
         missing = await _missing(ask, names, held)
-        # If all exist: they came during the look, or this was a look without a wait. They may have gone again.
+        # If all exist, they came during the look, or there was no time for a wait. They may have gone again.
         found = None if missing else await _read(ask, held)
         if found is None:
             _give_up(ask, names, missing or names)
@@ -265,7 +262,7 @@ async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
 
 
 async def _missing(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys that do not exist, without reading the others' values; all, if the store does not tell."""
+    """Return the keys that do not exist, without reading the others' values; all if unknown."""
     if not held:
         return ()
     try:
@@ -286,7 +283,7 @@ async def _read(ask: Fencing, held: tuple[str, ...]) -> list[bytes] | None:
 
 
 async def _pop(ask: Fencing, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
-    """Take this item; return None if it has been taken, or the queue has to be read again."""
+    """Take this item; return None if it was taken, or the queue must be read again."""
     unchanged = when.mod_revision(item.key) == item.mod_revision
     take = Get(item.key), Delete(item.key)
     if not is_last:
@@ -299,7 +296,7 @@ async def _pop(ask: Fencing, item: Entry, mark: str, *, is_last: bool) -> bytes 
     still_there, there = result.results
     if still_there is None:
         return None
-    # Others have pushed since, or the key was set or deleted as a value: then the mark's revision differs.
+    # After other pushes, or if the key was set or deleted as a value, the mark's revision differs.
     seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
     return _taken(await ask(Transact(when=(unchanged, seen), then=take)))
 
@@ -334,7 +331,7 @@ async def _missing_at_barrier(ask: Fencing, roster: Roster, came_prefix: str, si
     """Return the missing members, in words; empty if unknown."""
     came = {key.removeprefix(came_prefix) for key in await _keys_under(ask, came_prefix)}
     if str(len(came)) != there:
-        return ""  # for example several callers of one rank: ranks do not tell which one is missing
+        return ""  # for example several callers of one rank
     missing = [rank for rank in range(size) if str(rank) not in came]
     names: dict[int, str] = {}
     for bucket in dict.fromkeys(map(roster.key, missing[:NAMED_MAX])):
@@ -345,7 +342,7 @@ async def _missing_at_barrier(ask: Fencing, roster: Roster, came_prefix: str, si
 
 
 async def _counted(ask: Fencing, operations: tuple[Operation, ...]) -> int:
-    """Carry out operations, the first of which counts; return the count."""
+    """Carry out operations; return the count of the first."""
     return cast("int", (await ask(Transact(when=(), then=operations))).results[0])
 
 

@@ -1,16 +1,16 @@
 """Shell: the `torch.distributed.Store` API over one round's keys, for async and for blocking callers.
 
-Names, order of arguments and meaning are those of PyTorch 2.13, with these differences:
+Names, order of arguments and meaning are those of PyTorch 2.13, except:
 
 - `num_keys` and `list_keys` cover this round's keys only, where PyTorch's count the whole server's.
 - A timeout is a `timedelta` or a number of seconds. It limits waiting; a request that the store answers at once has at
   least a second.
-- A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys, and an empty queue
-  `QueueEmptyError`. Adding to a value that is no number raises `ValueError`, like any other invalid argument.
+- A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
+  `QueueEmptyError`, and adding to a value that is no number `ValueError`, like any other invalid argument.
 - A key cannot be both a queue's and a value's.
 
 Every request is conditional on this node's membership of the round. After it, every call and every wait ends with
-`RoundSupersededError` (promises R9, R10). `operations` has the operations of both twins.
+`RoundSupersededError` (promises R9, R10).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TIMEOUT_MAX: Final = 1e9
 
 
 def _seconds(timeout: object) -> float:
-    """Return a timeout in seconds; raise TypeError if it is none, ValueError if negative or too large."""
+    """Return a timeout in seconds; raise TypeError for another type, ValueError if it is negative or too large."""
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
     elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
@@ -69,7 +69,7 @@ def _seconds(timeout: object) -> float:
 
 
 class Caller(Protocol):
-    """The part of a client that a shared store needs."""
+    """The members of a client that a shared store needs."""
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request, and return its response."""
@@ -81,7 +81,7 @@ class Caller(Protocol):
 
 
 class _Twin(RoundKeys, Generic[C]):
-    """The part that both twins share. Its company is the knowledge about this member and the others."""
+    """The part that both twins share."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Twin(RoundKeys, Generic[C]):
     ) -> None:
         self._client: C = client
         self.prefix: str = prefix  # of all its keys; it ends in "/"
-        self.fence: tuple[Condition, ...] = fence  # conditions that hold while this node is a member of the round
+        self.fence: tuple[Condition, ...] = fence
         self.lease: int | None = lease  # of everything written, if any
         self._timeout = _seconds(timeout)  # the default limit of a wait
         self._company: Company = company or Company()
@@ -103,7 +103,7 @@ class _Twin(RoundKeys, Generic[C]):
 
     @abstractmethod
     async def _ask(self, request: Request[Any], left: float) -> Response:
-        """Make one request; return its response within `left` seconds."""
+        """Make one request within `left` seconds."""
 
     def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
         return Fencing(
@@ -141,29 +141,29 @@ class _Twin(RoundKeys, Generic[C]):
         return copied
 
     def listening(self) -> Self:
-        """Return another such object for listening only: its waits do not count as waiting for others."""
+        """Return another object for the same keys, whose waits do not count as waiting for others."""
         copied = self.clone()
         copied._company = replace(self._company, lost=None, waiting=nullcontext)
         return copied
 
 
 class ClientAtFirstUse:
-    """A client of the store that is made at its first request, in the caller's loop, and again after it has failed."""
+    """A client that is made at its first request, in the caller's loop, and again after it has failed."""
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
         self._open = open_client
         self._opened: AsyncExitStack | None = None  # ends the client
         self._client: Store | None = None
-        self._of_another_store = False  # the client is: a round has completed in a store that replaces its own
+        self._of_another_store = False  # a round has completed in a store that replaces this client's
         self._loop: asyncio.AbstractEventLoop | None = None  # the loop that the client lives in
         self._opening = asyncio.Lock()
 
     def meet(self, store_id: str | None) -> None:
-        """Note the store of a new round: a client that knows another one is replaced at the next request."""
+        """Replace the client at the next request if the store of a new round is another one."""
         self._of_another_store = self._client is not None and self._client.store_id != store_id
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and return its response; raise RendezvousStateError in another event loop."""
+        """Make one request; raise RendezvousStateError in another event loop."""
         if self._loop not in (None, asyncio.get_running_loop()):
             raise RendezvousStateError(
                 "this round's store is used by another event loop already: use it there, by "
@@ -198,7 +198,7 @@ class ClientAtFirstUse:
         return asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:
-        """Disconnect, from any event loop; later requests make a new client."""
+        """Disconnect, from any event loop; a later request makes a new client."""
         there = self._loop
         if there is None or there is asyncio.get_running_loop():
             async with self._opening:
@@ -218,22 +218,22 @@ class ClientAtFirstUse:
 
 
 class SharedStore(_Twin[Caller], Operations):
-    """One round's store, for async callers; its arguments are those of its base.
+    """One round's store, for async callers.
 
     Every call raises `RoundSupersededError` once this node is no longer in the round. A call that waits raises
     `MembersLostError` when a member is lost, and `SharedStoreTimeoutError` when its time is over.
     """
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
-        """Return the blocking twin, for the same keys under the same fence, on a client of its own."""
+        """Return the blocking twin on a client of its own."""
         return BlockingSharedStore(
             client, prefix=self.prefix, fence=self.fence, lease=self.lease, timeout=self._timeout, company=self._company
         )
 
     def end_waits(self) -> None:
-        """End the waits, clones' included, with `MembersLostError`, since members were lost; from the event loop.
+        """End all waits, clones' included, with `MembersLostError`; from the event loop.
 
-        Later waits end as `lost` says. Keys that exist already are still returned.
+        Later waits end as `lost` says. Existing keys are still returned.
         """
         for scope, ends_on_loss in tuple(self._under_way.items()):
             if ends_on_loss:
@@ -255,13 +255,13 @@ class SharedStore(_Twin[Caller], Operations):
                 return response
             finally:
                 del under_way[scope]
-        raise WaitEnded("members were lost")  # or this node was dropped, as is known by then
+        raise WaitEnded("members were lost")  # or this node was dropped, which is known by then
 
 
 class BlockingSharedStore(_Twin["BlockingStore"]):
     """The blocking twin of `SharedStore`, with the same arguments and errors; safe to use from several threads.
 
-    `client.interrupt(...)` ends a call from another thread; `client.end_waits` ends the waits, if `lost` names members.
+    `client.interrupt(...)` ends a call from another thread, `client.end_waits` the waits if `lost` names members.
     """
 
     set = blocking(Operations.set)
@@ -293,11 +293,11 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
 
     @property
     def keys_max(self) -> int:
-        """The most keys that one request takes beside the fence."""
+        """The most keys in one request beside the fence."""
         return min(self._client.operations_max, self._client.writes_max) - len(self.fence)
 
     def reopened(self) -> BlockingSharedStore:
-        """Return the same store on a client of its own, for use in a forked child."""
+        """Return the same store on a client of its own, for a forked child."""
         copied = self.clone()
         copied._client = copy.copy(self._client)
         return copied
