@@ -47,7 +47,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has finished its body"
 
-# Keys in the round's shared store: the number of finished members; the first to end it, and how its work failed.
+# Keys beside the round's ranks: the number of finished members; the first to end it, and how its work failed.
 DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 
@@ -281,8 +281,10 @@ class Life:
         log.warning("run %s, round %d: %s", self.node.run_id, self.membership.round.number, what)
 
     async def _store(self) -> SharedStore:
-        link = await self.node.connect()
-        return shared_store(self.node, self.membership, link.store)
+        link, round = await self.node.connect(), self.membership.round
+        store = shared_store(self.node, self.membership, link.store)
+        store.prefix = self.node.keys.attempt(round.number, round.term)  # where members' data leaves room
+        return store
 
     # ------------------------------------------------------------------------------------------ who was first
 

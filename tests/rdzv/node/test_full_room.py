@@ -12,12 +12,13 @@ from rdzv.core.state import NodesLost, NodesWaiting
 from rdzv.errors import MembersLostError, RendezvousConnectionError, RendezvousTimeoutError, RoundSupersededError
 from store import LimitExceeded, Limits
 from store.net.tasks import cancel_and_wait
-from tests.support.runs import VirtualRun, assert_one_round, listen
+from tests.support.runs import VirtualRun, assert_one_round, listen, rounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rdzv import RendezvousInfo
+    from rdzv.node.handler import Handler
 
 pytestmark = pytest.mark.virtual_time
 
@@ -146,6 +147,30 @@ async def test_a_loss_is_told_and_nodes_meet_while_others_keep_the_store_full(
             assert_one_round([*await asyncio.wait_for(run.meet(*survivors), 10), await joining])
             await newcomer.set_closed("done")
             await cancel_and_wait(filling)
+
+
+@pytest.mark.parametrize("limits", [LIMITS[0], MEMORY], ids=["bytes of a run", "all memory"])
+async def test_an_error_of_a_body_is_raised_and_a_finished_run_is_closed_in_a_full_store(limits: Limits) -> None:
+    """Regression: neither could be noted, so that each member met again, and ran its body again, for ever."""
+
+    async def take_part(handler: Handler, *, fails: bool = False) -> int:
+        number = 0
+        async for round in rounds_of(handler):
+            number += 1
+            async with round:
+                await asyncio.sleep(3)
+                if fails:
+                    raise ValueError("of this member")
+        return number
+
+    async with VirtualRun(limits=limits, min_nodes=2, ttl=3) as run, run.client("a stranger") as stranger:
+        filling = asyncio.create_task(fill_for_ever(lambda name, data: stranger.put(f"/rdzv/job/kept/{name}", data)))
+        failing, other = run.start(take_part(run.handler("a"), fails=True)), run.start(take_part(run.handler("b")))
+        with pytest.raises(ValueError, match="of this member"):
+            await asyncio.wait_for(failing, 20)
+        rounds = await asyncio.wait_for(asyncio.gather(other, take_part(run.handler("c"))), 20)
+        assert list(rounds) == [2, 1]
+        await cancel_and_wait(filling)
 
 
 async def test_a_node_for_which_there_is_no_room_waits_for_it_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -34,8 +34,8 @@ from tests.support.runs import VirtualRun
 
 
 async def written(server: str, name: str) -> bytes:
-    """Wait until the round's shared store has this key, and return its value."""
-    async with store.connect(server) as client, client.watch("/rdzv/job/store/", snapshot=True) as watch:
+    """Wait until the round has this key, and return its value."""
+    async with store.connect(server) as client, client.watch("/rdzv/job/rounds/", snapshot=True) as watch:
         async for event in watch:
             if event.key.endswith(name):
                 return event.value or b""
@@ -187,7 +187,9 @@ async def test_if_the_last_node_to_succeed_dies_before_closing_another_closes_th
             assert process["WORLD_SIZE"] == "2"
             tell(process, SUCCEED)
             await written(server, "rdzv/done")
-            assert await info.store.add("rdzv/done", 1) == 2
+            counts = info.store.clone()
+            counts.prefix = counts.prefix.replace("/store/", "/rounds/")
+            assert await counts.add("rdzv/done", 1) == 2
         assert await a.wait() == 0
         async with rdzv.connect(f"{server}/job") as observer:
             assert await observer.is_closed()
