@@ -1,7 +1,7 @@
 """Tests of programs that use rdzv: clusters on virtual time, and real processes.
 
     async with rdzv.testing.cluster(4, seed=1) as cluster:
-        cluster.run(train)
+        cluster.run(train)  # async def train(node): async for round in rdzv.rounds(node.url): ...
         cluster.advance(5)
         cluster.kill(2)
         await cluster.finish()

@@ -1,11 +1,5 @@
 """Shell: a cluster of simulated nodes, in which a user's code runs over the real store and handler.
 
-    async with rdzv.testing.cluster(4, seed=1) as cluster:
-        cluster.run(train)          # async def train(node): async for round in rdzv.rounds(node.url): ...
-        cluster.advance(5)
-        cluster.kill(2)
-        await cluster.finish()
-
 Each node is a process of `timeline` with its own loop and clock. The network and the store's disk are in memory. Time
 is virtual: `advance` plays a number of seconds, in an order that the seed decides. Every method acts before it returns;
 awaiting its result is optional, so blocking tests can use a cluster, too: `with rdzv.testing.cluster(4) as cluster`.
@@ -38,14 +32,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_LOOKS_EVERY = 0.5  # seconds between two checks if the process of an ended body is idle
-EXIT_WITHIN = 10.0  # seconds from the end of its body until a process ends, even if it is not idle
+EXIT_LOOKS_EVERY = 0.5  # seconds between checks if the process of an ended body is idle
+EXIT_WITHIN = 10.0  # seconds from the end of a body until its process ends, even if not idle
 FINISH_LOOKS_EVERY = 1.0
 FINISH_WITHIN = 1800.0
 
 
 class Done(Generic[T]):
-    """The result of a method; awaiting it is optional, and calls `then`.
+    """The result of a method; awaiting it is optional, and first calls `then`.
 
     Attributes:
         value: The result.
@@ -71,7 +65,7 @@ class _World(World):
 
 
 class Cluster:
-    """Simulated nodes, their store, and the faults to play on them; made by `cluster`.
+    """Simulated nodes, their store, and their faults; made by `cluster`.
 
     Attributes:
         seed: The seed of all random choices.
@@ -129,7 +123,7 @@ class Cluster:
         self.end()
 
     def end(self) -> None:
-        """End all processes and free everything; a second call does nothing."""
+        """End all processes and free everything; repeated calls do nothing."""
         if not self._over:
             self._over = True
             with self._story.with_logs():
@@ -153,7 +147,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------ time
 
     def run(self, body: Callable[[ClusterNode], Awaitable[object]]) -> Done[None]:
-        """Start a body on each live node that runs none; if the result is awaited, play until all have ended."""
+        """Start a body on each live node that runs none; awaiting the result plays until all have ended."""
         self._body = body
         for node in self.nodes:
             if node.alive and node.task is None:
@@ -198,7 +192,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------ what befalls nodes
 
     def kill(self, node: int | ClusterNode, *, power: bool = False) -> Done[None]:
-        """Kill a node's process; with `power`, cut its machine's power, so that its connections are not closed."""
+        """Kill a node's process; with `power`, cut its machine's power, so that its connections stay open."""
         found = self._node(node)
         if power and found.alive:
             found.process.die(silently=True)
@@ -215,7 +209,7 @@ class Cluster:
         if old.alive and not old.ended:
             raise RendezvousStateError(f"{old.name} is alive: kill it first")
         old.process.exit()
-        if old.process in self._dark:  # from now on its machine resets the old connections
+        if old.process in self._dark:  # its machine resets the old connections from now on
             self._dark.discard(old.process)
             for source in old.sources:
                 self._world.network.heal(source)
@@ -249,7 +243,7 @@ class Cluster:
         return Done(None)
 
     def cut(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
-        """Partition a node from the store, for some seconds or until `heal`; neither end gets an error."""
+        """Partition a node from the store, for some seconds or until `heal`, without an error at either end."""
         found = self._node(node)
         self.say(f"{found.name} is cut off{_for(seconds)}")
         for source in found.sources:
@@ -293,7 +287,7 @@ class Cluster:
         return Done(None)
 
     def stop_store(self, seconds: float) -> Done[None]:
-        """Kill the store, and start it again after some seconds, with the data on its disk if it has one."""
+        """Kill the store, and restart it after some seconds, with the data on its disk if any."""
         if self._store.up:
             self._store.die()
             self._director.call_later(seconds, lambda: None if self._store.up else self._store.start())
@@ -326,7 +320,7 @@ class Cluster:
         After the faults, all bodies must end. At the first failure, print the seed and the story.
 
         Args:
-            body: The body; without it, that of the last `run`.
+            body: By default the body of the last `run`.
             seeds: One seed gives one story.
             faults: The kinds of faults.
             most: The most faults per cluster.

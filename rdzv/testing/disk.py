@@ -1,8 +1,8 @@
 """A disk on virtual time: it has latencies, and keeps only committed data.
 
-A `Disk` outlives the processes that use it. Each opens a `SimulatedJournal` on it: the real journal, with its SQL and
-checksums, on a database in memory. Timers of the process's loop replace the writer's thread. When the process dies,
-uncommitted data is lost, except that the group being written at that moment may have reached the disk.
+A `Disk` outlives the processes that use it. Each opens a `SimulatedJournal` on it: the real journal on a database in
+memory, with timers of the process's loop in place of the writer's thread. When the process dies, uncommitted data is
+lost, but the group being written may have reached the disk.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Disk:
 
     Args:
         rng: Draws latencies, and the fate of the group being written at a crash.
-        store_id: The id of the store on it.
-        on_commit: Called with each group when it is committed.
+        store_id: The store's id.
+        on_commit: Called with each committed group.
 
     Attributes:
         commits: The number of committed groups.
@@ -68,7 +68,7 @@ class Disk:
         self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
 
     def open(self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal]) -> SimulatedJournal:
-        """Open the journal of a new process; the process before has ended."""
+        """Open the journal of a new process after the end of the last one."""
         self._journal = kind(self, loop)
         return self._journal
 
@@ -100,8 +100,8 @@ class SimulatedJournal(Journal):
         self._on_durable: Callable[[int], None] | None = None
         self._on_failure: Callable[[str], None] | None = None
         self.commits: int = 0
-        self.commit_seconds: float = 0.0  # a commit takes no time here
-        self.in_doubt: bool = False  # a group that fails here leaves nothing on the disk
+        self.commit_seconds: float = 0.0
+        self.in_doubt: bool = False  # a failed group leaves nothing on the disk
         self.only_deletes: bool = False
         self._grows = self._free_bytes = self._long_for = 0
         self.log_bytes: int = 0
@@ -147,13 +147,11 @@ class SimulatedJournal(Journal):
         self._roll_back()
 
     def _take_up(self) -> None:
-        """Begin to write the next group, as the writer's thread does."""
         if self._in_hand is None and self._pending and self._on_durable is not None:
             self._in_hand, self._pending = (self._pending, self.appended), []
             self._timer = self._loop.call_later(self._disk.rng.uniform(*COMMIT_SECONDS), self._written)
 
     def _written(self) -> None:
-        """Commit the group being written, or fail."""
         assert self._in_hand is not None
         assert self._on_durable is not None
         assert self._on_failure is not None

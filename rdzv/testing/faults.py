@@ -20,7 +20,7 @@ SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
 
 
 class _Cluster(Protocol):
-    """The methods of `cluster.Cluster` that faults use."""
+    """The members of `cluster.Cluster` that faults use."""
 
     nodes: list[Any]
     settings: dict[str, Any]
@@ -40,9 +40,7 @@ class _Cluster(Protocol):
 
 
 def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: int, during: float) -> None:
-    """Play random faults on a cluster, until they are over.
-
-    There are 1 to `most` faults of the kinds `faults`, which begin within `during` seconds.
+    """Play 1 to `most` random faults of the kinds `faults`, which begin within `during` seconds, until they are over.
 
     Raises:
         ValueError: One of the kinds does not exist.
@@ -90,13 +88,13 @@ def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: 
 
 
 def _resize_back(cluster: _Cluster, most: int) -> None:
-    """Set a run's former maximum, if there is a node that can."""
+    """Set a run's former maximum, if a node can."""
     if any(node.at_work and node.handlers for node in cluster.nodes):
         cluster.resize(max_nodes=most)
 
 
 def _advance(cluster: _Cluster, now: float, until: float, back_at: list[_Later]) -> float:
-    """Play until a moment, with the acts in `back_at` that are due by then; return that moment."""
+    """Play until a moment, with the acts in `back_at` that are due; return that moment."""
     back_at.sort(key=itemgetter(0))
     while back_at and back_at[0][0] <= until:
         at, action = back_at.pop(0)

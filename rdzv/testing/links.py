@@ -1,7 +1,7 @@
 """One connection of a network in memory: two transports, and a pipe for each direction.
 
 A pipe delivers bytes in order, each piece one latency after it was sent. As in TCP, the boundaries of writes are lost,
-a peer receives all bytes before a close, and a write to a dead peer is answered by a reset. `network` has the faults.
+a peer receives all bytes before a close, and a dead peer answers a write by a reset. `network` has the faults.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTr
 EVERYTHING = "*"
 
 HIGH_WATER_BYTES = 64 * 1024  # asyncio's default for transports over sockets
-SOCKET_BUFFER_BYTES = 64 * 1024  # the buffers of both kernels; about Linux's smallest defaults
+SOCKET_BUFFER_BYTES = 64 * 1024  # both kernels' buffers; about Linux's smallest defaults
 
 AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
 
 
 class Medium(Protocol):
-    """The part of `MemoryNetwork` that links use."""
+    """The members of `MemoryNetwork` that links use."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -43,7 +43,7 @@ class Medium(Protocol):
 
 
 class Link:
-    """One connection, with the transport of the dialer, `client`, and that of the listener, `server`."""
+    """One connection; `client` is the dialer's transport, `server` the listener's."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Link:
         return self.client.is_lost and self.server.is_lost
 
     def hold(self, *, upward: bool, downward: bool) -> None:
-        """Stop (True) or resume delivery for each direction; upward is from the dialer."""
+        """Stop (True) or resume delivery in each direction; upward is from the dialer."""
         self._upward.hold(held=upward)
         self._downward.hold(held=downward)
 
@@ -92,7 +92,7 @@ class Link:
 
 
 class MemoryTransport(asyncio.Transport):
-    """One end of a link; it behaves as a transport over a socket."""
+    """One end of a link, which behaves as a transport over a socket."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class MemoryTransport(asyncio.Transport):
         peername: tuple[str, int],
     ) -> None:
         super().__init__(extra={"sockname": sockname, "peername": peername})
-        self.loop: asyncio.AbstractEventLoop = loop  # the protocol is called in this loop
+        self.loop: asyncio.AbstractEventLoop = loop
         self._protocol = protocol
         self._outgoing = outgoing
         self._incoming = incoming
@@ -122,7 +122,7 @@ class MemoryTransport(asyncio.Transport):
     # Called by the protocol.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes; drop them after the end, as transports over sockets do."""
+        """Send bytes; drop them after the end, as over sockets."""
         if self._end_sent and not self._closing:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self._closing or not data:
@@ -146,7 +146,7 @@ class MemoryTransport(asyncio.Transport):
         self._let_go_once_flushed()
 
     def abort(self) -> None:
-        """Close at once: bytes in flight are lost, and the peer gets a reset, the worst of what sockets do."""
+        """Close at once: bytes in flight are lost, and the peer gets a reset, as in the worst case over sockets."""
         if self.is_lost:
             return
         self._outgoing.clear()
@@ -184,7 +184,7 @@ class MemoryTransport(asyncio.Transport):
     # Called by the network.
 
     def connect(self) -> None:
-        """Connect the protocol, and deliver the bytes that have arrived already."""
+        """Connect the protocol, and deliver the bytes that have arrived."""
         if self.is_lost:
             return
         self._connected = True
@@ -192,7 +192,7 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def lose(self, error: Exception | None) -> None:
-        """Call the protocol's `connection_lost`, once, and not from within its own call."""
+        """Call the protocol's `connection_lost` once, but not within its own call."""
         if self.is_lost:
             return
         self._closing = self._end_sent = self.is_lost = True
@@ -201,7 +201,7 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def die(self, *, silently: bool) -> None:
-        """End with its process: the protocol is not called; the connection is closed unless `silently`."""
+        """End with its process: call no protocol, and close the connection unless `silently`."""
         if silently:
             self._outgoing.clear()
         elif not self._end_sent:
@@ -212,7 +212,7 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def takes_delivery(self) -> bool:
-        """True if the incoming pipe may deliver; a closing end drops what it receives."""
+        """True if the incoming pipe may deliver; a closing end drops the bytes."""
         return self._closing or (self._connected and not self._reading_paused)
 
     def receive(self, data: memoryview) -> int:
@@ -250,7 +250,7 @@ class MemoryTransport(asyncio.Transport):
         return not self.is_lost and (self._writing_paused or self._closing)
 
     def bytes_left(self) -> None:
-        """Called when written bytes were delivered."""
+        """Called after written bytes were delivered."""
         self._control_flow()
         if self._closing:
             self._let_go_once_flushed()
@@ -285,7 +285,7 @@ class MemoryTransport(asyncio.Transport):
 
 
 class Signal(enum.Enum):
-    """The items in a pipe other than bytes."""
+    """The items of a pipe other than bytes."""
 
     END = "the sender sends no more"
     RESET = "the sender is gone"
@@ -330,7 +330,7 @@ class Pipe:
         self.wake()
 
     def wake(self) -> None:
-        """Set the timer for the next delivery, if the receiver accepts one."""
+        """Set the timer for the next delivery, if the receiver accepts it."""
         if self._delivery is None and self._may_deliver():
             # Through the loop, so that a protocol is never called within its own `write`.
             self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive)

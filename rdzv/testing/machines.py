@@ -1,9 +1,7 @@
 """Shell: the simulated machines of a store and its clients.
 
-Server, engine, journal, wire and client are the real ones, in processes on virtual time (`timeline`), over a network in
-memory (`network`) and a disk that keeps only committed data (`disk`).
-
-Tests that observe more derive from these classes.
+Server, engine, journal, wire and client are the real ones, in processes of `timeline`, over `network` and `disk`. Tests
+that observe more derive from these classes.
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ class World:
         return self.timeline.now
 
     def say(self, what: str) -> None:
-        """Add a line to the story; here there is none."""
+        """Add a line to the story; without one, do nothing."""
 
 
 class Process:
@@ -95,7 +93,7 @@ class Process:
 
     @property
     def node_thread(self) -> Host:
-        """The loop of the node thread, which starts at the first use."""
+        """The loop of the node thread, made at the first use."""
         name = self.source + NODE_THREAD
         if name not in self.threads:
             self.threads[name] = self.world.timeline.host(name, rate=self.host.rate)
@@ -126,7 +124,7 @@ class Process:
                 thread.die()
 
     def pause(self, *, threads: bool) -> None:
-        """Stop the main loop, as a long call in it does; with `threads` the whole process, as SIGSTOP does."""
+        """Stop the main loop, as a long call in it does; with `threads` the process, as SIGSTOP does."""
         self.host.pause()
         if threads:
             for thread in self.threads.values():
@@ -140,7 +138,7 @@ class Process:
 
 
 class NoPort(HeldPort):
-    """A constant in place of a port that is bound on this machine."""
+    """A constant instead of a bound port."""
 
     def hold(self) -> int:
         """Return a constant."""
@@ -163,14 +161,14 @@ def handler_of(
 
 
 def client_of(process: Process, *, thread: str = "", **options: Any) -> Client:
-    """Return a client of the store for a thread of this process, to be entered there."""
+    """Return a client of the store for a thread of this process."""
     rng = random.Random(process.rng.random())
     identity = process_id_of(process.source)
     return Client(process.dial(thread=thread), name=STORE, rng=rng, process=identity, **options)
 
 
 def process_id_of(name: str) -> bytes:
-    """Return the id by which a server groups the connections of one process."""
+    """Return the id by which a server groups a process's connections."""
     return hashlib.sha256(name.encode()).digest()[:16]
 
 
@@ -186,7 +184,7 @@ class StoreMachine:
 
     Attributes:
         server: The running server, or None.
-        disk: Its disk; None for a store in memory.
+        disk: None for a store in memory.
         starts: The number of its processes so far.
     """
 
@@ -214,7 +212,7 @@ class StoreMachine:
         return Disk(self._rng, store_id=store_id, on_commit=self.committed)
 
     def committed(self, group: list[Facts]) -> None:
-        """Called with each group of facts that is on the disk."""
+        """Called with each committed group of facts."""
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
         """Return the journal of a new process."""
@@ -237,7 +235,7 @@ class StoreMachine:
         return self.host is not None
 
     def start(self) -> None:
-        """Start a process with the data of the disk."""
+        """Start a process with the disk's data."""
         assert self.host is None, "one at a time"
         world = self._world
         self.starts += 1
@@ -250,10 +248,10 @@ class StoreMachine:
         host.call_soon(self._serve, host)
 
     def _serve(self, host: Host) -> None:
-        """Serve as `store.serve` does, but over the simulated network and disk."""
+        """Serve as `store.serve` does, over the simulated network and disk."""
         journal: SimulatedJournal | None = None
         if self.disk is None:
-            first = 1_000_003 * self.starts  # far from its earlier lives' revisions, as random numbers are
+            first = 1_000_003 * self.starts  # far from earlier lives' revisions, as random numbers are
             engine = Engine(store_id=self.store_id, limits=self._limits, first_revision=first)
         else:
             journal = self.new_journal(self.disk, host)

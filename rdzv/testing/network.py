@@ -5,14 +5,11 @@
     transport, protocol = await network.dial("store", ClientProtocol, source="node-3")
     network.partition("node-3")
 
-A *link* (`links`) is one connection, and behaves as TCP does.
+A *link* (`links`) is one connection. Every fault applies to a link, or to a name: of a link ("node-3>store#1"), of a
+dialer ("node-3": its present and future links), of a listener ("store"), or to `EVERYTHING`.
 
-Every fault applies to a link, or to a name: of a link ("node-3>store#1"), of a dialer ("node-3": its present and future
-links), of a listener ("store"), or to `EVERYTHING`.
-
-The ends of a link may be in different loops. The network's own loop stands for the wire and for the operating systems
-of both ends. So a stopped process still accepts connections and bytes, and the connections of a dead process are closed
-for it (`died`).
+The ends of a link may be in different loops. The network's own loop stands for the wire and for both ends' operating
+systems: they still accept connections and bytes for a stopped process, and close a dead one's connections (`died`).
 """
 
 from __future__ import annotations
@@ -97,9 +94,7 @@ class MemoryNetwork:
     async def dial(
         self, name: str, protocol_factory: Callable[[], P], *, source: str = "client"
     ) -> tuple[MemoryTransport, P]:
-        """Connect to a listener, as `loop.create_connection` does; this takes one latency each way.
-
-        During a partition it waits.
+        """Connect to a listener as `loop.create_connection` does, in one latency each way; wait during a partition.
 
         Raises:
             ConnectionRefusedError: There is no such listener, or `refuse` applies.
@@ -132,7 +127,7 @@ class MemoryNetwork:
             if listener.loop is None or listener.loop is here:
                 link.server.connect()
             else:
-                # the system accepts the connection although the process may be stopped
+                # The system accepts the connection, also for a stopped process.
                 listener.loop.call_soon(link.server.connect)
             await self._travel(names)
         except BaseException:
@@ -144,8 +139,8 @@ class MemoryNetwork:
         return link.client, protocol
 
     def links(self, which: str | Link = EVERYTHING) -> list[Link]:
-        """Return the open links with this name, the oldest first."""
-        # Remove closed links here, as a link does not report its end.
+        """Return the open links of this name, the oldest first."""
+        # Remove closed links here: a link does not report its end.
         self._links = {name: link for name, link in self._links.items() if not link.is_over}
         return [link for link in self._links.values() if _name(which) in link.names]
 
@@ -155,12 +150,11 @@ class MemoryNetwork:
             link.reset()
 
     def died(self, name: str, *, silently: bool = False) -> None:
-        """End the links of a dead process, a dialer or a listener.
+        """End the links of a dead process, a dialer or a listener; this name can dial no more.
 
         Its system delivers the bytes that were sent, closes the connections, and answers later bytes with a reset. With
         `silently` the machine has lost power: bytes in flight are lost, and the other end is not notified until it
-        writes to a machine that is back (`partition` it until then), or until TCP's keep-alive fails. This name can
-        dial no more.
+        writes to a machine that is back (`partition` it until then), or TCP's keep-alive fails.
         """
         if name not in self._listeners:
             self._dead.add(name)
@@ -171,7 +165,7 @@ class MemoryNetwork:
                 self.loop.call_later(GIVEN_UP_AFTER, other.lose, TimeoutError(f"{link.name} is silent"))
 
     def partition(self, which: str | Link = EVERYTHING) -> None:
-        """Hold all bytes and dials until `heal`; neither end gets an error."""
+        """Hold all bytes and dials until `heal`, without an error at either end."""
         self._partitioned.add(_name(which))
         self._hold_what_is_partitioned()
 

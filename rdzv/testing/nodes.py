@@ -53,7 +53,7 @@ class ClusterRound:
 
 
 class Surroundings(Protocol):
-    """The methods of `cluster.Cluster` that nodes use."""
+    """The members of `cluster.Cluster` that nodes use."""
 
     settings: dict[str, Any]
 
@@ -93,7 +93,7 @@ class ClusterNode:
 
     @property
     def alive(self) -> bool:
-        """True until its process ends, also while it is stopped."""
+        """True until its process ends, also while stopped."""
         return self.process.alive
 
     @property
@@ -117,7 +117,7 @@ class ClusterNode:
         self._cluster.say(f"{self.name}: {what}")
 
     def start(self, body: Callable[[ClusterNode], Awaitable[object]]) -> asyncio.Task[Any]:
-        """Run a body in its process. The cluster calls this."""
+        """Run a body in its process; the cluster calls this."""
         context = contextvars.copy_context()
         context.run(maker_of_handlers.set, self._make_handler)
         self._cluster.say(f"{self.name} starts")

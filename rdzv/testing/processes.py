@@ -71,7 +71,7 @@ class RealProcesses:
         self._stack.close()
 
     def start(self, index: int) -> None:
-        """Start another process, or one that has ended again; output is appended."""
+        """Start another process, or an ended one again, whose output is appended."""
         running = self._processes.get(index)
         if running is not None and running.poll() is None:
             raise RuntimeError(f"process {index} runs: kill it first")
@@ -108,7 +108,7 @@ class RealProcesses:
         return self._processes[index].pid
 
     def output(self, index: int) -> str:
-        """Return the output of a process so far, both streams together."""
+        """Return a process's output so far, of both streams."""
         return self._log(index).read_text(encoding="utf-8", errors="replace")
 
     def wait_for(self, index: int, text: str, *, within: float = 60.0) -> None:

@@ -99,7 +99,7 @@ class _Teller(logging.Handler):
         self._story = story
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add one record to the story."""
+        """Add a record to the story."""
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         self._story.say(f"    {record.name}: {level}{record.getMessage()}")
 
@@ -123,7 +123,7 @@ def _frame_of(awaited: object) -> FrameType | None:
 
 
 def where(task: asyncio.Task[Any], *, of_users: bool = False) -> str:
-    """Return the line at which a suspended task waits: the user's if any, else the library's ("" with `of_users`)."""
+    """Return the line at which a suspended task waits: the user's, else the library's ("" with `of_users`)."""
     frames = frames_of(task)
     users = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
     if of_users and not users:

@@ -12,8 +12,8 @@ A `Timeline` runs all of them in one thread. Processes with work take turns, in 
 is the work of a real loop between two polls of its sockets, and takes no time. If no process has work, time jumps to
 the next timer.
 
-A `Host` is an asyncio event loop, so real code runs on it: tasks, futures, timeouts, anyio. It has no sockets and no
-threads; see `network` and `Host.in_thread`.
+A `Host` is an asyncio event loop, so real code runs on it. It has no sockets and no threads; see `network` and
+`Host.in_thread`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START = 1000.0  # not 0, to find code that takes 0 for "never"
-BUSY_TURNS = 2_000  # turns without a timer, after which a loop counts as polling: each further turn takes time
+BUSY_TURNS = 2_000  # turns without a timer; then a loop counts as polling: each further turn takes time
 BUSY_TURNS_EACH = 20  # the same per process, if there are many
-BUSY_SECONDS = 1e-4  # the time of a turn of a polling loop
+BUSY_SECONDS = 1e-4  # a turn of a polling loop
 BUSY_BEYOND = 1.0  # seconds past the end of `run` that polling may take
 BURIAL_STEPS_MAX = 100_000
 
@@ -122,7 +122,7 @@ class Timeline:
         self._timers.clear()
 
     def timers_of(self, host: Host) -> list[tuple[float, asyncio.Handle]]:
-        """Return the timers of a host, in order."""
+        """Return a host's timers, in order."""
         timers = sorted(self._timers, key=lambda timer: timer[:2])
         return [(when, handle) for when, _, of, handle in timers if of is host and not handle.cancelled()]
 
@@ -164,7 +164,7 @@ def _call(handle: asyncio.Handle) -> None:
 def _nothing_running() -> Iterator[None]:
     """Hide the running loop of a test, so that hosts can run inside it."""
     outer = asyncio._get_running_loop()
-    # from Python 3.12 on; before, each loop has a current task
+    # From Python 3.12 on; before, each loop has a current task.
     swap = getattr(asyncio.tasks, "_swap_current_task", None)
     task = swap(outer, None) if outer is not None and swap is not None else None
     asyncio._set_running_loop(None)
@@ -182,7 +182,7 @@ class Host(asyncio.BaseEventLoop):
     Attributes:
         dead: True once it was killed.
         paused: True while it is stopped.
-        late: Seconds added to timers, so that rounding between two clocks makes none early.
+        late: Seconds added to timers: rounding between two clocks must make none early.
     """
 
     late: float = 1e-9
@@ -199,7 +199,7 @@ class Host(asyncio.BaseEventLoop):
         self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # timers, once it is dead
         self._grave_time = 0.0
         self._queued = False
-        # In order of creation, in which `bury` cancels them.
+        # In order of creation: `bury` cancels them in this order.
         self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
         self._held_up: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
         self.paused: bool = False
@@ -306,7 +306,7 @@ class Host(asyncio.BaseEventLoop):
             asyncio._set_running_loop(None)
 
     def _held_until(self, handle: asyncio.Handle) -> float:
-        """Return until when the task of this handle is held up; 0 if it is not."""
+        """Return until when this handle's task is held up; 0 if it is not."""
         task = getattr(_callback_of(handle), "__self__", None)
         return self._held_up.get(task, 0.0) if isinstance(task, asyncio.Task) and self._grave is None else 0.0
 
@@ -334,7 +334,7 @@ class Host(asyncio.BaseEventLoop):
         return handle
 
     def _write_to_self(self) -> None:
-        """Called by `call_soon_threadsafe`, from any thread, after it has queued a callback."""
+        """Enqueue the loop after `call_soon_threadsafe` has queued a callback; called from any thread."""
         if threading.get_ident() != self._timeline.thread:
             self._timeline.problem = RuntimeError(NO_THREADS)
         self._enqueue()
@@ -358,12 +358,12 @@ class Host(asyncio.BaseEventLoop):
         return task
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do work that a thread would do, after a moment."""
+        """Do a thread's work, after a moment."""
         await anyio.sleep(0.0005)
         return work()
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """End the simulation: an uncaught error is a defect of the code or of the test."""
+        """End the simulation: an uncaught error is a defect of the code or the test."""
         if not self.dead and self._timeline.problem is None:
             error = context.get("exception")
             said = f"{self.name}: {context.get('message')}"
