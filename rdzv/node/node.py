@@ -300,9 +300,13 @@ class Node:
                 f"min_nodes is missing: without it run {self.run_id} can be looked at, but not joined; "
                 f"add ?min_nodes=2, say"
             )
-        await self._end_join(abandoned_only=True)
-        async with self._leaving_call:  # a cancelled one completes all the same
-            pass
+        clock = JoinClock(self.settings.join_timeout, now=anyio.current_time())
+        with anyio.move_on_after(self.settings.join_timeout) as limit:
+            await self._end_join(abandoned_only=True)
+            async with self._leaving_call:  # a cancelled one completes all the same
+                pass
+        if limit.cancelled_caught:
+            raise self.part.timeout(self._link)
         if self.joining:
             raise RendezvousStateError(f"node {self.node_id} is joining run {self.run_id} already; one call at a time")
         if ticket.abandoned:
@@ -310,7 +314,7 @@ class Node:
         self._join = ticket
         ticket.task = asyncio.current_task()
         try:
-            return await self._join_somewhere(examine)
+            return await self._join_somewhere(clock, examine)
         except asyncio.CancelledError:
             if self._closed and not ticket.abandoned:
                 self.check_usable()  # ended by `aclose`, and not by its caller
@@ -318,8 +322,9 @@ class Node:
         finally:
             ticket.task = None
 
-    async def _join_somewhere(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
-        clock = JoinClock(self.settings.join_timeout, now=asyncio.get_running_loop().time())
+    async def _join_somewhere(
+        self, clock: JoinClock, examine: Callable[[], Awaitable[str | None]] | None
+    ) -> Membership:
         link = await self.connect()
         while True:
             try:

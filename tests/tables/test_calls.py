@@ -72,6 +72,7 @@ def machines() -> Iterator[list[Machine]]:
 
 BLOCKING_FOUND = [
     "handler.next_rendezvous/round over/away/once/word",
+    "handler.next_rendezvous/round over/away/interrupted before/word",
     "shared.compare_set/run over/back/forked child/long",
     "shared.wait/during/well/forked child/word",
 ]
