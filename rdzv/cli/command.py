@@ -1,11 +1,11 @@
 """Subcommands: their description, the arguments that several of them take, and how they run.
 
-The modules of this folder make a `Command` of a function by `command`; the table of modules is in `main`. An error is
-one line, without a traceback unless `--debug`. Exit statuses:
+The modules of this folder make a `Command` of a function by `command`; `main` lists the modules. An error is one line,
+without a traceback unless `--debug`. Exit statuses:
 
     0 done    1 failed    2 wrong usage    3 closed    4 timed out    5 no connection
 
-`rdzv run` ends with the status of its own command, and with 120 to 124 for the statuses 1 to 5.
+`rdzv run` ends with its command's status, and with 120 to 124 for the statuses 1 to 5.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
-OF_RUN: Final = 119  # added to an exit status of ours under `rdzv run`: few commands end with 120 to 124 themselves
+OF_RUN: Final = 119  # added to our exit statuses under `rdzv run`; few commands use 120 to 124
 ANSWER_WITHIN: Final = 10.0  # seconds for a store to answer a read
 LAST_WORD_WITHIN: Final = 1.0  # seconds after `--timeout` in which a subcommand may still name the reason itself
 ERROR_LETTERS_MOST: Final = 4000  # of an error line
@@ -75,7 +75,7 @@ def argument(*names: str, **settings: Any) -> Argument:
 def option(
     named: str, kind: Callable[[str], Any] | None, help: str, *, default: Any = None, **settings: Any
 ) -> Argument:
-    """Describe an option with a value, as `--grace SECONDS`, or with two names. The help names the default."""
+    """Describe an option with a value, as `--grace SECONDS`, or with two names; its help names the default."""
     *names, metavar = named.split(" ")
     shown = f"{default:g}" if isinstance(default, float) else default
     told = f"{help} (default: {shown})" if default not in (None, ()) else help
@@ -97,13 +97,13 @@ class Command:
     arguments: tuple[Argument, ...] = ()
     usage: str | None = None  # if argparse's would be wrong
     means_url: Callable[[str], bool] = lambda word: "://" in word  # tells if a word is a URL
-    takes_command: bool = False  # it follows after "--", in `options.words`
+    takes_command: bool = False  # follows after "--", in `options.words`
     ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # maps the status of an error
     limited: bool = False  # by `--timeout` as a whole, else only until its first output
 
     @property
     def takes_url(self) -> bool:
-        """True if it has an argument URL; RDZV_URL is then its default."""
+        """True if it has an argument URL, with RDZV_URL as default."""
         return any(each.names == ("url",) for each in self.arguments)
 
     @property
@@ -119,7 +119,7 @@ def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Call
 
 
 def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
-    """Return argparse's `type` for arguments of this kind."""
+    """Return argparse's `type` for this kind."""
 
     def read(text: str) -> Any:
         try:
@@ -192,10 +192,9 @@ AGAIN_AFTER: Final = 1.0  # seconds after which the same signal counts again
 
 
 def _take_signals_back() -> None:
-    """Unblock signals that the parent has blocked, and restore SIGCHLD.
+    """Unblock signals that the parent has blocked, and restore SIGCHLD: if ignored, children have no exit status.
 
-    Signals that the parent ignores stay ignored, as under nohup. But if SIGCHLD were ignored, no child had an exit
-    status.
+    Other signals that the parent ignores stay ignored, as under nohup.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -210,7 +209,7 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
 
 
 def _end_by_ctrl_c() -> None:
-    """Have Ctrl-C cancel the command; a second one, a second later, ends at once. In asyncio any second one does."""
+    """Cancel the command at Ctrl-C; end at once at a second one, a second later. In asyncio any second one ends it."""
     wish, task, was_told = Wish(), asyncio.current_task(), False
 
     def interrupt() -> None:
@@ -226,7 +225,7 @@ def _end_by_ctrl_c() -> None:
 
 
 class Wish:
-    """The last signal that was heeded. The same signal within a second is ignored.
+    """The last signal that was heeded; the same signal within a second is ignored.
 
     `timeout`, Slurm and supervisors send pairs, to a process and then to its group.
     """
@@ -243,7 +242,7 @@ class Wish:
         return not alike or time.monotonic() - self._at >= AGAIN_AFTER
 
     def is_new(self, number: int) -> bool:
-        """Return True and record the signal if it does not repeat the last one."""
+        """Record the signal and return True, unless it repeats the last one."""
         is_new = self.may_be_new(number)
         if is_new:
             self._number, self._at = number, time.monotonic()
@@ -259,10 +258,10 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
     try:
         return await _run(command, options)
     finally:
-        # Closing a loop, and finalizing Python, restore the default actions: the second signal of a pair would kill.
+        # Closing a loop, and finalizing Python, restore default actions: the second signal of a pair would kill.
         if Wish.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            _handle_ending(_end_if_again)  # Python waits for a reader of the processes' output, perhaps for ever
+            _handle_ending(_end_if_again)  # Python may wait for a reader of the processes' output for ever
             signal.set_wakeup_fd(-1)
             atexit.register(_handle_ending, signal.SIG_IGN)
 
@@ -289,7 +288,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
-    """Limit a block by `--timeout`, until it calls the function it is given, which removes the limit.
+    """Limit a block by `--timeout`, until it calls the function that this yields.
 
     Raises:
         StoreTimeoutError: The limit has passed. Calls of the store in the block have the same limit; their errors,
@@ -305,7 +304,7 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
 
 
 def in_a_line(error: Exception) -> str:
-    """Return an error as text; for a system error, its message and file without the number."""
+    """Return an error as text; a system error as its message and file, without the number."""
     if lack := lack_of(error):
         return lack
     if isinstance(error, OSError) and error.strerror:
@@ -328,16 +327,12 @@ def _status_of(error: Exception) -> int:
 
 
 def say(*lines: str) -> None:
-    """Print lines that may contain foreign text, without control characters."""
+    """Print lines without the control characters of foreign text."""
     put("\n".join(map(printable, lines)))
 
 
 def put(text: str) -> None:
-    """Print a text unchanged.
-
-    Raises:
-        OSError: Standard output cannot be written.
-    """
+    """Print a text unchanged; raise OSError if standard output cannot be written."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

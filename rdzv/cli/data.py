@@ -1,6 +1,6 @@
 """Shell: the subcommands without a server: token, and check, backup and restore of a durable store's directory.
 
-A damaged store ends `check` and `backup` with 1, and one line.
+A damaged store ends `check` and `backup` with status 1.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Shell: `rdzv demo`: an elastic run on this machine with real processes, narrated and verified.
 
-The nodes are processes of this very module (`python -m rdzv.cli.demo NODE URL`). In each round a node does a small
-all-reduce over the shared store, and reports in a line of JSON; then it trains on until the round is over, and reports
-why. The parent has the store. It starts them, kills one, starts a replacement, checks every claim, and tells what
-happens when it happens.
+Each node is a process of this module (`python -m rdzv.cli.demo NODE URL`). In each round a node does a small all-reduce
+over the shared store, and reports the result in a line of JSON. It then trains until the round is over, and reports the
+reason. The parent process, the director, serves the store. It starts the nodes, kills one, starts a replacement, checks
+every claim, and prints each event as it happens.
 
-Every node is judged by what it says itself, in its own order: on a busy machine one may be a round ahead of what
-another has said yet.
+The director reads the reports of each node in their own order: on a busy machine a node may be a round ahead of the
+last report of another.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ REACHED_WITHIN: Final = 5.0  # seconds, over loopback
 VECTOR: Final = 4  # numbers in the all-reduce
 
 STEP_WITHIN: Final = 120.0
-"""Seconds for a step that takes a fraction of one: the machine may be busy. A node that dies ends the wait before."""
+"""Seconds for a step that takes a fraction of one, as the machine may be busy. A node's death ends the wait before."""
 
 SETTINGS: Final = f"min_nodes=2&max_nodes={len(NODES)}&last_call_timeout={STEP_WITHIN:g}&ttl=60"
-"""With a `ttl` and a last call so long that a machine that is merely busy loses no node, and no round is short of one;
-a process that is killed is noticed by `gone_ttl`."""
+"""A busy machine loses no node with this `ttl`, and no round begins without one with this last call. A killed process
+is noticed by `gone_ttl`."""
 
-LAST_WORDS: Final = 20  # lines of what else a node wrote that are shown if it dies
+LAST_WORDS: Final = 20  # lines of a dead node's other output that are shown
 
 
 # ------------------------------------------------------------------------------------------------- one node
 
 
 async def _node(name: str, url: str) -> None:
-    """Meet, compute, and meet again whenever somebody has gone or come, until the run is closed."""
+    """Join round after round, with an all-reduce in each, until the run is closed."""
     async for round in rdzv.rounds(url, node_id=name, is_host=False):
         async with round:
             total = await _all_reduce(round, [float(round.rank + 1)] * VECTOR)
@@ -76,7 +76,7 @@ def _say(what: str, **details: Any) -> None:
 
 
 def _end_with_the_director() -> None:
-    """Wait for the end of what nobody writes: then the director is gone, by SIGKILL perhaps."""
+    """Exit once standard input ends: the director has gone, perhaps by SIGKILL."""
     sys.stdin.read()
     os._exit(1)
 
@@ -89,7 +89,7 @@ class _Failed(Exception):
 
 
 class _Actor:
-    """A node's process, as the director sees it: what it says, in its own order."""
+    """A node's process, and its reports in order."""
 
     def __init__(self, name: str, process: Process) -> None:
         self._name = name
@@ -109,7 +109,7 @@ class _Actor:
         self._said.put_nowait({"what": "ended"})
 
     async def hear(self, what: str) -> dict[str, Any]:
-        """Wait until it says this; it may say something else before."""
+        """Wait for the next report of this kind; skip others."""
         while True:
             said = await self._said.get()
             if said["what"] == what:
@@ -123,7 +123,7 @@ class _Actor:
 
 
 class _Director:
-    """Starts and kills the nodes, and checks what they say."""
+    """Starts and kills the nodes, and checks their reports."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -134,7 +134,7 @@ class _Director:
         self._tell(f"{(time.monotonic() - self._began) * 1000:7.0f} ms  {text}")
 
     async def start(self, name: str, url: str, *, what: str = "starts") -> None:
-        # Ctrl-C is for the director, who ends them: else each would print where in its imports it was hit.
+        # In a session of their own: at Ctrl-C the director ends the nodes, and none prints a traceback.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rdzv.cli.demo", name, url),
             stdin=PIPE,
@@ -151,10 +151,10 @@ class _Director:
         return time.monotonic()
 
     async def hear(self, names: set[str], what: str) -> dict[str, dict[str, Any]]:
-        """Wait until each of these nodes has said this; what each said.
+        """Wait until each of these nodes has sent this report; return the reports by node.
 
         Raises:
-            _Failed: One of them has ended, or the time is up.
+            _Failed: A node has ended, or the time is over.
         """
         listening = [self._actors[name].hear(what) for name in names]
         try:
@@ -164,7 +164,7 @@ class _Director:
             raise _Failed(f"not all of {', '.join(names)} said {what!r} within {STEP_WITHIN:g} s") from None
 
     async def expect_round(self, number: int, names: set[str]) -> float:
-        """Verify that these nodes, and no others, make up a round whose sums are right; when the last had it."""
+        """Verify that exactly these nodes make up a round with correct sums; return when the last received it."""
         heard = await self.hear(names, "round")
         size = len(names)
         total = [size * (size + 1) / 2] * VECTOR
@@ -203,7 +203,7 @@ async def _play(director: _Director) -> None:
         survivors = everyone - {VICTIM}
         killed_at = director.kill(VICTIM)
         over = await director.hear(survivors, "over")
-        # A slow node may be told first that the others have left in order to meet again; but somebody began.
+        # A slow node may first hear that the others leave to meet again; but one of them names the victim.
         if not any(VICTIM in said["reason"] for said in over.values()):
             raise _Failed(f"nobody misses {VICTIM}: {over}")
         told = max(said["at"] for said in over.values()) - killed_at

@@ -1,10 +1,8 @@
 """Shell: `rdzv doctor` looks from this node for reasons that keep a run from meeting, with a remedy for each.
 
 The steps are those of a node: the name, its addresses, the port, the store with token and TLS, its latency, the clock
-of its leases; then the run: releases, rank 0's address, expected nodes. A failed step ends the rest, which would fail,
-too.
-
-Under `srun rdzv doctor URL` each node looks for itself and names itself in each line.
+of its leases; then the run: releases, rank 0's address, expected nodes. A failed step ends the check, as the next ones
+would fail, too. Under `srun rdzv doctor URL` each node checks for itself, and its name begins each line.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import RunStatus
 
-VERSION: Final = 1  # the version of the `--json` format; it rises if a field is removed or changes its meaning
+VERSION: Final = 1  # of the `--json` format; it rises if a field is removed or changes its meaning
 STEPS = 3  # looking up, connecting, greeting: each may take this part of `--timeout`
 PINGS = 5
 SLOW = 0.25  # seconds per answer: a quarter of the default `disconnect_ttl`
@@ -52,7 +50,7 @@ ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of 3.4 and 3.5 wi
 
 
 class Check(NamedTuple):
-    """One step: its subject, its result, and a remedy if the result is bad."""
+    """The subject of a step, its result, and a remedy if the result is bad."""
 
     name: str
     found: str
@@ -60,11 +58,11 @@ class Check(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """True if there is nothing to remedy."""
+        """True if nothing is to be remedied."""
         return not self.remedy
 
     def lines(self, node: str) -> list[str]:
-        """Return lines of text, which begin with the node's name."""
+        """Return the lines of text, which begin with the node's name."""
         told = [f"{node}: {'good' if self.good else 'BAD '}  {self.name:<12}  {self.found}"]
         return told if self.good else [*told, f"{node}:       {'':<12}  -> {self.remedy}"]
 
@@ -145,7 +143,7 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
 
 
 def _not_serving(host: str, answer: Answer) -> Check:
-    """Return the check of one of several hosts, of which one serves: the others refuse connections."""
+    """Return the check of one of several hosts that does not serve: it should refuse connections."""
     remedy = ""
     if answer is Answer.SILENT:
         remedy = (
@@ -184,7 +182,7 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
 
 
 async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
-    """Find a name of several machines: each of them would start a store of its own."""
+    """Find a name of several machines, each of which would start a store of its own."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:
@@ -213,7 +211,7 @@ async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, 
 
 
 def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
-    """Check that PyTorch's gloo, which listens on the address of the host's name, is reachable like `leads_there`."""
+    """Check that gloo, which listens on the address of the host's name, is reachable like `leads_there`."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
     if leads_there in own[:1]:
@@ -249,7 +247,7 @@ async def _time(client: store.Store, checks: list[Check]) -> float:
 
 
 async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) -> Check:
-    """Compare the rate of the clock of the store's leases with ours. The time of day does not matter."""
+    """Compare the rate of the store's clock of leases with ours; the time of day does not matter."""
     lease = await client.grant(LEASE_TTL)
     try:
         began, left = client.time(), await lease.time_to_live()
@@ -266,7 +264,7 @@ async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) ->
 
 
 def etcd_check(version: str) -> Check:
-    """Check that a release of etcd keeps acknowledged data. An unreadable version passes."""
+    """Check that a release of etcd keeps acknowledged data; an unreadable version passes."""
     number = tuple(int(part) for part in version.split(".") if part.isdecimal())
     loses = (3, 5, 0) <= number < (3, 5, 3)
     good = not number or number >= ETCD_35 or ETCD_34 <= number < (3, 5)

@@ -1,7 +1,7 @@
 """Shell: the subcommands that only read a run: status, history, timeline.
 
 On a terminal, `rdzv status --watch` redraws one screen, by the extra `live`. It reads the run after each change and at
-intervals that grow with the time a reading takes. It pings the store all the time: its loss is shown within
+intervals that grow with the reading's time. It pings the store all the time, and so shows its loss within
 `ANSWER_WITHIN` and `LOOK_EVERY`, less than 2 s together.
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 LOOK_EVERY: Final = 0.5  # seconds between pings
-ANSWER_WITHIN: Final = 1.0  # seconds, for a store that is there
+ANSWER_WITHIN: Final = 1.0  # seconds for the store to answer a ping
 READ_EVERY: Final = 1.0  # seconds between readings of an unchanged run, at least ...
 READ_WITHIN: Final = 3.0  # seconds per reading, at least; then the last reading is shown, with its age
 READ_SHARE: Final = 0.05  # ... and reading takes at most this share of the time
@@ -112,7 +112,7 @@ async def _watch(options: argparse.Namespace) -> int:
 
 
 async def _say_if_missing(run: Run) -> None:
-    """Name the runs that there are if this one is not among them: its id may be mistyped."""
+    """If this run does not exist, warn with the existing ones: its id may be mistyped."""
     try:
         await run.check_exists()
     except RendezvousStateError as error:

@@ -51,7 +51,7 @@ WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 128 + signal.SIGINT
 OF_ALL: Final = frozenset({"--version", "--help", "-h"})  # options that replace a subcommand
 EVERYWHERE: Final = frozenset({"-v", "--verbose", "--debug"})  # options that may also stand before a subcommand
-DEFAULT_URL: Final = "RDZV_URL"  # the environment variable with the default URL. `rdzv run` sets it for its processes
+DEFAULT_URL: Final = "RDZV_URL"  # the environment variable with the default URL; `rdzv run` sets it for its processes
 
 
 def command_named(name: str) -> Command:
@@ -97,7 +97,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
     if not words or words[0] not in ROOMS or OF_ALL & set(flags):
         return _overview(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
     command, words = command_named(words[0]), words[1:]
-    # The user's command follows after "--"; its options are not ours.
+    # After "--" the user's command follows; its options are not ours.
     split = words.index("--") if command.takes_command and "--" in words else len(words)
     known = argparse.Namespace(command=command.name, words=tuple(words[split + 1 :]))
     try:
@@ -144,7 +144,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
-    """Return a parser whose help lists these subcommands. It reads no arguments of theirs."""
+    """Return a parser whose help lists these subcommands; it reads none of their arguments."""
     parser = _Parser(
         prog="rdzv",
         usage="rdzv [-h] [--version] [-v] [--debug] COMMAND ...",

@@ -1,4 +1,4 @@
-"""Shell: connections of subcommands to a store and a run. They need no `min_nodes` or node, and host nothing."""
+"""Shell: connections of subcommands to a store and a run; they need no `min_nodes` or node, and host nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
 
 @contextlib.asynccontextmanager
 async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, Keys]]:
-    """Connect to the store of a URL; yield it with the keys of the run."""
+    """Connect to the store of a URL; yield it with the run's keys."""
     settings = settings_of(url)
     async with client_of(settings, Credentials(settings), timeout=timeout) as client:
         yield client, Keys(settings.prefix, settings.run_id)
@@ -60,7 +60,7 @@ async def open_run(options: argparse.Namespace, *, follow: Listener | None = Non
 
     Args:
         options: The parsed arguments.
-        follow: Called when the head of the run changes. Without it the head, and so the status, is not known.
+        follow: Called when the head of the run changes; without it the head, and so the status, is unknown.
 
     Raises:
         RendezvousSettingsError: The URL names no run.

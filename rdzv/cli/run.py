@@ -1,4 +1,4 @@
-"""The subcommand `rdzv run`. Its flags are the fields of `launcher.job.Job`; `launcher.launch` runs it."""
+"""The subcommand `rdzv run`; `launcher.job.Job` has its flags, and `launcher.launch` runs it."""
 
 from __future__ import annotations
 
@@ -52,11 +52,7 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def processes_here(wanted: str | int) -> int:
-    """Return the number of processes that `--nproc` means on this machine.
-
-    Raises:
-        RendezvousSettingsError: It is `gpu`, and there is no GPU.
-    """
+    """Return the number of processes of `--nproc` here; raise `RendezvousSettingsError` for `gpu` without a GPU."""
     if isinstance(wanted, int):
         return wanted
     gpus = gpus_here(os.environ) if wanted != "cpu" else 0

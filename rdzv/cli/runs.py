@@ -1,6 +1,6 @@
 """Shell: the subcommands for a store with many runs: ping, runs, forget, stats.
 
-They read the store directly, so they also list and delete runs that no node can join any more.
+They read the store directly, and so also list and delete runs that no node can join any more.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def _runs(options: argparse.Namespace) -> int:
 
 
 def _table(runs: list[Usage], uptime: float) -> list[str]:
-    """Return one line per run; ">" marks an age that the server's restart has cut."""
+    """Return one line per run; ">" marks an age that a restart of the server has cut."""
     width = max(6, *(len(run.run_id) for run in runs))
     lines = [f"{'run':<{width}}  {'keys':>8}  {'bytes':>14}  {'age':>10}"]
     for run in runs:
@@ -104,11 +104,11 @@ async def _forget(options: argparse.Namespace) -> int:
 
 
 async def _delete(client: store.Store, keys: Keys) -> int:
-    """Delete the listed keys of a run and return their number. A node that comes meanwhile keeps its record."""
+    """Delete the listed keys of a run and return their number; a node that joins meanwhile keeps its record."""
     entries = await client.list(keys.root, keys_only=True)
     leases = {entry.lease for entry in entries}
     round = await client.get(keys.round)
-    if round is not None:  # the lease of the shared store may hold no key now
+    if round is not None:  # the shared store's lease may hold no key now
         with contextlib.suppress(RendezvousStateError):
             leases.add(Round.unpack(round.value, revision=round.mod_revision).lease)
     for lease in sorted(lease for lease in leases if lease is not None):

@@ -1,8 +1,8 @@
 """Shell: `rdzv serve`: a store that outlives the nodes of its runs, for service managers.
 
 Once the store listens, it writes a line to standard error, the port to a file, and sends `READY=1` to systemd
-(https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or SIGINT shuts it down; the same again, a
-second or more later, ends it at once (S9). SIGHUP reloads certificate, key and authorities for new connections. A
+(https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or SIGINT shuts it down; the same signal a
+second or more later ends it at once (S9). SIGHUP reloads certificate, key and authorities for new connections; a
 removed authority stays trusted until a restart, as OpenSSL cannot remove one.
 """
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both for IPv4 and IPv6
-TIDY_EVERY = 60.0  # seconds until an idle server is seen; a long garbage collection then delays no client
+TIDY_EVERY = 60.0  # seconds until an idle server is seen: a long garbage collection then delays no client
 AT_ONCE = 1  # the exit status after a second signal
 LOOK_EVERY: Final = 0.2  # seconds between checks that another host serves
 ENDS_WITHIN: Final = 5.0  # seconds for clients to move to the next host
@@ -58,7 +58,7 @@ LIMIT: Final = Parameter(
 
 
 def _flag_of_its_own(limit: dataclasses.Field[Any]) -> Argument:
-    """Return a limit's own flag, as `--keys-max N`, of scripts from before `--limit`."""
+    """Return a limit's own flag, such as `--keys-max N`, of scripts from before `--limit`."""
     name = limit.name
     flags = [name, name.replace("group_", "run_")] if name in ("group_keys_max", "group_bytes_max") else [name]
     return argument(
@@ -113,7 +113,7 @@ def _flag_of_its_own(limit: dataclasses.Field[Any]) -> Argument:
     *map(_flag_of_its_own, dataclasses.fields(store.Limits)),
 )
 async def _serve(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; a second one ends it at once.
+    """Serve until SIGTERM or SIGINT; end at once at a second one.
 
     Raises:
         StoreUsageError: The arguments contradict each other, or the data is damaged.
@@ -206,7 +206,7 @@ async def _serve_in_turn(options: argparse.Namespace, stop: asyncio.Event) -> in
 
 
 def notify(state: str) -> None:
-    """Send a state to the service manager, if any; a socket name with "@" is an abstract one."""
+    """Send a state to the service manager, if any; a socket name with "@" is abstract."""
     name = os.environ.get("NOTIFY_SOCKET")
     if not name:
         return
@@ -218,7 +218,7 @@ def notify(state: str) -> None:
 
 
 async def _tell_watchdog() -> None:
-    """Send the watchdog's signs of life from the serving loop, at half its interval, as its manual recommends."""
+    """Notify the watchdog from the serving loop at half its interval, as its manual recommends."""
     microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
     while microseconds.isdecimal() and int(microseconds) and of == str(os.getpid()):
         await anyio.sleep(int(microseconds) / 2e6)
@@ -236,7 +236,7 @@ def _limits(options: argparse.Namespace) -> store.Limits:
 
 
 def _settings(url: str, options: argparse.Namespace, **given: Any) -> Settings:
-    """Return the credentials and the given parameters as settings of a run; from the environment, the token alone."""
+    """Return the credentials and the given parameters as settings; from the environment, only the token."""
     if options.ca is not None and options.cert is None:
         raise store.StoreUsageError("--ca needs --cert beside it")
     key = options.key or options.cert  # one file may contain both
@@ -246,7 +246,7 @@ def _settings(url: str, options: argparse.Namespace, **given: Any) -> Settings:
 
 
 def _reload(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
-    """Reload certificate, key and authorities if all of them are valid; else keep the present ones."""
+    """Reload certificate, key and authorities if all are valid; else keep the present ones."""
     if tls is None:
         _say("there is no certificate to read again")
         return
@@ -259,7 +259,7 @@ def _reload(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
 
 
 def _write_whole(path: str, text: str) -> None:
-    """Replace a file at once, so that a reader never sees half of it."""
+    """Replace a file at once: a reader never sees half of it."""
     partial = f"{path}.{os.getpid()}"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)

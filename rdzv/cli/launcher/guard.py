@@ -3,18 +3,18 @@
     python -I -S guard.py CONTROL FILES[/SIGNALS] COMMAND ...
 
 The launcher starts the guard, and the guard starts the command in a process group of its own. CONTROL is the reading
-end of a pipe from the launcher. Each byte is a signal for the group, plus `IN_PASSING` if the signal is not meant to
-end it. At the end of the pipe the launcher has gone, perhaps by SIGKILL, and the guard kills the whole group, on any
-system (Linux's PR_SET_PDEATHSIG would only reach the first process).
+end of a pipe from the launcher. Each byte is a signal for the group, plus `IN_PASSING` if it is not meant to end the
+group. The pipe ends when the launcher has gone, perhaps by SIGKILL: then the guard kills the whole group, on any system
+(Linux's PR_SET_PDEATHSIG would only reach the first process).
 
-The guard ends with the exit status or the signal of the command's first process. It kills the rest of the group at
-once; but after a signal that is meant to end the group, it waits for as long as the launcher does. A process that
-leaves the group (a daemon with a session of its own) is not followed.
+The guard ends with the exit status or the signal of the command's first process, and kills the rest of the group at
+once. But after a signal that is meant to end the group, it waits as long as the launcher does. A process that leaves
+the group (a daemon with a session of its own) is not followed.
 
 FILES is the command's soft limit of open files: a launcher that hosts a store has raised its own. SIGNALS are the
 signals that the launcher has blocked and ignores (`signals_here`): uvloop resets both in its children.
 
-This file runs by itself. It imports little of the standard library and nothing else, as it starts once per process.
+This file runs by itself. It imports as little as possible, as it starts once per process.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 POLL = 20  # milliseconds between checks if the group has ended
 CANNOT_EXECUTE = 126  # as in shells
-IN_PASSING = 0x80  # above the numbers of signals, which end at 64
-STARTED: set[int] = set()  # In a launcher: its own children, which it waits for
+IN_PASSING = 0x80  # above all signals, which end at 64
+STARTED: set[int] = set()  # in a launcher: its own children, which it waits for
 # The launcher passes these on; Slurm sends them to every process of a job.
 PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -59,7 +59,7 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
 def close_others(keep: int) -> None:
     """Close all files but the three streams and `keep`.
 
-    uvloop leaks copies of the streams and of inherited files into its children. A daemon that closes its streams would
+    uvloop leaks copies of the streams and of inherited files into its children; a daemon that closes its streams would
     still hold the launcher's pipes open.
     """
     with contextlib.suppress(OSError):  # not on every system
@@ -86,7 +86,7 @@ def take_signals(signals: str) -> None:
 
 
 def fork_guarded(control: int, files: int, *, report: int | None = None) -> None:
-    """Fork, and guard the child. This returns only in the child, without traces of the guard.
+    """Fork, and guard the child; return only in the child, without traces of the guard.
 
     Args:
         control: The pipe from the launcher.
@@ -103,7 +103,7 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
             signal.signal(number, lambda *_: None)
     child_ended = _tell_of_children()
     guard = os.getpid()
-    # The child's signals wait until its handlers are restored; the guard's handlers would drop them.
+    # The child's signals wait until its handlers are restored: the guard's would drop them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
@@ -128,7 +128,7 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
 def _become_ordinary(
     *, guard: int, files: int, as_inherited: Mapping[signal.Signals, object], mask: Iterable[int]
 ) -> None:
-    """Undo the guard's own settings in the child."""
+    """Undo the guard's settings in the child."""
     os.setpgid(0, 0)
     _die_with(guard)
     os.close(signal.set_wakeup_fd(-1))  # else the child's signals would reach the guard

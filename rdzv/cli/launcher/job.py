@@ -1,10 +1,10 @@
 """The job of `rdzv run`, the ranks of its processes, and their environment. Pure.
 
-**Flags.** A field of `Job` names its flag, default and help by `_option` or `_flag`, and no other place does.
+**Flags.** A field of `Job` names its flag, default and help by `_option` or `_flag`; no other place does.
 
-**Ranks.** A node announces its number of processes in the attribute `nproc`, and leaves the payload alone. Ranks follow
-the order of the members, which are read once per round. A member without the attribute, which uses the library, has
-one.
+**Ranks.** A node announces its number of processes in the attribute `nproc`, which leaves the payload free. Ranks
+follow the order of the members, which are read once per round. A member without the attribute, which uses the library,
+has one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NPROC: Final = "nproc"  # the attribute
 
-# Environment variables with the files that a job writes at each checkpoint, and PyTorch's `@record` at an exception.
+# Variables with the files that a job writes at each checkpoint, and PyTorch's `@record` at an exception.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` beside a number, as torchrun's
@@ -39,12 +39,12 @@ class OnChange(Enum):
     """The treatment of the processes when nodes wait to join."""
 
     TERM = "term"  # SIGTERM ends them
-    USR1 = "usr1"  # SIGUSR1 notifies them; they end, or write a checkpoint, when they are ready
+    USR1 = "usr1"  # SIGUSR1 notifies them; they end, or write a checkpoint, in their own time
     CHECKPOINT = "checkpoint"  # SIGTERM ends them after their next checkpoint
 
 
 class Then(Enum):
-    """The action for the caller of a launcher that has ended without success."""
+    """The action for the caller of a launcher that ended without success."""
 
     RESTART = "restart"  # start it again on this node
     REPLACE = "replace"  # start another node: this one leaves, is banned, or keeps failing
@@ -76,7 +76,7 @@ def _on_change(text: str) -> OnChange:
 
 
 def _exit_codes(text: str) -> dict[Then, int]:
-    """Read exit statuses by action: `restart=80,replace=81,over=82`, or some of them."""
+    """Read exit statuses by action, such as `restart=80,replace=81,over=82`, or some of them."""
     try:
         parts = [each.partition("=") for each in text.split(",")]
         codes = {Then(name): plain_number(status, int) for name, _, status in parts}
@@ -90,7 +90,7 @@ def _exit_codes(text: str) -> dict[Then, int]:
 
 
 def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
-    """Make a field of an option; `without` is its value without the option, if not the default."""
+    """Make a field of an option; `without` is its value without the option, unless that is the default."""
     by = option(named, kind, help, default=default)
     return field(default=default if without is None else without, metadata={"by": by})
 
@@ -101,7 +101,7 @@ def _flag(name: str, help: str, *, default: bool) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The command to run, and its options; `says_cost` has this launcher write the closing line."""
+    """The command to run, and its options; with `says_cost` this launcher writes the closing line."""
 
     url: str
     command: tuple[str, ...]
@@ -186,7 +186,7 @@ class Job:
     allow_chaos: bool = _flag("--allow-chaos", "let rdzv chaos kill this node, to rehearse a failure", default=False)
 
     def status_for(self, then: Then, otherwise: int) -> int:
-        """Return the chosen exit status for an action, else `otherwise`."""
+        """Return the exit status for an action, else `otherwise`."""
         return (self.exit_codes or {}).get(then, otherwise)
 
     @property
@@ -241,7 +241,7 @@ def environment_of(
     checkpoint_file: str,
     error_file: str,
 ) -> dict[str, str]:
-    """Return the variables for a process. None of them is a parameter that `rdzv.connect` reads."""
+    """Return a process's variables, none of which is a parameter of `rdzv.connect`."""
     host, port = info.bootstrap_address
     return {
         "RANK": str(place.first_rank + local_rank),
@@ -252,7 +252,7 @@ def environment_of(
         "GROUP_WORLD_SIZE": str(info.world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # torchrun sets these, too, for scripts and libraries.
+        # torchrun sets these, too.
         "ROLE_NAME": "default",
         "ROLE_RANK": str(place.first_rank + local_rank),
         "ROLE_WORLD_SIZE": str(place.world_size),

@@ -1,10 +1,9 @@
 """Shell: one round of `rdzv run`, which starts the processes, waits for the end of the round, and stops them.
 
-**The life of a round** is that of `rounds()`, in `rdzv.loop.life`: the first member to fail, the members to tell, and
-the close of the run after all have succeeded. A node writes its name into the round's shared store when it fails, and
-also before it ends the round for a change or a stop. If a process has failed, the node adds how. The other nodes read
-that and stop their processes at once, as these may hang in a collective. A node whose processes have succeeded meets
-again with the others: the common result was not finished.
+**The life of a round** is that of `rounds()`, in `rdzv.loop.life`. A node writes its name into the round's shared store
+when it fails (and how, if a process has failed), and before it ends the round for a change or a stop. The other nodes
+read that and stop their processes at once, as these may hang in a collective. A node whose processes have succeeded
+meets again with the others: the common result was not finished.
 
 **Nodes that wait to join** may have to wait for a checkpoint (`OnChange`), at most for the grace. A loss ends the round
 at once.
@@ -47,11 +46,11 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# The reason of a successful close, by which waiting nodes see that they are not needed.
+# The reason of a successful close: by it waiting nodes see that they are not needed.
 SUCCEEDED: Final = "the command has succeeded on every node"
 KILL_WITHIN: Final = 5.0  # seconds for killed processes to end, unless the kernel hangs
-# Seconds between the starts of rank 0 and the other ranks, if forked. PyTorch's rank 0 must listen before the others
-# connect, or they wait half a second. Processes that import PyTorch themselves start too unevenly.
+# Seconds between the starts of forked rank 0 and the other ranks. PyTorch's rank 0 must listen before the others
+# connect, or they wait half a second. Processes that import PyTorch themselves start too unevenly for that.
 HEAD_START: Final = 0.1
 LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; there is no portable notification
 
@@ -75,7 +74,7 @@ Wished = NodesWaiting | Draining | Resized  # announced changes, which may wait 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A wait for a checkpoint that differs from `checkpoint`, until a time."""
+    """A wait until a time for a checkpoint that differs from `checkpoint`."""
 
     wished: Wished
     why: str
@@ -103,10 +102,10 @@ class JobRound:
         self._loop = asyncio.get_running_loop()
         self.life: Life = Life(handler.node, membership, self._hear_of_ending, finished=SUCCEEDED)
         self.achieved: bool = False  # the job has written a checkpoint, or reported a second step
-        self.failed: tuple[str, int] | None = None  # how a process of this node failed, and its status
+        self.failed: tuple[str, int] | None = None  # a failed process of this node, in words, and its status
 
     async def run(self) -> Outcome | signal.Signals:
-        """Run the command until the round ends; return the outcome, or a passed-on signal that ended the command."""
+        """Run the command until the round ends; return the outcome, or the passed-on signal that ended the command."""
         info, job = self._info, self._job
         try:
             place = place_of(info.rank, await info.participants(), job.nproc)
@@ -153,7 +152,7 @@ class JobRound:
         if preloaded is not None and not await preloaded.is_ready():
             preloaded = None
         for local_rank in range(self._job.nproc):
-            # The first process other than rank 0 on this node; the rest starts with it.
+            # At this node's first process other than rank 0; the rest starts with it.
             if preloaded is not None and place.world_size > 1 and local_rank == (0 if place.first_rank else 1):
                 await anyio.sleep(HEAD_START)
             environment = environment_of(
@@ -221,7 +220,7 @@ class JobRound:
         return None
 
     async def say_it_ends(self) -> None:
-        """Write first that this node ends the round: processes elsewhere may fail when its processes end."""
+        """Claim the end of the round first, as processes elsewhere may fail when those here end."""
         await self._handler.call(self.life.be_first())
 
     @property
@@ -260,14 +259,14 @@ class JobRound:
                 return f"resized to at most {most}{f': {reason}' if reason else ''}" if too_many else None
 
     def _ended_by_signal(self, process: Process) -> signal.Signals | None:
-        """Return the passed-on signal that ended a process; shells add 128."""
+        """Return the passed-on signal that ended a process, if any; shells add 128."""
         for number in self._passed_on:
             if process.status in (-number, SIGNALLED + number):
                 return signal.Signals(number)
         return None
 
     def _failure_of(self, process: Process) -> GiveUp | str:
-        """Return the failure of a process, as GiveUp if its status says so."""
+        """Return a process's failure, as GiveUp if its status says so."""
         assert process.status is not None
         raised = raised_in(self._error_file(self._processes.index(process)))
         how = f"rank {process.rank} {describe(process.status)}{f': {raised}' if raised else ''}"

@@ -12,9 +12,8 @@ The ends of a round, and their consequences:
     SIGTERM or SIGINT                                        pass it on, leave the round, close nothing
     the signal of --drain-on                                 announce it first; a second one is as SIGTERM
 
-SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on, and end the round only if a process ends by them: then the node
-leaves as after SIGTERM. It also does so if SIGHUP or SIGQUIT comes while no process runs. A `guard` kills the group of
-each process if this process dies.
+SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. The node leaves as after SIGTERM if a process ends by one of them,
+or if SIGHUP or SIGQUIT comes while no process runs. A `guard` kills the group of each process if this process dies.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class _Launcher:
                     if handler.hosts_store:
                         stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
                         asyncio.get_running_loop().call_later(A_MOMENT, say_error, stays)
-                self._scope = everything  # a store hosted here waits for the other nodes
+                self._scope = everything  # a hosted store waits for the other nodes
         if status is None:
             assert self._signal is not None
             return SIGNALLED + self._signal
@@ -160,7 +159,7 @@ class _Launcher:
             handle_signal(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
-        """Leave in good order; at a second request end at once: the guards then kill the processes."""
+        """Leave in good order; at a second request end at once, and the guards kill the processes."""
         if not self._wish.is_new(number):
             return
         if self._signal is not None:
@@ -173,7 +172,7 @@ class _Launcher:
         self._scope.cancel()
 
     def _asked_to_drain(self, number: signal.Signals) -> None:
-        """Announce that this node leaves its round; else, or at a second request, leave."""
+        """Announce that this node leaves its round; without a round, or at a second request, leave."""
         if self._round is None or self._drains.is_set():
             self._asked_to_stop(number)
         elif self._wish.is_new(number):
@@ -191,10 +190,10 @@ class _Launcher:
             self._stop(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Pass a signal on to the processes, if any; a signal that would end them after `PAIR_WITHIN`."""
+        """Pass a signal on to the processes; a signal that would end them only after `PAIR_WITHIN`."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
-        elif number in ENDING:  # the system delivers SIGTERM after a pending lower number
+        elif number in ENDING:  # SIGTERM of a pair may come later: the system delivers lower numbers first
             asyncio.get_running_loop().call_later(PAIR_WITHIN, self._pass_on_now, number)
         else:
             self._pass_on_now(number)
@@ -283,7 +282,7 @@ class _Launcher:
                 return ended
 
     async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Outcome]:
-        """Run the command in a round and return its outcome, once no process is left."""
+        """Run the command in a round; return its outcome once no process is left."""
         current = self._round = JobRound(self._workplace, handler, info, restarts=self._tally.restarts)
         outcome: Outcome | signal.Signals | None = None
         try:
@@ -296,7 +295,7 @@ class _Launcher:
             current.life.stop()
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, Outcome):
-                    # A signal; or a defect, for which the other nodes must not be blamed.
+                    # A signal, or a defect here, has ended it: the other nodes must not be blamed.
                     await current.say_it_ends()
                 await current.stop(self._signal or signal.SIGTERM)
                 self._round = None
@@ -304,7 +303,7 @@ class _Launcher:
         return current, outcome
 
     async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
-        """Change, or read, the tally of all launchers. If the store is away, this node counts alone."""
+        """Change or read the tally of all launchers; without the store, this node counts alone."""
         try:
             self._tally = Tally.of(await handler.change_tally(lambda was: change(Tally.of(was)).pack()))
         except RendezvousError as error:
@@ -312,7 +311,7 @@ class _Launcher:
             log.warning("the restarts of the run cannot be read: %s", error)
 
     async def _follow(self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: Outcome) -> int | None:
-        """Return the exit status that follows from a round's end, or None to meet again."""
+        """Return the exit status after a round, or None to meet again."""
         where, life, achieved = f"run {info.run_id}, round {info.round}", round.life, round.achieved
         how, status = round.failed or ("", 0)
         if life.all_have_finished:
@@ -384,7 +383,7 @@ async def _say_what_it_has_cost(handler: Handler) -> None:
 
 
 def _workers_store() -> ModuleType:
-    """Return the module that serves PyTorch's store to a round's workers; raise without PyTorch."""
+    """Return the module that serves PyTorch's store to workers; raise without PyTorch."""
     try:
         import rdzv.torch.tcp_store as serving
     except ImportError as error:

@@ -5,9 +5,8 @@
             worker = await server.start_worker(environment, control=..., streams=(0, 1, 2), files=1024)
             await worker.wait()
 
-Each launcher has one server, in the background: its imports overlap with the first meeting. Its code is
-`preload_server.py`. Some commands cannot be forked (another interpreter, another language, an option that needs a new
-interpreter); they start without it.
+Each launcher has one server, whose code is `preload_server.py`. Its imports overlap with the first meeting. A command
+that cannot be forked (another interpreter, another language, an option that needs a new interpreter) starts without it.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class PythonCommand:
 
 
 def python_command(command: Sequence[str]) -> PythonCommand | str:
-    """Parse a command, or return the reason why it cannot be forked from a preloaded process."""
+    """Parse a command, or return why it cannot be forked from a preloaded process."""
     program, rest = command[0], list(command[1:])
     found = shutil.which(program)
     if found is None or not _is_this_python(found):
@@ -85,14 +84,14 @@ def python_command(command: Sequence[str]) -> PythonCommand | str:
 def _is_this_python(found: str) -> bool:
     """Return True for this interpreter with these packages.
 
-    A virtual environment's `python` is a link to its base interpreter, so the folder counts, not the file.
+    A virtual environment's `python` is a link to its base interpreter, so the folder must be the same, too.
     """
     here = Path(sys.executable)
     return Path(found).parent.absolute() == here.parent.absolute() and Path(found).resolve() == here.resolve()
 
 
 class WarmWorker:
-    """A worker behind its guard, with the members of `asyncio.subprocess.Process` that are used."""
+    """A worker behind its guard, with the needed members of `asyncio.subprocess.Process`."""
 
     def __init__(self, report: int) -> None:
         self.returncode: int | None = None
@@ -134,7 +133,7 @@ class PreloadServer:
     async def start(
         cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0, unbuffered: bool = False
     ) -> Self:
-        """Start the process, which then imports `modules` and forks `standby` workers ahead.
+        """Start the process, which imports `modules` and forks `standby` workers ahead.
 
         Raises:
             OSError: The process cannot be started.
@@ -199,7 +198,7 @@ class PreloadServer:
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         try:
-            # The files go with the first byte; the socket was just read empty, so it has room.
+            # The files go with the first byte. The socket was just read empty, so it has room.
             socket.send_fds(self._requests, [len(request).to_bytes(4, sys.byteorder)], [control, writing, *streams])
             await asyncio.get_running_loop().sock_sendall(self._requests, request)
         except BaseException:
@@ -212,7 +211,7 @@ class PreloadServer:
 
 @contextlib.asynccontextmanager
 async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
-    """Yield the server for a job's processes while the block runs; None if there can be none."""
+    """Yield the server for a job's processes; None if there can be none."""
     command = python_command(job.command) if job.preload else None
     if isinstance(command, PythonCommand):
         starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.takes_output)

@@ -10,15 +10,14 @@ the files control, report, stdin, stdout and stderr come with the first byte:
 
 This process forks the guard of a second child (`guard.fork_guarded`), which runs the script or module as the
 interpreter would: as `__main__`, with its arguments, environment, folder, streams and default signals. `sys.stdout` and
-the like are those of this process, which must therefore be started as unbuffered as the workers. A worker ends as any
-Python process, at the end of this file.
+the like are those of this process, which must be started as unbuffered as the workers. A worker ends as any Python
+process, at the end of this file.
 
 Workers share the state of the imported modules: the hash seed and random states (NumPy is seeded anew in each worker,
 the standard library seeds itself). Threads do not survive a fork, and CUDA contexts cannot be shared: if a module has
 started a Python thread or used CUDA, this process says so and ends.
 
-This file runs by itself, beside `guard.py` and `worker_startup.py`, with the standard library alone until it imports
-MODULES.
+This file runs by itself, beside `guard.py` and `worker_startup.py`. It imports only the standard library and MODULES.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
     if problem is not None:
         requests.sendall(problem.encode() + b"\n")
         sys.exit(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # each guard reports by itself; no waits here
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # each guard reports by itself
     requests.sendall(READY)
     waiting: list[socket.socket] = []
     while True:
@@ -101,7 +100,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, 
     startup.register()
     os.chdir(wanted["cwd"])
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # from the system's entropy, or all workers would draw alike
+        sys.modules["numpy"].random.seed()  # else all workers would draw alike
     sys.argv[:] = wanted["argv"]
     sys.orig_argv[:] = wanted["command"]
     renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # `fork` does not renew it
@@ -158,7 +157,7 @@ def _why_no_fork() -> str | None:
 
 
 def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a request and its files; end this process at the end of the socket."""
+    """Receive a request and its files; end this process at the socket's end."""
     first, files, _, _ = socket.recv_fds(requests, 4, FILES)
     if not first:
         os._exit(0)
@@ -182,7 +181,7 @@ def _send(to: socket.socket, request: bytes, files: list[int]) -> None:
 
 
 def _load(name: str) -> types.ModuleType:
-    """Load a module beside this file by its path: this project's names are not importable here."""
+    """Load a module beside this file, where this project's names are not importable."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -192,7 +191,7 @@ def _load(name: str) -> types.ModuleType:
 
 
 def _hide_frames() -> None:
-    """Hide the frames of this file in the error that ends a worker."""
+    """Hide this file's frames in the error that ends a worker."""
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:

@@ -1,8 +1,4 @@
-"""Shell: the processes of `rdzv run`, each behind its guard, with their output.
-
-Each process leads a process group. Its `guard` forwards signals and kills the group if this process dies. Output is
-passed on with the rank before each line.
-"""
+"""Shell: the processes of `rdzv run`, each the leader of a group behind its `guard`, and their output."""
 
 from __future__ import annotations
 
@@ -33,9 +29,9 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-DRAIN_WITHIN: Final = 5.0  # seconds for passing on output before the next round
+DRAIN_WITHIN: Final = 5.0  # seconds for the rest of the output before the next round
 PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows half a line
-LINE_BYTES_MAX: Final = 65_536  # of an endless line, which is then broken
+LINE_BYTES_MAX: Final = 65_536  # of a line; a longer one is broken
 
 
 class Process:
@@ -66,7 +62,7 @@ class Process:
                     source, streams[target] = _pipe(ours, theirs)
                     output.append((source, target))
                 environment = {"PYTHONUNBUFFERED": "1", **environment}  # else lines come late, or are lost at a SIGKILL
-            # As in torchrun: several processes with a thread per core would compete.
+            # As torchrun: several processes with a thread per core would compete.
             defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
             environment = {**defaults, **os.environ, **environment}
             reads_ours = environment["LOCAL_RANK"] == "0"  # standard input is for one process
@@ -105,7 +101,7 @@ class Process:
             _kill_session(self._guarded.pid)
 
     def ask_to_end(self, number: int) -> None:
-        """Send its group a signal that asks it to end, but only once: some programs abort at a second one."""
+        """Send its group a signal that asks it to end, only once: some programs abort at a second one."""
         if not self._asked:
             self._asked = True
             self.send(number)
@@ -185,11 +181,11 @@ class _Output(threading.Thread):
         self.start()
 
     def finish(self) -> None:
-        """Stop once nothing is left to read, even if an escaped process might still write."""
+        """Stop once nothing is left to read, even if an escaped process may still write."""
         os.close(self._finish_writing)
 
     def run(self) -> None:
-        """Pass the stream on to its end, or until the reader has gone; then the pipe is closed for the writer."""
+        """Pass the stream on to its end, or until the reader has gone; then close the pipe for the writer."""
         try:
             self._pass_on()
         except OSError as error:
@@ -222,7 +218,7 @@ class _Output(threading.Thread):
             if self._log is not None:
                 with contextlib.suppress(OSError):  # a full disk must not hide output from a terminal
                     self._log.write(chunk)
-            if self._unfinished[self._to] is self:  # its half a line was the last output
+            if self._unfinished[self._to] is self:  # half of its line was the last output
                 end = chunk.find(b"\n") + 1 or len(chunk)
                 self._write(chunk[:end], unfinished=not chunk[:end].endswith(b"\n"))
                 chunk = chunk[end:]

@@ -1,7 +1,7 @@
 """Pure: the URL of a run from the environment of a Slurm step: `srun rdzv run slurm -- ...`.
 
     slurm                              one run per step, hosted by the first node of its list
-    slurm?min_nodes=2&token_file=...   the same, with parameters of one's own, which win
+    slurm?min_nodes=2&token_file=...   the same, with parameters, which take precedence
     slurm?store=tcp://store-host:29400   the same in an existing store: `rdzv serve`, or etcd
 
 | of the URL | from |
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEME: Final = "slurm"
 PORT_FIRST, PORTS = 20_000, 10_000  # below the ephemeral ports
-EXPECTED_MOST: Final = 1024  # names that fit into a URL; a larger step has none
+EXPECTED_MOST: Final = 1024  # names that fit into a URL; a larger step gets none
 NODES_MOST: Final = 65_536  # per list
 
 
@@ -86,7 +86,7 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
 
 
 def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
-    """Reject an open store on every node: else only the host fails, and the others wait for its store."""
+    """Reject an open store on every node: else the host fails, and the others wait for its store."""
     settings = parse(url, {}, environment)
     has_secret = settings.token is not None or settings.token_file is not None
     if not (has_secret or settings.insecure or (settings.cert and settings.ca)):
@@ -98,7 +98,7 @@ def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
 
 
 def processes_of(environment: Mapping[str, str]) -> int:
-    """Return the default number of processes per node: one for each GPU from Slurm, at least one."""
+    """Return the default number of processes per node: Slurm's GPUs, at least one."""
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     return max(int(gpus), 1) if gpus.isdecimal() else 1
 

@@ -4,9 +4,9 @@
     environment |= stacks.environment()    # of each process
     print(await stacks.dump())
 
-A process writes its stacks in a signal handler. Their end is not announced, so a file counts as complete once it has
-not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel; its state from /proc replaces
-them.
+A process writes its stacks in a signal handler. As nothing announces their end, a file counts as complete once it has
+not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel: then its state from /proc is
+shown.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class WorkerStacks:
                 await anyio.sleep(LOOK_EVERY)
 
     def forget_ended(self) -> None:
-        """Remove the files of processes that have ended, between rounds: a starting process's looks like theirs."""
+        """Remove the files of ended processes; between rounds, as a starting process's file looks like theirs."""
         for path in self._files():
             with contextlib.suppress(OSError):
                 if _holder(path) is None:
@@ -117,7 +117,7 @@ def _holder(path: Path) -> int | None:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file; -1 if it was removed, as its process has ended."""
+    """Return the size of a file; -1 if it was removed after its process ended."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

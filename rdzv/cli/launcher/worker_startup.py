@@ -1,11 +1,11 @@
 """Shell: the startup code of the command's Python processes, which writes their stacks for the launcher.
 
-`rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH. Each Python interpreter imports it as
-it starts. It opens a file in the folder of `RDZV_STACKS_DIR` and registers SIGNAL, whose handler, in C, writes the
-stacks of all threads there, even if Python is blocked. Then it locks the file. The lock tells the launcher to which
-processes, by pids in the launcher's own namespace, it may send the signal; it ends with the process or with `exec`.
+`rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH, so every Python interpreter imports it
+as it starts. It opens a file in the folder of `RDZV_STACKS_DIR` and registers SIGNAL, whose handler, in C, writes the
+stacks of all threads there, even if Python is blocked. Then it locks the file. The lock, which ends with the process or
+with `exec`, tells the launcher which processes may get the signal, by pids in the launcher's own namespace.
 
-A `sitecustomize` of the user's is imported after it. The processes may run any version of Python, so this file keeps to
+A user's own `sitecustomize` is imported after it. The processes may run any version of Python, so this file keeps to
 old syntax and the standard library, and never fails.
 """
 
@@ -26,7 +26,7 @@ SIGNAL = getattr(signal, "SIGRTMAX", 0) - 6 if hasattr(signal, "SIGRTMAX") else 
 
 
 def register() -> None:
-    """Have this process and its forks write their stacks at a signal."""
+    """Make this process and its forks write their stacks at a signal."""
     folder = os.environ.get(FOLDER)
     if folder and SIGNAL and hasattr(faulthandler, "register"):
         own = [_open(folder)]
@@ -54,7 +54,7 @@ def _open(folder: str) -> int | None:
 
 
 def _import_the_next() -> None:
-    """Import the next `sitecustomize` in the path, if any."""
+    """Import the next `sitecustomize` in the path."""
     this = sys.modules.pop("sitecustomize")
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
