@@ -4,8 +4,8 @@ Bytes arrive in one buffer that all peers share, `connection` cuts them into req
 answers are queued per peer and written once per batch. From the first byte of a request to the queueing of all its
 results there is no `await`, so a change and its announcement are one step.
 
-A peer is served for one turn; the rest of its requests waits in a ring (`round_robin`), also while answers to it pile
-up: one packet of requests may ask for gigabytes.
+A peer is served for one turn; the rest of its requests waits in a ring (`round_robin`). Requests also wait while the
+peer has unread answers: one packet of requests may ask for gigabytes.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 256 * 1024  # of one buffer for all peers
-SLOW = 0.05  # seconds of one request that are logged
+SLOW = 0.05  # seconds; slower requests are logged
 SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
 
 class Conversations:
-    """All peers of a server, and their requests. Turns are timed on `stopwatch`, which tests do not stop.
+    """All peers of a server, and their requests. `stopwatch` measures turns; `clock` is the time of requests.
 
-    `on_request` is called after each request: its kind, "ok" or the error, its seconds.
+    `on_request` is called after each request with its kind, "ok" or the kind of error, and its seconds.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class Conversations:
         self._pass_comes = False
         self.dispatcher: Dispatcher = Dispatcher(peers, stopwatch=stopwatch, have_pass=self._have_pass)
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
-        # not read until the disk or their notifications have caught up
+        # peers that are not read until the disk has caught up, or their notifications are queued
         self._slowed: dict[Peer, None] = {}
-        self._for_disk: OrderedDict[Peer, None] = OrderedDict()  # peers whose next request waits for room in a group
+        # peers whose next request waits for room in a group of the journal
+        self._for_disk: OrderedDict[Peer, None] = OrderedDict()
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
         self.on_request: Callable[[str, str, float], None] | None = None
@@ -93,13 +94,13 @@ class Conversations:
             self._have_pass()
 
     def received(self, peer: Peer, size: int) -> None:
-        """Handle bytes in the buffer."""
+        """Handle `size` received bytes in the buffer."""
         self.bytes_in += size
         peer.received_at = now = self._clock()
         if self._durability.leaving:
             return  # the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
-        data = bytes(self.buffer[:size])  # it may wait for a turn, and the buffer is shared
+        data = bytes(self.buffer[:size])  # copied: it may wait for a turn, and all peers share the buffer
         if self._pass_comes and (self._busy or self.dispatcher.owes_much(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._done_at_once(peer, data, now):
@@ -137,7 +138,7 @@ class Conversations:
             if asked is None:
                 return False
             if self._durability.must_wait(asked[2], has_more=bool(peer.outbox.held)):
-                peer.stalled = asked  # it is not read again
+                peer.stalled = asked  # `connection` does not return it again
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
@@ -229,13 +230,13 @@ class Conversations:
         self._have_pass()
 
     def _slow_down(self, peer: Peer) -> None:
-        """Stop reading a peer until the disk or its notifications have caught up."""
+        """Stop reading a peer until the disk has caught up, or its notifications are queued."""
         peer.pause_reading()
         self._slowed[peer] = None
 
     def _count_time(self, seconds: float) -> None:
         self._turns.spent += seconds
-        if self._turns.spent > TURN:  # else it is not worth another pass
+        if self._turns.spent > TURN:  # the next pass sets it to 0; less is not worth a pass
             self._have_pass()
 
     def _have_pass(self) -> None:
@@ -262,7 +263,7 @@ class Conversations:
             self._have_pass()
 
     async def hear_newcomers(self) -> None:
-        """Wait until all peers in the ring have had a turn."""
+        """Wait until all peers that now wait for their first turn have had it."""
         came = self._turns.came
         while self._turns.waits(came):
             await anyio.lowlevel.checkpoint()  # each pass of the loop begins with turns while any peer waits
@@ -314,7 +315,7 @@ class Conversations:
         if took > SLOW:
             self._slow_lines.write(log, logging.WARNING, SLOW_LINE, peer.name, type(request).__name__, took * 1000)
 
-    # ------------------------------------------------------------------------------------------ what waits for the disk
+    # ------------------------------------------------------------------------------------------ the disk
 
     def became_durable(self, number: int) -> None:
         """Release the frames up to this number, and read paused peers again."""

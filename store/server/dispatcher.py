@@ -1,8 +1,8 @@
 """Shell: sends answers, events and farewells, queued with each peer and written once per batch.
 
-A change with many notifications is announced in slices (S11); a peer with notifications pending gets these before
-anything else, so that its order stays. A slow reader fills only its own outbox. Past `outbox_bytes_max` its watches
-end, each with the last revision sent, and its client resumes from the next.
+A change with many notifications is announced in slices (S11). A peer's pending notifications are queued before any
+other frame for it, so that the order stays. A slow reader fills only its own outbox. Past `outbox_bytes_max` its
+watches end, each with the last revision sent, and its client resumes from the next.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 SHARED_BYTES = 16 * 1024  # larger events and answers are encoded once for all readers
-AT_ONCE = 64  # notifications of one change before others have a turn
+AT_ONCE = 64  # notifications that are queued before other peers have a turn
 CAUGHT_UP_AT_ONCE = 1024  # pending notifications of one peer; with more, its requests wait
-WRITTEN_AT_ONCE = 16  # peers between looks at the clock ...
+WRITTEN_AT_ONCE = 16  # peers written to between looks at the clock ...
 BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or this many bytes, about a millisecond
-POSTPONED_MOST = 64  # changes with postponed waits; beyond, requests wait
-ANNOUNCEMENTS_MOST = 256  # in progress; beyond, requests wait
+POSTPONED_MOST = 64  # changes with postponed waits; with as many, all requests wait
+ANNOUNCEMENTS_MOST = 256  # changes with pending notifications; with as many, all requests wait
 
 
 class Dispatcher:
@@ -46,13 +46,13 @@ class Dispatcher:
         self._outbox_bytes_max = peers.durability.engine.limits.outbox_bytes_max
         self._stopwatch = stopwatch
         self._have_pass = have_pass
-        # The pending items of a change, by peer, and their sender.
+        # For each change: its pending items, by peer, and the function that queues one.
         self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
         self._owed: dict[int, int] = {}  # by peer: its pending items
         self._ended: set[tuple[int, int]] = set()  # watches that ended while notifications were pending
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
-        self._queued_in = self.dirty
+        self._queued_in = self.dirty  # takes peers with new frames; during a pass, `_later` does
         self._holding: dict[Peer, None] = {}  # peers with held frames
         self._shared = WeakValueDictionary[Any, Shared]()  # by content
 
@@ -83,14 +83,14 @@ class Dispatcher:
         self._later.pop(peer, None)
         self._holding.pop(peer, None)
 
-    # ------------------------------------------------------------------------------------------ what has changed
+    # ------------------------------------------------------------------------------------------ a change
 
     def deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
         """Queue the notifications of a change.
 
         A watch that is `opening` gets its events in steps, each of which waits for a nearly empty outbox.
         """
-        number = self._durability.pending_commits.appended  # later steps need not be durable
+        number = self._durability.pending_commits.appended  # notifications wait for this step, not for later ones
         self._announce([(one.peer, one) for one in deliveries if type(one) is Answer], partial(self._answer, number))
         for delivery in deliveries:
             match delivery:
@@ -250,7 +250,7 @@ class Dispatcher:
             self._queue(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
 
     def say(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
-        """Queue a frame, to be sent once `number`, or everything so far, is durable."""
+        """Queue a frame, to be sent once `number`, by default the last step, is durable."""
         self._catch_up(peer)
         self._queue(peer, frame, self._durability.pending_commits.appended if number is None else number)
 

@@ -3,7 +3,7 @@
 Each step goes to the journal before its replies, which wait until it is durable; `pending_commits` knows which replies
 wait for which step. A store in memory has no journal.
 
-If the journal cannot write, no reply of the lost steps was sent: the server reloads the disk's state, drops its
+If the journal cannot write, the server reloads the disk's state: no reply of the lost steps was sent. It drops its
 connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk,
 deletes continue. After a failed fsync the disk's state is unknown: no client is accepted until it is known.
 """
@@ -37,7 +37,7 @@ TRY_AGAIN_AFTER = 1.0  # seconds between tries
 
 
 class Durability:
-    """The store, its journal (None in memory), and the replies that wait for it.
+    """The store, its journal (None in memory), and the replies that wait for the disk.
 
     Args:
         in_thread: Runs a function that waits for the disk.
@@ -78,13 +78,13 @@ class Durability:
 
     @property
     def is_full(self) -> bool:
-        """Return whether one group is being written and the next is full."""
+        """True if one group is being written and the next is full."""
         return self.journal is not None and self.pending_commits.bytes >= 2 * self.journal.group_bytes
 
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
-        """Return whether a request must wait for the disk; `has_more`: others of its peer are waiting for the disk.
+        """Return whether a request must wait for the disk; `has_more`: earlier replies to its peer wait for the disk.
 
-        A peer without waiting changes may add something small at any time.
+        A peer without such replies may make a small write at any time.
         """
         return self.is_full and mutates(request) and (has_more or not _is_small(request))
 
@@ -97,7 +97,7 @@ class Durability:
         return None
 
     def record(self) -> None:
-        """Hand the last steps to the journal."""
+        """Hand the facts of the last step to the journal."""
         if self.journal is not None and self.engine.read_only is None and not self.leaving:
             facts = self.engine.take_facts()
             if facts is not None:
@@ -130,7 +130,7 @@ class Durability:
             if self._probing is not None:
                 self._probing.cancel()
                 await asyncio.wait([self._probing])
-            # The loop handles the last reports before this returns.
+            # The loop handles the writer's last reports before this await returns.
             if not await self._in_thread(lambda: journal.stop(within=STOP_WITHIN)):
                 self._cut()  # no held or later frame may be sent
 
@@ -141,10 +141,10 @@ class Durability:
     def _cannot_write(self, reason: str) -> None:
         """Return to the disk's state."""
         assert self.journal is not None
-        # In doubt, a crash may lose or keep the last group, so no state may be told.
+        # If the journal is in doubt, a crash may lose or keep the last group, so no client may see either state.
         what = "takes in nobody, since what is on disk is in doubt," if self.journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
-        self.engine.read_only = f"the disk does not take it ({reason})"  # so nothing more of it is recorded
+        self.engine.read_only = f"the disk does not take it ({reason})"  # `record` appends nothing more
         self._goes_back = True
         self._cut()
         if self.leaving:
@@ -155,7 +155,7 @@ class Durability:
         self._probing.add_done_callback(self._ended)
 
     async def _go_back(self, journal: Journal, why: str) -> None:
-        """Read the disk's state, which takes seconds; accept writes when the disk does."""
+        """Read the disk's state, which takes seconds; accept writes again when the disk does."""
         engine = await self._in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self._clock()))
         engine.read_only = why
         self.engine = engine
@@ -173,7 +173,7 @@ class Durability:
         await self._wait_for_room(journal, why)
 
     async def _wait_for_room(self, journal: Journal, why: str) -> None:
-        """Refuse all but deletes for a second at least, then large writes, until the disk has room."""
+        """Until the disk has room, refuse all but deletes while `only_deletes`, then only large writes."""
         engine = self.engine
         journal.short_of_room = True
         if journal.only_deletes:

@@ -1,4 +1,4 @@
-"""Shell: accepts or refuses connections, and opens and ends their sessions; a closed peer costs others nothing (S7)."""
+"""Shell: accepts or refuses connections, and opens and ends their sessions (promise S7)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-HELD_MOST = 5.0  # seconds that a newcomer waits for a session
+HELD_MOST = 5.0  # seconds; a newcomer that would wait longer for a session is refused
 SOON = 0.001  # seconds that a clock may be behind
 
 
 class Handshakes:
     """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all.
 
-    `way_out` ends the server once no client is connected. `bytes_out` went to closed ones.
+    `way_out` ends the server once no client is connected. `bytes_out` counts the bytes sent to peers that have closed.
     """
 
     def __init__(self, peers: Peers, *, token: bytes | None, clock: Callable[[], float]) -> None:
@@ -35,7 +35,7 @@ class Handshakes:
         self._by_id, self._durability, self._table = peers.by_id, peers.durability, peers.table
         self._token = token
         self._clock = clock
-        self._refuses = False  # connections, since the last accepted one
+        self._refuses = False  # the last connection was refused
         self.leaving: bool = False
         self.way_out: EndWhenAlone = EndWhenAlone(self._is_alone)
         self.empty: asyncio.Event = asyncio.Event()
@@ -70,7 +70,7 @@ class Handshakes:
         self._by_id[peer.id] = peer
         self.empty.clear()
         within = engine.limits.handshake_timeout
-        # The client may be honest, on a busy machine, and tries again.
+        # "limit" makes the client retry: it may be honest, on a busy machine.
         why = Sorry("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.came(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
         table.expect(peer, within, partial(self._peers.hang_up, peer, why), patiently=True)
@@ -95,8 +95,8 @@ class Handshakes:
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
-            # The client came back before its old connection ended. At once: a cut network would delay the close by half
-            # a minute.
+            # The client came back before its old connection ended. An orderly close would wait for a network that may
+            # be cut.
             replaced.abort()
         self._table.proved(peer)
         durable = self._durability.journal is not None

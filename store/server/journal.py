@@ -13,15 +13,15 @@ which shows a log cut short or removed, and an old copy.
 When a write fails, the group is rolled back as a whole. Then:
 
 - Another program holds SQLite's lock: the writer waits for it.
-- SQLite would refuse the same rows again, say one that is too large: the group is written step by step, and the kept
-  reply to the failing step becomes the error.
+- SQLite refuses a row for its content, say one that is too large: the group is written in halves, up to the failing
+  step, and the kept reply to that step becomes the error. The journal stops.
 - The disk is full: SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
   group is written in halves, up to the step that does not fit, and the journal stops.
 - Otherwise the journal stops. No reply of the group was sent, so the server can return to the disk's state (`load`) and
   refuse writes until `try_again` succeeds.
 
-If the fsync fails, the group may be durable or not. The journal is `in_doubt`, and the server may tell no state until a
-later commit is durable.
+If the fsync fails, the group may be durable or not. The journal is `in_doubt`, and the server may send no state to
+clients until a later commit is durable.
 
 A full disk still takes deletes. `Reserve` keeps room that only deletes may use: for the growth of the database when the
 log is emptied into it, and for the log of some deletes. A group is committed only if that room is there (`_keep_room`),
@@ -64,26 +64,26 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# After these errors the group has no end in the log, and is ignored; after others it may be whole.
+# After these errors SQLite's log lacks the end of the group, and the group is ignored; after others it may be complete.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-MARGIN_BYTES = 1024 * 1024  # free room beside the reserve that other writes require
-# Of one group, or three times as long as a small one takes: a small write waits for the rest of one group and its own.
-# With twice as long, a slow disk would spend half its time on the fixed part of its groups.
+MARGIN_BYTES = 1024 * 1024  # room that must be free beside the reserve before writes other than deletes resume
+# Seconds for one group; on a slow disk, three times as long as a small group takes. A small write waits for the rest of
+# one group and for its own. With twice as long, a slow disk would spend half its time on the fixed part of its groups.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
-GROUP_BYTES = 1024 * 1024  # of the first groups; their time limits later ones
+GROUP_BYTES = 1024 * 1024  # of the first groups; the time that groups take sets the size of later ones
 GROUP_BYTES_LEAST, GROUP_BYTES_MOST = 16 * 1024, 64 * 1024 * 1024
 BUSY_SECONDS = 1.0  # between checks for `stop` while another program holds SQLite's lock
-LOG_BYTES = 4 * 1024 * 1024  # of an emptied SQLite log
+LOG_BYTES = 4 * 1024 * 1024  # an idle writer empties a longer SQLite log, and SQLite cuts the file to this size
 PAGE_BYTES = 4096  # SQLite's default
-LONG_LOG_BYTES = 4 * LOG_BYTES  # a log that another program's reading has lengthened ...
+LONG_LOG_BYTES = 4 * LOG_BYTES  # a longer log shows that another program reads the database ...
 LONG_LOG = (
     "%s is %d bytes long, and grows with each write, since another program reads the database all the while: end that "
     "program, a backup or a shell of SQLite"
 )
 GROUPS_LONG = 3  # ... if it stays so for this many groups
 IDLE_SECONDS = 1.0  # without writes before room is given back
-FREE_PAGES_KEPT = 1024  # 4 MiB, and a quarter of the file: for reuse
+FREE_PAGES_KEPT = 1024  # for reuse: 4 MiB, or a quarter of the file if that is more
 FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte
 PAGES_WRITTEN_ANEW = 1024  # 4 MiB, some 100 ms: a file up to this size is rewritten as a whole
 
@@ -106,7 +106,7 @@ class Journal:
     """
 
     group_bytes: int = GROUP_BYTES
-    _least_seconds = 0.0  # of a small group
+    _least_seconds = 0.0  # the average time of a small group
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:
         self._directory = Path(os.path.abspath(directory))  # the program may `chdir`
@@ -172,7 +172,7 @@ class Journal:
     def load(self) -> Saved:
         """Return everything durable; StoreUsageError if it is damaged. No writer may run."""
         with self._wake:
-            self._pending.clear()  # it depends on lost writes, and the server returns to the disk's state
+            self._pending.clear()  # pending facts depend on lost writes, and the server returns to the disk's state
         with reporting(self._path):
             with contextlib.closing(self._open_to_read()) as database:
                 saved = rows.load(database)
@@ -228,11 +228,11 @@ class Journal:
         """Return whether more than deletes can be written."""
         least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
         if self.only_deletes and self._reserve.take(least + MARGIN_BYTES):
-            self.only_deletes = not self._reserve.take(least)  # the margin is for others to use
+            self.only_deletes = not self._reserve.take(least)  # the margin stays free for other writes
         return not self.only_deletes
 
     def room(self) -> int:
-        """The limit of a write in bytes: it is stored as an entry, in the history and in the log."""
+        """Return the most bytes of one write, which is stored three times: as entry, in the history and in the log."""
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
@@ -258,7 +258,7 @@ class Journal:
         """
         if os.getpid() != self._pid:
             return
-        # A probe that hangs uses the database.
+        # A probe that hangs still uses the database, which must then stay open.
         idle = self.stop(within=within) and self._probing.acquire(timeout=-1 if within is None else within)
         if not idle:
             log.error("%s cannot be written: changes that were not acknowledged are given up", self._directory)
@@ -292,7 +292,7 @@ class Journal:
             while self._untidy and not self._is_wanted():
                 self._tidy_up()
         count = size = 0
-        for facts in self._pending.copy():  # measured while others append
+        for facts in self._pending.copy():  # the server may append meanwhile
             size += facts.size
             if count and size > self.group_bytes * 3 // 2:  # room for a small write that came when it was full
                 break
@@ -373,7 +373,7 @@ class Journal:
         self.commit_seconds += took
         self._untidy = True
         self._long_for = self._long_for + 1 if self.log_bytes > LONG_LOG_BYTES else 0
-        if self._long_for == GROUPS_LONG:  # one large group's log restarts with the next
+        if self._long_for == GROUPS_LONG:  # after a single large group, SQLite restarts the log with the next
             log.warning(LONG_LOG, self._log, self.log_bytes)
         self._mark.write(self._store_id, self._group)
         self._learn(sum(facts.size for facts in group), took)
@@ -416,7 +416,7 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 return not busy
-            self._reserve.give_up()  # it is kept back for this growth, too
+            self._reserve.give_up()  # the reserve is for this growth of the database, too
         return False
 
     def _give_up_reserve(self, group: list[Facts]) -> bool:

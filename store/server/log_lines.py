@@ -1,4 +1,4 @@
-"""Pure: limits the log lines about clients: complaints, and limits that are nearly reached.
+"""Pure: bounds the number of log lines about clients, and words the warnings that a limit is nearly reached.
 
 Any client could cause thousands of lines a second, which fill the disk. So a slowly refilled token bucket limits them;
 the next line names the number of suppressed ones. A limit is logged once at 80 % of use, and again only after use was
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from store.engine.keyspace import Groups
 
-AT_ONCE = 1000  # lines, as for a job of so many nodes with a wrong token
+AT_ONCE = 1000  # lines: one for each node of a large job with a wrong token
 PER_SECOND = 10.0  # lines after that: about 100 MB a day
 NEARLY = 0.8  # of a limit: warn from here on
 BELOW = 0.7  # of a limit: below, it is no longer near
@@ -50,7 +50,7 @@ class RationedLog:
 
 
 class LimitWarnings:
-    """The limits that were logged."""
+    """The limits that were logged as nearly reached."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()

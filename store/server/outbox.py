@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
 
-# Handed to a transport at once; answers may be so far ahead of a peer's reading.
+# The most that is handed to a transport at once, and about the most that answers wait for a peer's reading.
 PIECE_BYTES = 256 * 1024
 
 _number = itemgetter(0)  # of a held frame
@@ -37,7 +37,7 @@ class Shared:
 
 
 class SharedFrame:
-    """A frame of its own head and shared bytes."""
+    """A frame with a head of its own, and shared bytes."""
 
     __slots__ = ("_head", "_rest")
 
@@ -80,7 +80,7 @@ class Outbox:
         self.ready: list[Frame] = []
         self.held: list[tuple[int, Frame]] = []
         self._cut = 0  # the taken bytes of the first frame
-        self._handed = 0
+        self._handed = 0  # bytes that the transport has not sent
         self.bytes: int = 0
 
     def queue(self, frame: Frame) -> None:

@@ -1,7 +1,7 @@
 """Shell: a connection in asyncio, which moves bytes between the server and a socket.
 
-The transport gets one piece of the `Outbox` at a time. While it is full, or earlier requests wait for their turn, the
-peer's requests are not read.
+The transport gets one piece of the `Outbox` at a time. While the transport is full, or earlier requests of the peer
+wait for their turn, the server does not read from the peer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Sorry
 
-# The other side closed the connection; with TLS, without an alert. (A timeout means that the network failed.)
+# Errors of a connection that the client closed; with TLS, without an alert. (A timeout is not one: the network failed.)
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
-PEER_BYTES = 8 * 1024  # of an idle connection
-PIECES_AT_ONCE = 4  # a megabyte, up to a millisecond with TLS, before other peers are written to
+PEER_BYTES = 8 * 1024  # memory of an idle connection
+PIECES_AT_ONCE = 4  # written to one peer before others: a megabyte, up to a millisecond with TLS
 LEAVE_WITHIN = 5.0  # seconds for the last frames; S9 promises 10 in all
 
 
@@ -40,13 +40,13 @@ class Host(Protocol):
         """Handle a new connection."""
 
     def received(self, peer: Peer, size: int) -> None:
-        """Handle bytes in the buffer."""
+        """Handle `size` received bytes in the buffer."""
 
     def read_on(self, peer: Peer) -> None:
         """Carry out the pending requests of a peer, and read it again, if possible."""
 
     def write_later(self, peer: Peer) -> None:
-        """Write more to a peer after others."""
+        """Write more to a peer after other peers had their turn."""
 
     def lost(self, peer: Peer) -> None:
         """Handle the end of a connection."""
@@ -62,22 +62,22 @@ class Peer(asyncio.BufferedProtocol):
         self._inboxes = inboxes
         self._transport: asyncio.Transport
         self._blocked = False  # the transport is full
-        self._timer: asyncio.TimerHandle | None = None  # set once it is closing
+        self._timer: asyncio.TimerHandle | None = None  # aborts a connection that is slow to close
         self.id = id
         self.is_of_ours = is_of_ours
         self.outbox: Outbox = Outbox(outboxes)
         self.bytes_out: int = 0  # handed to the system
         self.connection: ServerConnection
-        self.unread: Iterator[Any] | None = None  # read requests that wait for room or a turn
-        self.stalled: Any = None  # the next of them, if it waits for the disk
-        self.work: Any = None  # a request of several turns
-        self.inbox_bytes: int = 0  # an incomplete frame, or waiting requests
-        self._inbox_since = 0.0  # on the server's clock
-        self.batch_bytes: int = 0  # being carried out
+        self.unread: Iterator[Any] | None = None  # received requests that wait for room or a turn
+        self.stalled: Any = None  # the next of these requests, if it waits for the disk
+        self.work: Any = None  # the rest of a request that takes several turns
+        self.inbox_bytes: int = 0  # of an incomplete frame, or of waiting requests
+        self._inbox_since = 0.0  # the time of the last progress, on the server's clock
+        self.batch_bytes: int = 0  # of the received data that is being carried out
         self._to_hear = 0.0  # unfinished bytes that arrived by `_marked_at`
-        self._marked_at = self._heard_at = -math.inf  # nothing is left from before `_heard_at`
-        self.gone: bool = False  # its requests no longer count
-        self.lags: bool = False
+        self._marked_at = self._heard_at = -math.inf  # all that arrived before `_heard_at` is carried out
+        self.gone: bool = False  # closing or closed; its requests are ignored
+        self.lags: bool = False  # a log line has said that its watches end
         self.closing: Closing = Closing.CUT  # the way it ends, unless its client closes it
         self.reading_paused: bool = False
         self.received_at: float = 0.0
@@ -87,7 +87,7 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def name(self) -> str:
-        """Its name in the log."""
+        """The peer's name in the log."""
         return f"{host_and_port(self.address, self._port)} (peer {self.id})" if self.address else f"peer {self.id}"
 
     # called by asyncio
@@ -96,7 +96,7 @@ class Peer(asyncio.BufferedProtocol):
         """Handle an accepted connection."""
         self._transport = cast("asyncio.Transport", transport)
         self.secure = transport.get_extra_info("sslcontext") is not None
-        # So that unsent bytes are reported, and counted.
+        # With the limit 0, asyncio reports all unsent bytes, so that they are counted.
         self._transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername")
         if peername:
@@ -176,19 +176,19 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def read_on(self) -> None:
-        """Read it again if its outbox is empty."""
+        """Resume a paused peer if its outbox has nothing to send."""
         if self.reading_paused and not self.outbox.ready and not self.gone:
             self._host.read_on(self)
 
     def resume_reading(self, now: float) -> None:
-        """Resume reading; its silence during the pause does not count."""
+        """Resume reading; the peer's silence during the pause does not count."""
         if not self._transport.is_closing():
             self.reading_paused = False
             self.received_at = now
             self._transport.resume_reading()
 
     def count_inbox(self, size: int, *, progress: bool) -> None:
-        """Count the received bytes that are kept; `progress`: a request was carried out."""
+        """Set the size of the received requests that are kept; `progress`: one was carried out."""
         if progress or not self.inbox_bytes:
             self._inbox_since = self.received_at
         self._inboxes.bytes += size - self.inbox_bytes
@@ -207,25 +207,26 @@ class Peer(asyncio.BufferedProtocol):
         self.count_inbox(held, progress=held < self.inbox_bytes)
 
     def waiting_for(self, now: float) -> float:
-        """Return the longest time, in seconds, that a request may have waited, unread or not carried out.
+        """Return how many seconds, at most, a request of this peer has waited, unread or not carried out.
 
-        A peer that never stops sending is never done, so the bytes received by one moment are tracked.
+        A peer that never stops sending always has a waiting request. So only the bytes that arrived by `_marked_at`
+        are counted down.
         """
         if self._to_hear <= 0:
             self._heard_at, self._marked_at = self._marked_at, now
-            held: int = self._transport.get_extra_info("held_bytes", 0)  # by TLS
+            held: int = self._transport.get_extra_info("held_bytes", 0)  # received, but not decrypted
             self._to_hear = self.batch_bytes + held + unread_bytes(self._transport.get_extra_info("socket"))
         return now - self._heard_at
 
     def refuse(self, sorry: Sorry) -> None:
         """Send the reason, and close."""
         if not self.gone:
-            self.outbox.clear(but_begun=True)  # or its rest would be the message
+            self.outbox.clear(but_begun=True)  # else the message would be read as the rest of the begun frame
             self.outbox.queue(wire.encode_sorry(sorry))
             self.close()
 
     def close(self, closing: Closing = Closing.CUT) -> None:
-        """Close once the queue is read, or after `LEAVE_WITHIN` seconds."""
+        """Close once the queue is sent, or after `LEAVE_WITHIN` seconds."""
         if not self.gone:
             self.closing = closing
             self._let_go()

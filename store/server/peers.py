@@ -28,7 +28,7 @@ class Peers:
         self.table = table
         self.outboxes: ByteCount = ByteCount()
         self.inboxes: ByteCount = ByteCount()
-        # Reserved, so that a full store stays readable.
+        # Outboxes may always hold this much, so that a full store stays readable.
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
     def hang_up(self, peer: Peer, sorry: Sorry) -> None:
@@ -49,14 +49,14 @@ class Peers:
 
     @property
     def lasting_bytes(self) -> int:
-        """Return `held_bytes` without those beyond the reserves, which are freed when a request needs room."""
+        """Return `held_bytes` without the bytes beyond the reserves: closing peers frees these when room is needed."""
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
         return outboxes + inboxes + self.table.bytes + self.durability.pending_commits.bytes
 
     @property
     def outboxes_hold_too_much(self) -> bool:
-        """Return whether a peer must be closed unless sending makes room."""
+        """True if a peer must be closed, unless sending makes room."""
         return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)
 
     def make_room_in_outboxes(self) -> None:

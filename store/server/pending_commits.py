@@ -23,7 +23,7 @@ PREFIX_LOOKS_MAX = 1024  # changed keys compared with a prefix; with more, listi
 class PendingCommits:
     """The changes that wait for the disk, and their bytes.
 
-    `durable` is the last number on disk, and `revision` its revision; `appended` is the journal's last number.
+    `durable` is the number of the last step on disk, and `revision` its revision; `appended` is the last step's number.
     """
 
     def __init__(self, *, durable: int, revision: int) -> None:
@@ -31,9 +31,9 @@ class PendingCommits:
         self.appended: int = durable
         self.revision: int = revision
         self.bytes: int = 0
-        self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after it, facts
+        self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after the step, facts
         self._last_revision = revision
-        self._changed: dict[str | int, int] = {}  # the last step of a key or lease
+        self._changed: dict[str | int, int] = {}  # by key or lease: the last step that changed it
 
     def append(self, number: int, facts: Facts) -> None:
         """Note a step that was handed to the journal."""
@@ -61,8 +61,8 @@ class PendingCommits:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._number_of(request)
         if isinstance(response, Listing | Counted | Pong):
-            # The reply also holds at the revision after that step: nothing in it has changed since. A listing of many
-            # keys may keep an earlier one.
+            # The reply is also true at the revision after that step: nothing in it has changed since. A long listing
+            # may have an earlier revision, which it keeps.
             on_disk_by_then = self.revision if number <= self.durable else self._steps[number][1]
             if response.revision > on_disk_by_then:
                 response = response.replace(revision=on_disk_by_then)

@@ -20,7 +20,7 @@ P = TypeVar("P")
 
 
 class RoundRobin(Generic[P]):
-    """The waiting peers; `came` counts those with a new request, `spent` this pass's seconds."""
+    """The waiting peers. `came` counts the peers ever queued for a new request; `spent` is this pass's seconds."""
 
     __slots__ = ("_fresh", "_used", "came", "spent")
 
@@ -46,7 +46,7 @@ class RoundRobin(Generic[P]):
 
     @property
     def length(self) -> float:
-        """The seconds of a turn: the more peers had none, the shorter."""
+        """The seconds of a turn; shorter if many peers wait for their first."""
         return min(TURN, max(PASS / (1 + len(self._fresh)), TURN / 20))
 
     def wait(self, who: P, *, used: bool) -> None:

@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 WARN_EVERY = 5.0  # seconds between checks of the limits
-LOOK_EVERY = 0.1  # seconds; a third of a stall, and the most by which a lease lapses late
+LOOK_EVERY = 0.1  # seconds; leases lapse at most this late. A third of `leases.STALL_AFTER`.
 LOOK_LEAST = 0.001  # seconds; a shorter time may be below the clock's resolution
-SPARE_FILES = 64  # for the rest of the process
+SPARE_FILES = 64  # file descriptors left to the rest of the process
 SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// and the server's authority")
 
 
@@ -66,7 +66,7 @@ class Server:
         host: The address it listens on.
         port: The port it listens on.
         store_id: The store's random identity.
-        table: All connections, also of other services.
+        table: All connections, including those of HTTP listeners.
         way_out: Ends a server in another thread once no client is connected.
     """
 
@@ -91,7 +91,7 @@ class Server:
         self._on_failure: list[Callable[[], None]] = []
         self._timer: asyncio.Task[None] | None = None
         self.table: ConnectionTable = ConnectionTable(engine.limits, clock)
-        # On virtual time there are no threads, and the clock stands still during requests.
+        # Tests pass `in_thread` and `stopwatch`: virtual time has no threads, and `clock` stands still during requests.
         self._durability = Durability(
             engine,
             journal,
@@ -115,7 +115,7 @@ class Server:
 
     @property
     def _engine(self) -> Engine:
-        """The store; replaced when it was read back from the disk."""
+        """The store's engine; after a failed write, one read back from the disk replaces it."""
         return self._durability.engine
 
     @property
@@ -131,7 +131,7 @@ class Server:
         return len(self._peers.by_id)
 
     def protocol(self, *, is_of_ours: bool = False) -> Peer:
-        """Return a protocol for a connection; if `is_of_ours`, it does not keep the server running."""
+        """Return the protocol of a new connection; if `is_of_ours`, the connection does not keep the server running."""
         self._last_peer += 1
         return Peer(
             self._conversations,
@@ -171,11 +171,11 @@ class Server:
         engine.count_elsewhere(lambda: self._peers.lasting_bytes)
 
     def on_request(self, callback: Callable[[str, str, float], None]) -> None:
-        """Call back after each request: its kind, "ok" or the error, and its seconds."""
+        """Call `callback` after each request with its kind, "ok" or the kind of error, and its seconds."""
         self._conversations.on_request = callback
 
     def begin(self) -> None:
-        """Start the journal and the lapse of leases, until `leave`."""
+        """Start the journal and the timer that lets leases lapse; `leave` stops both."""
         self.way_out.open(asyncio.get_running_loop())
         self._durability.start()
         self._timer = asyncio.create_task(self._keep_time(), name=f"timer of store {self.store_id}")
@@ -189,7 +189,7 @@ class Server:
             now = self._clock()
             if self._engine.look(now=now):
                 await self._let_lapse()
-            self._peers.make_room_in_outboxes()  # others' writes may have used the free memory
+            self._peers.make_room_in_outboxes()  # new keys may have used the memory that was free
             self._peers.make_room_in_listings()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2
@@ -200,12 +200,12 @@ class Server:
 
     async def _let_lapse(self) -> None:
         """Let due leases lapse, except those that pending requests may renew."""
-        # Peers that are not read now; later ones will have been read.
+        # Peers whose reading is paused now. Any other socket is read in the following two passes.
         unheard = self._conversations.unheard(self._clock())
-        # Two passes of the loop: the second comes after every other socket was read once more.
+        # Two passes of the loop: the second begins after every other socket was read once more.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        # Requests in the ring may renew leases of another connection, as after a reconnect.
+        # Requests that wait for a turn may renew leases of another connection, as after a reconnect.
         await self._conversations.hear_newcomers()
         if not self._may_lapse():
             return
@@ -240,17 +240,17 @@ class Server:
                 if peer.connection.greeted:
                     self._conversations.dispatcher.say(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
-                else:  # the client takes a goodbye for a welcome, and retries
+                else:  # before its welcome, a client cannot decode a goodbye; a refusal makes it retry
                     peer.refuse(Sorry("limit", "the server is leaving"))
             with anyio.move_on_after(LEAVE_WITHIN, shield=True):
                 await self._handshakes.empty.wait()
-        finally:  # a natively cancelled task leaves any scope
+        finally:  # asyncio's own cancellation breaks through a shield
             self._peers.abort()
             if self._timer is not None:
                 await cancel_and_wait(self._timer)
 
     def _timer_ended(self, timer: asyncio.Task[None]) -> None:
-        """End the server: only a defect ends a timer."""
+        """Stop serving if a background task failed, by a defect or unreadable data."""
         if not timer.cancelled() and (error := timer.exception()) is not None:
             log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
             self._failure = error
@@ -260,7 +260,7 @@ class Server:
                 callback()
 
     def on_failure(self, callback: Callable[[], None]) -> None:
-        """Call back when the server fails; leaving its context then raises the error."""
+        """Call `callback` when the server fails; the context of `serve` then raises the error at its end."""
         self._on_failure.append(callback)
 
 
@@ -301,7 +301,7 @@ async def serve(
         sock: Instead of `host` and `port`: a bound socket, or several with one port.
 
     Raises:
-        StoreUsageError: It would be open to strangers, or `data_dir` cannot be used.
+        StoreUsageError: The store would be open to strangers, or `data_dir` cannot be used.
         OSError: The address cannot be bound.
     """
     socks = [sock] if isinstance(sock, socket.socket) else list(sock or ())
@@ -316,7 +316,7 @@ async def serve(
         files = stack.enter_context(raised_file_limit())
         journal = None
         if data_dir is None:
-            first = secrets.randbits(31)  # five bytes in a message
+            first = secrets.randbits(31)  # at most five bytes in a message
             engine = Engine(store_id=secrets.token_hex(8), limits=limits, first_revision=first)
         else:
             journal = _open_journal(data_dir)

@@ -1,8 +1,9 @@
 """Shell: the table of all accepted connections, over TCP, TLS and HTTP (promises S7, S8).
 
-Until its hello, with any required token, a connection is a stranger. If there is no room for another stranger, those
-that were silent for a second are closed, first those of the address with the most; newcomers wait in the system's
-queue. If honest clients on busy machines take longer, all get more time: closed ones would come back and add load.
+A connection is a stranger until its hello, with any required token, has arrived. If there is no room for another
+stranger, those silent for a second are closed, first those of the address with the most. New connections wait in the
+system's queue. If honest clients on busy machines take longer, all strangers get more time: closed ones would come back
+and add load.
 
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
 One timer serves all connections: one each was among the largest costs.
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-YIELD_AFTER = 1.0  # seconds for the hello of an honest client on a busy network
+YIELD_AFTER = 1.0  # seconds before a silent stranger may be closed: enough for an honest client on a busy network
 YIELD_FACTOR = 3.0  # times the slowest recent hello of an honest client, if that is more ...
 YIELD_MOST = 8.0  # ... but at most this many seconds
-LATELY = 30.0  # seconds
-HELLO_FACTOR = 6  # times the handshake_timeout: the most for a hello where all clients are slow
+LATELY = 30.0  # seconds for which a slow hello counts as recent
+HELLO_FACTOR = 6  # times the handshake_timeout: the most time for a hello while honest clients are slow
 STRANGERS_LEAST = 16  # the least limit on strangers
-BESIDE_SHARE = 4  # at most one stranger in this many may lead to a page or metrics
+BESIDE_SHARE = 4  # at most one stranger in this many may be an HTTP connection (a page or metrics)
 SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
 RAW_BYTES = 64 * 1024
 
@@ -80,7 +81,7 @@ class ConnectionTable:
         self.allow(limits.connections_max)
 
     def allow(self, most: int) -> None:
-        """Limit connections to the system's maximum; half may be strangers, unless there are few."""
+        """Limit connections to `most`, which the system allows; half, or `STRANGERS_LEAST`, may be strangers."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
@@ -120,11 +121,11 @@ class ConnectionTable:
         self.is_served(who)
 
     def is_served(self, who: Stranger) -> None:
-        """Exempt a stranger while its valid request is being answered."""
+        """Stop counting it as a stranger: it has authenticated, or its valid request is being answered."""
         self._strangers.pop(who, None)
 
     def stands_again(self, who: Stranger) -> None:
-        """Make it a stranger again after the answer."""
+        """Count a connection as a stranger again, after its request was answered."""
         row = self._rows.get(who)
         if row is not None:
             row.since = self.clock()
@@ -161,7 +162,10 @@ class ConnectionTable:
         )
 
     def make_room(self, *, coming: int = 0, beside: bool = False) -> bool:
-        """Return whether one more fits, if a silent stranger is closed; `coming` are not registered yet."""
+        """Close silent strangers if there is no room for one more; return whether there is.
+
+        `coming` connections are accepted, but not registered yet.
+        """
         while (silent := self._to_make_way(beside=beside)) is not None:
             self.went(silent)
             self.turned_away(
@@ -180,7 +184,7 @@ class ConnectionTable:
     def _to_make_way(self, *, beside: bool) -> Stranger | None:
         if not self._is_full(0, beside=beside):  # unregistered connections have not been silent
             return None
-        among = beside and len(self._strangers) < self._strangers_max  # they have used up their part
+        among = beside and len(self._strangers) < self._strangers_max  # only the share of `beside` is used up
         silent_since = self.clock() - max(YIELD_AFTER, min(self._patience(), YIELD_MOST))
         if next(iter(self._strangers.values())).since > silent_since:  # the first has been silent for longest
             return None
@@ -198,7 +202,7 @@ class ConnectionTable:
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
     def expect(self, who: Stranger, seconds: float, give_up: Callable[[], None], *, patiently: bool = False) -> None:
-        """Call `give_up` if `who` does not proceed in `seconds`; `patiently`: more, while honest clients are slow."""
+        """Call `give_up` if `who` does not proceed in `seconds`; `patiently`: later, while honest clients are slow."""
         row = self._rows.get(who)
         if row is not None:
             row.due, row.give_up, row.patiently = self.clock() + seconds, give_up, patiently

@@ -7,7 +7,7 @@ import ssl
 from store.errors import StoreUsageError
 from store.limits import is_loopback
 
-TOKEN_BYTES_LEAST = 16  # of a token that strangers could guess
+TOKEN_BYTES_LEAST = 16  # strangers could guess a shorter token
 
 
 def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool) -> None:

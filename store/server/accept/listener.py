@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 BACKLOG = 4096  # queued connections: a whole job that reconnects at once
-ACCEPT_AT_ONCE = 64  # before others have a turn
+ACCEPT_AT_ONCE = 64  # connections, before the loop serves other sockets
 LOOK_AGAIN = 0.05  # seconds between looks for room
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_AFTER = 0.5  # seconds, when files have run out
@@ -33,7 +33,7 @@ QUIET_FOR = 60.0  # seconds between log lines about it
 
 
 class TcpListener:
-    """Listening sockets, which it closes; `beside`: they do not lead to the store."""
+    """Listening sockets, which `close` closes; `beside`: they serve HTTP, not the store."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class TcpListener:
                 sock, _address = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionAbortedError:  # it has closed again
+            except ConnectionAbortedError:  # the client has closed it already
                 continue
             except OSError as error:
                 self._say_that_files_ran_out(error)
@@ -125,7 +125,7 @@ class TcpListener:
 
 
 class EndWhenAlone:
-    """Ends a server in another thread once no client is connected; new ones are told to retry."""
+    """Ends a server in another thread once no client is connected; then new clients are told to retry."""
 
     def __init__(self, alone: Callable[[], bool]) -> None:
         self._alone = alone

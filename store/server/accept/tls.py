@@ -25,7 +25,7 @@ TLS_BYTES: Final = 24 * 1024  # of a connection, nearly all OpenSSL's
 HANDSHAKE: Final = 0x16  # the type of a client's first record: RFC 8446, B.1
 RECORD_BYTES: Final = 16 * 1024  # the most of a decrypted record: RFC 8446, 5.1
 HANDSHAKE_BYTES: Final = 64 * 1024  # the most of a handshake, certificates included
-SILENCE: Final = 3.0  # seconds within which a client with TLS speaks; late ones try again
+SILENCE: Final = 3.0  # seconds for the first byte of a client with TLS; a later one must reconnect
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
 _REASONS: Final = {
@@ -41,7 +41,7 @@ _REASONS: Final = {
 class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     """One connection: a protocol for the socket's transport, and a transport for the `inner` protocol.
 
-    A client without TLS gets `farewell`. `beside`: it does not lead to the store.
+    A client without TLS gets `farewell`. `beside`: the connection is for HTTP, not for the store.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw: asyncio.Transport
         self._name = "a client"
         self._came_at = 0.0
-        self._said = 0  # bytes received without agreement
+        self._said = 0  # bytes received during the handshake
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
         self._agreed = self._ending = self._paused = False
-        self._error: ssl.SSLError | None = None  # why the server ends it
+        self._error: ssl.SSLError | None = None  # why the server aborted the connection
 
     # called by the socket's transport
 
@@ -77,7 +77,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         peername = transport.get_extra_info("peername")
         if peername:
             self._name = host_and_port(*peername[:2])
-        if not self._table.has_room:  # before TLS it would not understand a message
+        if not self._table.has_room:  # a client with TLS does not understand a message before the handshake
             self._table.refused += 1
             self.abort()
             return
@@ -121,7 +121,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._decrypt()
         else:
             self._hung_up()
-        return self._paused and not self.is_closing()  # while earlier bytes wait
+        return self._paused and not self.is_closing()  # True keeps the socket open: earlier bytes wait for decryption
 
     def pause_writing(self) -> None:
         """Pause the inner protocol's writing."""
@@ -169,7 +169,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def _hung_up(self) -> None:
-        if self._tls is not None:  # else it sent nothing wrong: ports are probed often
+        if self._tls is not None:  # else the client sent nothing: ports are probed often
             self._turn_away(HUNG_UP)
 
     def _turn_away(self, why: str, farewell: bytes = b"") -> None:
@@ -201,7 +201,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         elif ended is not None and not isinstance(ended, ssl.SSLWantReadError):
             self._fail(ended)
         if self._tls is not None:
-            self._send()  # an answer of TLS itself
+            self._send()  # TLS itself may answer, as to a key update
 
     def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
         """Decrypt into `room`; return the size, and the error, if any."""
@@ -260,7 +260,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return
         self._ending = True
         if self._tls is not None:
-            with contextlib.suppress(ssl.SSLError):  # it waits for the client's goodbye
+            with contextlib.suppress(ssl.SSLError):  # raised if the client has not said goodbye yet
                 self._tls.unwrap()
             self._send()
         self._raw.close()
@@ -280,7 +280,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume after the caller has returned, with bytes received before."""
+        """Resume decryption after the caller has returned, first of bytes received before."""
         if self._paused and not self.is_closing():
             self._paused = False
             asyncio.get_running_loop().call_soon(self._go_on)
