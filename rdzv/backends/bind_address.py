@@ -2,9 +2,9 @@
 
 Each machine decides alone. If the URL's host is a name of several machines (a headless Service of Kubernetes,
 round-robin DNS), each would start a store, and one job would become several. So a machine serves only if all addresses
-of the host are its own: a socket can be bound to each, or a connection to it arrives here (NAT, a floating address).
-Loopback addresses are its own. An address that refuses the connection, or does not answer within `ANSWERS_WITHIN`, is
-another machine's. If one accepts a connection, its store is used.
+of the host are its own: loopback, or a socket can be bound to it, or a connection to it arrives here (NAT, a floating
+address). An address that refuses the connection, or does not answer within `ANSWERS_WITHIN`, is another machine's. If
+one accepts, its store is used.
 """
 
 from __future__ import annotations

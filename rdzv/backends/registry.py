@@ -7,11 +7,11 @@ A backend is a creator: a function from `RendezvousParameters` to a `RendezvousH
     [project.entry-points."rdzv.backends"]               in a package's pyproject.toml, found on demand
     zk = "zk_rendezvous:create"
 
-Registration in code has precedence. Entry points are looked up only for an unregistered scheme, so that a broken
-package affects only its users. Schemes are case-insensitive, as in URLs.
+Registration in code has precedence. Entry points are looked up only for an unregistered scheme: a broken package
+affects only its users. Schemes are case-insensitive, as in URLs.
 
-`RendezvousParameters` is compatible with PyTorch's class of that name, so that creators for PyTorch can use it. It has
-no repr, as it may contain secrets.
+`RendezvousParameters` is compatible with PyTorch's class, so that creators for PyTorch can use it. It has no repr, as
+it may contain secrets.
 """
 
 from __future__ import annotations

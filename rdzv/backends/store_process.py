@@ -1,9 +1,9 @@
 """Shell: the embedded store in a process of its own (`host=process`), for programs that hold the GIL for long.
 
 The node binds the port, and executes this interpreter: a fork would copy the locks of threads, and `multiprocessing`
-would run the user's script again. The two exchange lines of JSON over a socket pair, so that secrets are in no argument
-and no environment. The process ends when the node's end of the socket is closed. As a forked child of a killed node may
-keep it open, the process also polls its parent.
+would run the user's script again. The two exchange lines of JSON over a socket pair, as secrets must be in no argument
+and no environment. The process ends when the node's end of the socket is closed. A forked child of a killed node may
+keep it open, so the process also polls its parent.
 """
 
 from __future__ import annotations

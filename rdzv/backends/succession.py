@@ -2,7 +2,7 @@
 
 A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
 serving process has died. A candidate listens, and tells each connection that it is one. The server then gets the same
-sockets, so that the port is never free in between.
+sockets: the port is never free in between.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 Each node is a process of this module (`python -m rdzv.cli.demo NODE URL`). In each round a node does a small all-reduce
 over the shared store, and reports the result in a line of JSON. It then trains until the round is over, and reports the
 reason. The parent process, the director, serves the store. It starts the nodes, kills one, starts a replacement, checks
-every claim, and prints each event as it happens.
+every claim, and prints each event.
 
-The director reads the reports of each node in their own order: on a busy machine a node may be a round ahead of the
-last report of another.
+The director reads each node's reports in order: on a busy machine a node may be a round ahead of another's last report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shell: `rdzv doctor` looks from this node for reasons that keep a run from meeting, with a remedy for each.
 
 The steps are those of a node: the name, its addresses, the port, the store with token and TLS, its latency, the clock
-of its leases; then the run: releases, rank 0's address, expected nodes. A failed step ends the check, as the next ones
+of its leases; then the run: releases, rank 0's address, expected nodes. A failed step ends the check: the next ones
 would fail, too. Under `srun rdzv doctor URL` each node checks for itself, and its name begins each line.
 """
 

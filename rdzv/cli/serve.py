@@ -1,6 +1,6 @@
 """Shell: `rdzv serve`: a store that outlives the nodes of its runs, for service managers.
 
-Once the store listens, it writes a line to standard error, the port to a file, and sends `READY=1` to systemd
+Once the store listens, it writes a line to standard error, the port to a file, and `READY=1` to systemd
 (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or SIGINT shuts it down; the same signal a
 second or more later ends it at once (S9). SIGHUP reloads certificate, key and authorities for new connections; a
 removed authority stays trusted until a restart, as OpenSSL cannot remove one.

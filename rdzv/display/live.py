@@ -5,7 +5,7 @@
     members       the first of them
 
 Exceptions take at most half of the screen; the others are counted. If the store does not answer, the first line says
-so, and the other lines are old. The caller wraps long lines, and cuts the screen at the window's height.
+so, and the other lines are old. The caller wraps long lines, and cuts the screen at its height.
 """
 
 from __future__ import annotations

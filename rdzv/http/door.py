@@ -4,8 +4,8 @@
 - If the store has a token, every other request must give it: as `Authorization: Bearer TOKEN`, or, for browsers, as the
   password of HTTP's basic authentication, with any user name.
 - Only GET and HEAD are accepted.
-- If only this machine can connect, the request must name this machine: else a foreign page could read ours by a name of
-  its own that resolves to this machine (DNS rebinding).
+- If only this machine can connect, the request must name it: else a foreign page could read ours by a name of its own
+  that resolves to this machine (DNS rebinding).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Needs the extra `http`.
 
 aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
-store's process. Here they are in one table with the store's. One without a request counts as unauthenticated: such
-connections are closed first if the table is full. TLS is the store's, with small buffers.
+store's process. Here they are in the store's table. One without a request counts as unauthenticated: such connections
+are closed first if the table is full. TLS is the store's, with small buffers.
 """
 
 from __future__ import annotations

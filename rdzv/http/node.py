@@ -3,8 +3,8 @@
 The metrics show facts that the node knows without a request: its round, its use of time, the lag of its loop. `app`,
 beside the store, shows whole runs.
 
-The port is opened at the node's first arrival, so not by commands that only read a run. If it is taken, that is only
-logged: two nodes of one machine may have the same setting.
+The port is opened at the node's first arrival, so not by commands that only read a run. A taken port is only logged:
+two nodes of one machine may have the same setting.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Names, order of arguments and meaning are those of PyTorch 2.13, except:
 - A timeout is a `timedelta` or a number of seconds. It limits waiting; a request that the store answers at once has at
   least a second.
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
-  `QueueEmptyError`, and adding to a value that is no number `ValueError`, like any other invalid argument.
+  `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
 - A key cannot be both a queue's and a value's.
 
 Every request is conditional on this node's membership of the round. After it, every call and every wait ends with

@@ -1,8 +1,8 @@
 """Shell: a cluster of simulated nodes, in which a user's code runs over the real store and handler.
 
-Each node is a process of `timeline` with its own loop and clock. The network and the store's disk are in memory. Time
-is virtual: `advance` plays a number of seconds, in an order that the seed decides. Every method acts before it returns;
-awaiting its result is optional, so blocking tests can use a cluster, too: `with rdzv.testing.cluster(4) as cluster`.
+Each node is a process of `timeline`. The network and the store's disk are in memory. `advance` plays a number of
+virtual seconds, in an order that the seed decides. Every method acts before it returns; awaiting its result is
+optional, so blocking tests can use a cluster, too: `with rdzv.testing.cluster(4) as cluster`.
 
 In the nodes' code, `rdzv.connect` and `rdzv.rounds` connect to the cluster's store, whatever host the URL names. A body
 must not wait for a thread, whose work takes no virtual time.

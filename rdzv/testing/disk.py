@@ -1,8 +1,8 @@
 """A disk on virtual time: it has latencies, and keeps only committed data.
 
-A `Disk` outlives the processes that use it. Each opens a `SimulatedJournal` on it: the real journal on a database in
-memory, with timers of the process's loop in place of the writer's thread. When the process dies, uncommitted data is
-lost, but the group being written may have reached the disk.
+A `Disk` outlives its processes. Each opens a `SimulatedJournal` on it: the real journal on a database in memory, with
+timers of the process's loop in place of the writer's thread. When the process dies, uncommitted data is lost, but the
+group being written may have reached the disk.
 """
 
 from __future__ import annotations

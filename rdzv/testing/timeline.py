@@ -12,8 +12,7 @@ A `Timeline` runs all of them in one thread. Processes with work take turns, in 
 is the work of a real loop between two polls of its sockets, and takes no time. If no process has work, time jumps to
 the next timer.
 
-A `Host` is an asyncio event loop, so real code runs on it. It has no sockets and no threads; see `network` and
-`Host.in_thread`.
+A `Host` is an asyncio event loop without sockets and threads (see `network` and `Host.in_thread`); it runs real code.
 """
 
 from __future__ import annotations

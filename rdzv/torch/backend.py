@@ -27,8 +27,8 @@ class TorchRendezvousBackend(RendezvousBackend):
         store, backend = TorchStore(url), TorchRendezvousBackend(url, run_id)
         DynamicRendezvousHandler.from_backend(run_id, store, backend, min_nodes, max_nodes)
 
-    For comparison, and for users of that handler; our own does not need it. The state is a pickle that PyTorch makes
-    and reads: restrict the writers of this store.
+    For comparison, and for users of that handler. The state is a pickle of PyTorch's: restrict the writers of this
+    store.
 
     Args:
         url: A URL of ours; its run is ignored.

@@ -4,12 +4,12 @@ If a peer is killed, a gloo collective fails only on its neighbours. The others 
 PyTorch's abort does not end that (2.13). Shutting down the group's sockets does: every collective on it raises
 `RuntimeError: ... Connection closed by peer`.
 
-Other libraries may open sockets at any time, so gloo's are recognised by their addresses. Each member of a group
-listens at an address of its own, and the members exchange these in the group's store. A socket is gloo's if one of its
-ends is such an address. If the addresses cannot be read, no socket is touched.
+Other libraries may open sockets at any time, so gloo's are recognised by their addresses. Each member listens at an
+address of its own, and the members exchange these in the group's store. A socket is gloo's if one of its ends is such
+an address. If the addresses cannot be read, no socket is touched.
 
 A listening socket is never touched, as gloo aborts the process when accept fails. Descriptors are read by system calls:
-a `socket.socket` of a descriptor makes it non-blocking for all its owners after `socket.setdefaulttimeout`.
+a `socket.socket` of one makes it non-blocking for all its owners after `socket.setdefaulttimeout`.
 """
 
 from __future__ import annotations

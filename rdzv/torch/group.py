@@ -2,12 +2,12 @@
 
 **gloo.** `gloo_sockets` ends its collectives.
 
-**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each member
-learns of the loss from its own node. An abort waits for the GPU, so it runs in a thread, which `close` waits for. Two
-variables must be set before the first group, or `make` raises. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must
-not end the process. `TORCH_NCCL_BLOCKING_WAIT=1`: without it a collective returns before the GPU is done and an aborted
-one raises nothing; then the optimizer would apply an invalid gradient to the state that survivors keep. This follows
-PyTorch's documentation and sources, and has never run on a GPU.
+**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each learns of
+the loss from its own node. An abort waits for the GPU, so it runs in a thread, which `close` waits for. Two variables
+must be set before the first group, or `make` raises. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must not end the
+process. `TORCH_NCCL_BLOCKING_WAIT=1`: else a collective returns before the GPU is done and an aborted one raises
+nothing; then the optimizer would apply an invalid gradient to the survivors' state. This follows PyTorch's
+documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations

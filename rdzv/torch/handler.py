@@ -134,14 +134,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     """PyTorch's rendezvous handler over ours, for `torchrun --rdzv-backend=rdzv`.
 
     `--rdzv-endpoint` is `host[:port]`, or a URL of ours without the run, such as `etcd://head:2379`. `--rdzv-conf`
-    takes our parameters, and PyTorch's: `timeout` (our `join_timeout`, unless that is given, too), `last_call_timeout`,
-    `close_timeout`, `is_host`, `keep_alive_interval` x `keep_alive_max_attempt` (our `ttl`), `read_timeout` (for the
-    agent's store), `heartbeat_timeout` (accepted and ignored), and:
+    takes our parameters, and PyTorch's: `timeout` (our `join_timeout`, unless that is given, too),
+    `keep_alive_interval` x `keep_alive_max_attempt` (our `ttl`), `read_timeout` (for the agent's store),
+    `heartbeat_timeout` (ignored), and:
 
         regroup_on_loss     members meet again when one has died or left (true); false waits, as PyTorch does, until
                             their workers fail
 
-    **Deaths on the way.** An agent waits for the values of every other member for `read_timeout`, and fails without
+    **Deaths on the way.** An agent waits up to `read_timeout` for the values of every other member, and fails without
     them. So `next_rendezvous` returns a round only once all members have received it, and meets again if one dies
     before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
 
@@ -207,7 +207,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """True if rank 0's agent serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT, not its worker.
 
         The agent's store is there before the workers start, outlives rank 0's worker, and is new in every round. It is
-        not used with `agent_store=0`, nor with PyTorch 2.4, whose workers put their restart count before all keys: the
+        not used with `agent_store=0`, nor with PyTorch 2.4, whose workers put their restart count before all keys:
         agents of one round may have different counts.
         """
         return self._settings.agent_store is not False and not KEYS_BY_RESTARTS
@@ -417,9 +417,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes to meet again for: waiting, leaving, or with `regroup_on_loss` lost.
 
-        Above 0, the agent restarts its workers. It asks ten times a second, so no request is made. A closed run has no
-        such nodes. A member with a failed worker counts as lost, though its agent may need 30 s to stop the other
-        workers: workers here may hang in a collective meanwhile.
+        Above 0, the agent restarts its workers. It asks ten times a second, so no request is made. A closed run has
+        none. A member with a failed worker counts as lost, as workers here may hang in a collective while its agent
+        stops the other workers, for up to 30 s.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:

@@ -1,12 +1,12 @@
 """Shell: undoes in survivors, in `sync_state`, a step that a loss has interrupted.
 
-An unused gradient would be added to the next step's: `sync_state` drops the gradients of all members. Buffers
-(BatchNorm's running statistics) contain a part of a batch: `check` copies changed ones, and `sync_state` restores the
-copies, unless the optimizer has stepped since.
+An unused gradient would be added to the next step's: `sync_state` drops all gradients. Buffers (BatchNorm's running
+statistics) contain a part of a batch: `check` copies changed ones, and `sync_state` restores the copies, unless the
+optimizer has stepped since.
 
-`optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, and the loss
-raises in the closure. So a hook copies both before each such step, and `sync_state` restores them after a step that did
-not end. `TorchRound.sync_state` lists the rest.
+`optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, in which the
+loss raises. So a hook copies both before each such step, and `sync_state` restores them after a step that did not end.
+`TorchRound.sync_state` lists the rest.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shell: the number and the handles for `torch.distributed._reconfigure`, from a round.
 
 Since 2.14 PyTorch can change the members of a process group in place, as an experiment. All members need the same fresh
-number, and the handles of all members by rank, which they exchange in the round's store. `rdzv.torch.rounds` makes a
-group per round instead: on 2.15, with 4 gloo ranks, that took as long.
+number and the handles of all by rank, exchanged in the round's store. `rdzv.torch.rounds` makes a group per round
+instead: on 2.15, with 4 gloo ranks, that took as long.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def rendezvous_reconfigure(round: Round | AsyncTorchRound, group: Any = None) ->
         uuid, handles = rdzv.torch.rendezvous_reconfigure(round)
         dist._reconfigure(uuid=uuid, handles=handles).wait()
 
-    Every member of the round calls it, as often as the others, and in the same order. It blocks.
+    All members of the round call it, equally often and in the same order. It blocks.
 
     Args:
         round: A round of `rdzv.sync.rounds` or `rdzv.torch.rounds`; of an awaited one, call it `in_thread`.

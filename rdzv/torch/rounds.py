@@ -9,14 +9,13 @@
 
 Survivors keep model and optimizer in memory. After a loss the node's thread aborts the group, so that a hanging
 collective raises at once. Leaving the block swallows that error, and the next round has a new group, under another
-prefix of another store. If a group cannot be made because a member has gone, the round has ended before its body began,
-and the loop continues.
+prefix of another store. If a group cannot be made because a member has gone, the round ends before its body, and the
+loop continues.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
-block. So a thread of the round makes the group and syncs state, and `in_thread` runs other blocking work there. A loss
-aborts the group, which ends the thread's work, and cancels the body. Other changes end the body at a `check` only, also
-where `rdzv.rounds` would cancel it before its first step: a body cancelled in a collective would leave the others in
-it.
+block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
+which ends that work, and cancels the body. Other changes end the body only at a `check`, also where `rdzv.rounds` would
+cancel it before its first step: a body cancelled in a collective would leave the others in it.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ def rounds(
         url: As for `rdzv.connect`.
         backend: Of the process group: `gloo`, `nccl`, or another one of PyTorch's. See `rdzv.torch.group`.
         timeout: The limit of a collective. A loss ends it sooner.
-        on_waiting: See `rdzv.rounds`. Here newcomers never interrupt a body without `check`: they wait for the round's
-            end.
+        on_waiting: See `rdzv.rounds`. Newcomers never interrupt a body without `check`: they wait for the round's end.
         progress: See `rdzv.rounds`.
         no_progress: See `rdzv.rounds`.
         overrides: As for `rdzv.connect`.
@@ -318,9 +316,9 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         """Run blocking work, such as a training step, in the round's thread, and wait for its end.
 
         One call runs at a time. A cancelled call waits for the end of the work, so that it does not write to the model
-        in the next round. That comes soon, as collectives are aborted and waits in the store end. If the work has
-        finished all the same, its result counts, and the body is cancelled at its next await: so the number of a step
-        and its effect stay together.
+        in the next round; its collectives are aborted and its waits in the store end. If the work has finished all the
+        same, its result counts, and the body is cancelled at its next await: so the number of a step and its effect
+        stay together.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
         try:

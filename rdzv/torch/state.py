@@ -1,16 +1,15 @@
 """Shell: brings all members of a process group to the state of one: model, optimizer and more.
 
-First the source sends the structure of its state, as one pickled object with a place for each tensor. Every member
-compares the model's part with its own. If all agree, the tensors follow, each as a broadcast of its bytes: gloo does
-not know all number types. A model's parameters and buffers are written in place, also those outside its `state_dict`.
-`get_extra_state` values and an optimizer's state are made anew, as a newcomer has none yet, or one of another shape.
+First the source sends the structure of its state, as one object pickled by PyTorch (`broadcast_object_list`), with a
+place for each tensor. The pickle never enters a store of ours. Every member compares the model's part with its own. If
+all agree, the tensors follow, each as a broadcast of its bytes: gloo does not know all number types. A model's
+parameters and buffers are written in place, also those outside its `state_dict`. `get_extra_state` values and an
+optimizer's state are made anew, as a newcomer has none yet, or one of another shape.
 
-A member that lags has a state of its own, which counts if the source dies meanwhile; a mixture of two states does not.
-So it receives the model's tensors into new ones, and replaces its own when all are there.
+A lagging member's own state counts if the source dies meanwhile; a mixture of two states does not. So it replaces its
+tensors only when it has received all.
 
 A sharded model (`DTensor`, as `fully_shard` makes them) is rejected: the part of a lost member is lost.
-
-The pickle is PyTorch's (`broadcast_object_list`), and never enters a store of ours.
 """
 
 from __future__ import annotations

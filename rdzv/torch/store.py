@@ -131,21 +131,22 @@ class TorchStore(dist.Store):
         TorchStore("tcp://head:29400/job-7?token_file=/run/secrets/rdzv")
         PrefixStore("ckpt", TorchStore(info.store))         # of a round: fenced, gone with the round
 
-    Stores of one URL hold the same keys, apart from those of other runs. It serves nothing: `rdzv serve`, or a node of
-    the run, does. Errors are those of TCPStore: `DistStoreError` after a timeout, with the missing keys, and after the
-    end of a round in its store; `QueueEmptyError`; `DistNetworkError` if the store cannot be reached.
+    Stores of one URL hold the same keys, and `num_keys` and `list_keys` count only these, or a round's. It serves
+    nothing: `rdzv serve`, or a node of the run, does. Errors are those of TCPStore: `DistStoreError` after a timeout,
+    with the missing keys, and after the end of a store's round; `QueueEmptyError`; `DistNetworkError` if the store
+    cannot be reached.
 
-    C++ holds only the C++ half of this object, and calls after the end of the Python half fail with an internal
-    assertion, as with `PrefixStore("p", TorchStore(url))`. C++ does not report its release, so every instance is kept
-    until the process ends; of a round's store a few hundred bytes, once the next round has come. Clones share one
-    client, with a socket for each thread in a call. `close` closes the sockets, and later calls say so.
+    C++ holds only the C++ half of this object, and its calls fail with an internal assertion after the end of the
+    Python half. It does not report its release, so every instance is kept until the process ends; a round's store takes
+    a few hundred bytes after the next round has come. Clones share one client, with a socket for each thread in a call,
+    until `close`.
 
-    C++ does not call queues and `list_keys` of the Python half. So the first `TorchStore` of a process patches
-    `PrefixStore` in Python to ask the store below. `num_keys` and `list_keys` count only keys of this URL or round.
+    C++ does not call queues and `list_keys` of the Python half, so the first `TorchStore` of a process patches
+    `PrefixStore` in Python to ask the store below.
 
     **Processes.** A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries
-    the URL, the prefix of its keys, the timeout, and the names of files with secrets, but no secret's value: a token
-    that was given by value must be in the other process's RDZV_TOKEN or RDZV_TOKEN_FILE.
+    the URL, the prefix of its keys, the timeout, and the names of files with secrets, but no secret: a token given by
+    value must be in the other process's RDZV_TOKEN or RDZV_TOKEN_FILE.
 
     Args:
         url: One of ours, with or without a run; a further segment separates keys. Or a blocking shared store of

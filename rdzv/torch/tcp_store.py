@@ -5,8 +5,8 @@ for queues through `PrefixStore`, and for the speed of C++. It has no token and 
 writing, and ends with its host's process.
 
 `WorkersStore` listens at the round's bootstrap port only: workers connect there, and with another port two jobs of one
-machine would share a store. `open_tcp_store` may listen at any port of that host; rank 0 announces the port in the
-round's store once it listens, so no first attempt is refused.
+machine would share a store. `open_tcp_store` may listen at any port of that host; rank 0 announces it in the round's
+store once it listens, so no first attempt is refused.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python -I -S guard.py CONTROL FILES[/SIGNALS] COMMAND ...
 
-The launcher starts the guard, and the guard starts the command in a process group of its own. CONTROL is the reading
-end of a pipe from the launcher. Each byte is a signal for the group, plus `IN_PASSING` if it is not meant to end the
-group. The pipe ends when the launcher has gone, perhaps by SIGKILL: then the guard kills the whole group, on any system
-(Linux's PR_SET_PDEATHSIG would only reach the first process).
+The guard starts the command in a process group of its own. CONTROL is the reading end of a pipe from the launcher. Each
+byte is a signal for the group, plus `IN_PASSING` if it is not meant to end the group. The pipe ends with the launcher,
+perhaps by SIGKILL: then the guard kills the whole group, on any system (Linux's PR_SET_PDEATHSIG would only reach the
+first process).
 
 The guard ends with the exit status or the signal of the command's first process, and kills the rest of the group at
-once. But after a signal that is meant to end the group, it waits as long as the launcher does. A process that leaves
-the group (a daemon with a session of its own) is not followed.
+once; but after a signal that is meant to end the group, it waits as long as the launcher does. A process that leaves
+the group (a daemon with its own session) is not followed.
 
 FILES is the command's soft limit of open files: a launcher that hosts a store has raised its own. SIGNALS are the
 signals that the launcher has blocked and ignores (`signals_here`): uvloop resets both in its children.

@@ -2,8 +2,8 @@
 
 **The life of a round** is that of `rounds()`, in `rdzv.loop.life`. A node writes its name into the round's shared store
 when it fails (and how, if a process has failed), and before it ends the round for a change or a stop. The other nodes
-read that and stop their processes at once, as these may hang in a collective. A node whose processes have succeeded
-meets again with the others: the common result was not finished.
+then stop their processes at once, as these may hang in a collective. A node whose processes have succeeded meets again
+with the others: the common result was not finished.
 
 **Nodes that wait to join** may have to wait for a checkpoint (`OnChange`), at most for the grace. A loss ends the round
 at once.

@@ -5,8 +5,8 @@
             worker = await server.start_worker(environment, control=..., streams=(0, 1, 2), files=1024)
             await worker.wait()
 
-Each launcher has one server, whose code is `preload_server.py`. Its imports overlap with the first meeting. A command
-that cannot be forked (another interpreter, another language, an option that needs a new interpreter) starts without it.
+Each launcher has one server (`preload_server`), whose imports overlap with the first meeting. A command that cannot be
+forked (another interpreter or language, an option that needs a new interpreter) starts without it.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ interpreter would: as `__main__`, with its arguments, environment, folder, strea
 the like are those of this process, which must be started as unbuffered as the workers. A worker ends as any Python
 process, at the end of this file.
 
-Workers share the state of the imported modules: the hash seed and random states (NumPy is seeded anew in each worker,
-the standard library seeds itself). Threads do not survive a fork, and CUDA contexts cannot be shared: if a module has
+Workers share the state of the imported modules: the hash seed and random states (each worker seeds NumPy anew, the
+standard library seeds itself). Threads do not survive a fork, and CUDA contexts cannot be shared: if a module has
 started a Python thread or used CUDA, this process says so and ends.
 
 This file runs by itself, beside `guard.py` and `worker_startup.py`. It imports only the standard library and MODULES.

@@ -4,8 +4,8 @@
     environment |= stacks.environment()    # of each process
     print(await stacks.dump())
 
-A process writes its stacks in a signal handler. As nothing announces their end, a file counts as complete once it has
-not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel: then its state from /proc is
+A process writes its stacks in a signal handler, which does not announce their end: a file counts as complete once it
+has not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel: its state from /proc is
 shown.
 """
 

@@ -1,9 +1,9 @@
 """Shell: the startup code of the command's Python processes, which writes their stacks for the launcher.
 
-`rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH, so every Python interpreter imports it
-as it starts. It opens a file in the folder of `RDZV_STACKS_DIR` and registers SIGNAL, whose handler, in C, writes the
-stacks of all threads there, even if Python is blocked. Then it locks the file. The lock, which ends with the process or
-with `exec`, tells the launcher which processes may get the signal, by pids in the launcher's own namespace.
+`rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH, so every Python interpreter imports it.
+It opens a file in the folder of `RDZV_STACKS_DIR` and registers SIGNAL, whose handler, in C, writes the stacks of all
+threads there, even if Python is blocked. Then it locks the file. The lock, which ends with the process or with `exec`,
+tells the launcher which processes may get the signal, by pids in the launcher's own namespace.
 
 A user's own `sitecustomize` is imported after it. The processes may run any version of Python, so this file keeps to
 old syntax and the standard library, and never fails.

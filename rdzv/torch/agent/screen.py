@@ -5,7 +5,7 @@
     I1122 05:12:49.704 16128 rdzv] run job so far: 14 min 2 s; training 99.1 %, ...; 1 loss, of node-c
 
 The lines have PyTorch's prefix and destination, and obey LOGLEVEL. Without it these lines begin at INFO, and other
-lines of `rdzv` and `store` at WARNING. If logging is configured, that configuration applies.
+lines of `rdzv` and `store` at WARNING. A configuration of logging takes precedence.
 """
 
 from __future__ import annotations

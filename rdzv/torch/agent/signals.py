@@ -1,8 +1,8 @@
 """Shell: the signals that end an agent, before it has workers and while it leaves.
 
 PyTorch handles them from its first workers on. Before that, SIGTERM would end the process, and its store, without a
-message, and Ctrl-C would make PyTorch close the run for all. So PyTorch's `SignalException` is raised here, too: the
-node only leaves.
+message, and Ctrl-C would make PyTorch close the run for all. So this module raises PyTorch's `SignalException`, too:
+the node only leaves.
 
 An agent without a store has `LEAVES_WITHIN` for that. One with a store waits for the others to go, as `rdzv run` does.
 A signal a second or more after the first ends it at once; an earlier one is ignored.
