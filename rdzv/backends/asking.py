@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from store.net.racing import Resolved
 
-ANSWERS_WITHIN: Final = 3.0  # seconds for a host to answer
+ANSWERS_WITHIN: Final = 3.0  # seconds
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
 ATTEMPT: Final = 0.4  # seconds; a client's attempt to connect has half a second
 FRAME_HEAD_BYTES: Final = 4

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ANSWERS_WITHIN: Final = 3.0  # seconds for an address to accept or refuse a connection
+ANSWERS_WITHIN: Final = 3.0  # seconds
 NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT})
 NAMED_MOST: Final = 4  # addresses in a message
 TOKEN_BYTES: Final = 16
@@ -66,8 +66,8 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     Raises:
         NotResolvedError: The name has no address.
         HostedElsewhereError: Another machine listens at one of its addresses.
-        OSError: EADDRNOTAVAIL without `insist` if no address is this machine's; EADDRINUSE if this machine listens
-            there already; others if it lacks a resource for the check.
+        OSError: EADDRNOTAVAIL without `insist` if no address is this machine's; EADDRINUSE if it listens there already;
+            others if it lacks a resource for the check.
     """
     ours, others = split_addresses(host, port)
     if not ours and not insist:

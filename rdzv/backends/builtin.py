@@ -199,12 +199,10 @@ class _WayToTcp:
         return replace(self._settings, endpoint=endpoint)
 
     def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:
-        """Return a client of the node's store, not connected yet."""
         how = {"timeout": CALL_TIMEOUT, "connect_timeout": connect_timeout, "timeout_name": "join_timeout"}
         return client_of(self._at_its_host(), self._credentials, **how, **options)
 
     def blocking_client(self) -> store.sync.Client:
-        """Return a client of the node's store for blocking callers."""
         credentials = self._credentials
         if isinstance(self._dial, DialOfMany) and self._dial.found is None:
             find_blocking(self._dial, within=CALL_TIMEOUT)

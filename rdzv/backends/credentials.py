@@ -108,7 +108,7 @@ class Credentials:
         """Return a context to serve TLS; None without a certificate, without TLS, and for etcd.
 
         New connections use the files as last read: by a later call, or, with `renews`, at each handshake, in the
-        server's event loop.
+        server's loop.
         """
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":

@@ -65,7 +65,7 @@ LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks if other clients still u
 ENDING_TTL: Final = 10.0  # seconds of the key's lease; longer than between checks, as one may be late
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between two warnings that the process stays for others
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
-CALL_TIMEOUT: Final = 30.0  # seconds for one request
+CALL_TIMEOUT: Final = 30.0  # seconds
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down
 FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a new store
 
@@ -104,7 +104,7 @@ class HostedStore:
             await anyio.to_thread.run_sync(self._serving.close)
 
     async def _hand_over(self, open_client: OpenClient) -> None:
-        """Send all nodes to the next host, which may serve from now on, and wait until they have left."""
+        """Send all nodes to the next host, which may serve from now on; wait until they have left."""
         try:
             async with open_client(MEETS_WITHIN) as client:
                 for run in {self._keys, *await read_nodes_of_all_runs(client)}:
@@ -158,7 +158,7 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
     """Reject new nodes of all runs; if nodes of another run have joined and stay, accept them again.
 
     Nodes of the host's own run count if they joined after revision `since` (0: after this rejection). The listings are
-    read after the keys were written, so they contain every accepted node. Return the revision of the rejection, and the
+    read after the keys were written, so they contain every accepted node. Return the rejection's revision, and the
     nodes that stay, in words.
     """
     # On a lease: if the host is killed, a durable store must accept nodes after its restart.
@@ -198,7 +198,7 @@ class Starting(ABC):
     async def begin(self) -> None:
         """Return after the first attempt, or raise why this process should start the store and cannot.
 
-        A cancellation does not interrupt the start, which is in a thread. `aclose` ends it.
+        A cancellation does not interrupt the start, which is in a thread; `aclose` ends it.
         """
         self.resume()
         await self._asked.wait()
@@ -247,7 +247,7 @@ class Hosting(Starting):
     """Decides if this process starts the store at the one host of the URL, when its node first looks for it.
 
     It tries again until a store is found if the URL's name has no address (DNS is often late when a job starts), or if
-    the port is taken, perhaps by a store that is starting or shutting down.
+    the port is taken, perhaps by a starting or ending store.
     """
 
     async def begin(self) -> None:
@@ -335,7 +335,6 @@ class Hosting(Starting):
         return isinstance(error, NotResolvedError | PortTakenError)
 
     async def _is_ending(self) -> bool:
-        """Return True if the store at that address is shutting down."""
         try:
             async with self._open_client(MEETS_WITHIN) as client:
                 return await client.get(self._ending) is not None
@@ -355,7 +354,7 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
     """Start the embedded store if the settings say so, or if it belongs on this machine and no process listens.
 
     Raises:
-        NotResolvedError: The URL's host is a name without an address, perhaps not yet.
+        NotResolvedError: The URL's host has no address, perhaps not yet.
         PortTakenError: Another process listens there.
         RendezvousConnectionError: `is_host` is set, and the store cannot be started.
         RendezvousSettingsError: Every machine could use the store, or the URL's host names several machines.
@@ -408,7 +407,7 @@ def serve_on(
 
     Raises:
         OSError: The address cannot be bound.
-        RendezvousSettingsError: Every machine could use the store, or it needs an extra that is not installed.
+        RendezvousSettingsError: Every machine could use the store, or an extra is not installed.
     """
     server: Server | StoreProcess
     try:

@@ -59,9 +59,9 @@ def _serve_page(
 
 
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
-    """Return a function that serves the metrics of a node's process, if the settings say so.
+    """Return a function that serves the metrics of a node's process, if set; only its first call has an effect.
 
-    Call it in the node's loop; only the first call has an effect.
+    Call it in the node's loop.
 
     Raises:
         RendezvousSettingsError: The extra is not installed.
@@ -94,7 +94,7 @@ def serve_embedded(
 
     Raises:
         OSError: The address cannot be bound.
-        RendezvousSettingsError: The extra for the page is not installed.
+        RendezvousSettingsError: The page's extra is not installed.
         StoreUsageError: Every machine could use the store.
     """
     if settings.http_port is not None:

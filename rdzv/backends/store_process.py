@@ -58,9 +58,9 @@ class StoreProcess:
         listeners: Sequence[socket.socket] | None = None,
     ) -> None:
         self.way_out: StoreProcess = self  # as `Server.way_out`
-        self.taken: bool = False  # clients are rejected now
+        self.taken: bool = False
         self._stopped = self._closed = self._hands_over = False
-        self.ended: bool = False  # the process has died
+        self.ended: bool = False
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair()
         listeners = listeners or bound_sockets(address, port)

@@ -94,7 +94,6 @@ class Succession(Starting):
             asyncio.get_running_loop().call_soon(self._asked.set)  # no await: `begin` must find the task done
 
     def _say(self, hosts: Sequence[Host], found: Sequence[Asked], away: float) -> None:
-        """Log a new reason why there is no store."""
         if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self._problem:
             self._problem = problem
             log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
@@ -109,7 +108,7 @@ class Succession(Starting):
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
     async def _own_place(self, answers: Sequence[Answer]) -> int | None:
-        """Return this machine's first place at which no process listens; None if a candidate is before it."""
+        """Return this machine's first free place; None if a candidate is before it."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None

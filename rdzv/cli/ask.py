@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-ANSWER_WITHIN: Final = 5.0  # seconds for a launcher to answer
+ANSWER_WITHIN: Final = 5.0  # seconds
 REFUSED: Final = "refused"
 
 
@@ -61,11 +61,7 @@ async def _stacks(options: argparse.Namespace) -> int:
 
 
 def rate(text: str) -> float:
-    """Read a mean rate and return it per second: `1/10m` is once in ten minutes.
-
-    Raises:
-        argparse.ArgumentTypeError: The text is not a rate.
-    """
+    """Read a mean rate per second (`1/10m` is once in ten minutes); raise ArgumentTypeError for other texts."""
     count, _, within = text.partition("/")
     if count.isdecimal() and int(count) and within and (seconds := duration(within)) > 0:
         return float(int(count) / seconds)

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
 OF_RUN: Final = 119  # added to our exit statuses under `rdzv run`; few commands use 120 to 124
-ANSWER_WITHIN: Final = 10.0  # seconds for a store to answer a read
+ANSWER_WITHIN: Final = 10.0  # seconds, to a read
 LAST_WORD_WITHIN: Final = 1.0  # seconds after `--timeout` in which a subcommand may still name the reason itself
-ERROR_LETTERS_MOST: Final = 4000  # of an error line
+ERROR_LETTERS_MOST: Final = 4000
 
 Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"
 
@@ -96,7 +96,7 @@ class Command:
     run: Run
     arguments: tuple[Argument, ...] = ()
     usage: str | None = None  # if argparse's would be wrong
-    means_url: Callable[[str], bool] = lambda word: "://" in word  # tells if a word is a URL
+    means_url: Callable[[str], bool] = lambda word: "://" in word
     takes_command: bool = False  # follows after "--", in `options.words`
     ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # maps the status of an error
     limited: bool = False  # by `--timeout` as a whole, else only until its first output
@@ -188,7 +188,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
 
 
 ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-AGAIN_AFTER: Final = 1.0  # seconds after which the same signal counts again
+AGAIN_AFTER: Final = 1.0  # seconds
 
 
 def _take_signals_back() -> None:
@@ -291,8 +291,8 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
     """Limit a block by `--timeout`, until it calls the function that this yields.
 
     Raises:
-        StoreTimeoutError: The limit has passed. Calls of the store in the block have the same limit; their errors,
-            which say more, mostly come first.
+        StoreTimeoutError: The limit has passed. Calls of the store have the same limit; their errors, which say more,
+            mostly come first.
     """
     with anyio.move_on_after(seconds + LAST_WORD_WITHIN) as limit:
         yield lambda: setattr(limit, "deadline", math.inf)

@@ -64,7 +64,6 @@ async def _node(name: str, url: str) -> None:
 
 
 async def _all_reduce(round: Round, vector: list[float]) -> list[float]:
-    """Sum the members' vectors, over the shared store alone."""
     await round.store.set(f"vector/{round.rank}", json.dumps(vector))
     parts = [json.loads(await round.store.get(f"vector/{rank}")) for rank in range(round.world_size)]
     return [sum(column) for column in zip(*parts, strict=True)]
@@ -150,11 +149,7 @@ class _Director:
         return time.monotonic()
 
     async def hear(self, names: set[str], what: str) -> dict[str, dict[str, Any]]:
-        """Wait until each of these nodes has sent this report; return the reports by node.
-
-        Raises:
-            _Failed: A node has ended, or the time is over.
-        """
+        """Wait until each of these nodes has sent this report; raise `_Failed` if one ends, or at the time limit."""
         listening = [self._actors[name].hear(what) for name in names]
         try:
             with anyio.fail_after(STEP_WITHIN):

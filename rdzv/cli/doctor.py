@@ -1,8 +1,7 @@
 """Shell: `rdzv doctor` looks from this node for reasons that keep a run from meeting, with a remedy for each.
 
-The steps are those of a node: the name, its addresses, the port, the store with token and TLS, its latency, the clock
-of its leases; then the run: releases, rank 0's address, expected nodes. A failed step ends the check: the next ones
-would fail, too. Under `srun rdzv doctor URL` each node checks for itself, and its name begins each line.
+The steps are those of a joining node, and then those of its run. A failed step ends the check: the next ones would
+fail, too. Under `srun rdzv doctor URL` each node checks for itself, and its name begins each line.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ STEPS = 3  # looking up, connecting, greeting: each may take this part of `--tim
 PINGS = 5
 SLOW = 0.25  # seconds per answer: a quarter of the default `disconnect_ttl`
 LEASE_TTL = 30.0
-LEASE_WATCHED = 1.0  # seconds in which the clocks are compared
+LEASE_WATCHED = 1.0  # seconds
 CLOCK_OFF = 0.25  # seconds of difference, beside the round trips
 ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of 3.4 and 3.5 without a known loss of data
 
@@ -143,7 +142,7 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
 
 
 def _not_serving(host: str, answer: Answer) -> Check:
-    """Return the check of one of several hosts that does not serve: it should refuse connections."""
+    """Check one of several hosts that does not serve: it should refuse connections."""
     remedy = ""
     if answer is Answer.SILENT:
         remedy = (

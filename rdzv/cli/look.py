@@ -84,7 +84,7 @@ def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
 
 
 async def _watch(options: argparse.Namespace) -> int:
-    """Show a run until it is closed or the user quits; also in the next store, if one follows.
+    """Show a run, or the one in the next store, until it is closed or the user quits.
 
     Raises:
         StoreTimeoutError: Nothing could be shown within `--timeout`.
@@ -120,7 +120,7 @@ async def _say_if_missing(run: Run) -> None:
 
 
 async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list[str], *, as_json: bool) -> Frame:
-    """Write the status at each change until the run is closed; return the last one."""
+    """Write the status at each change until the run is closed; return the last."""
     while True:
         lines = _lines(frame.status)
         if shown != (now := [without_durations(line) for line in lines]):
@@ -182,11 +182,7 @@ def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
 
 
 async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
-    """Draw a run until it is closed or `q` is pressed; return the last reading.
-
-    Raises:
-        StoreReplaced: Another store has replaced this one.
-    """
+    """Draw a run until its close, or until `q` is pressed; return the last reading. Raise StoreReplaced if replaced."""
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:

@@ -32,7 +32,7 @@ def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
     """Parse a URL, which needs a run only with `needs_run`.
 
     Raises:
-        RendezvousSettingsError: The URL is invalid, or its backend is not one of ours.
+        RendezvousSettingsError: The URL is invalid, or its backend is not ours.
     """
     parts = split_url(url)
     if parts.scheme not in SCHEMES and parts.scheme in rendezvous_handler_registry.known():
@@ -60,7 +60,7 @@ async def open_run(options: argparse.Namespace, *, follow: Listener | None = Non
 
     Args:
         options: The parsed arguments.
-        follow: Called when the head of the run changes; without it the head, and so the status, is unknown.
+        follow: Called when the run's head changes; without it the head, and so the status, is unknown.
 
     Raises:
         RendezvousSettingsError: The URL names no run.

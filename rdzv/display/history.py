@@ -120,7 +120,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     Args:
         run_id: The run's id.
         history: Its history.
-        now: The hour of the run, in seconds since 1970; None to end with the last known event.
+        now: The run's hour, in seconds since 1970; None to end with the last known event.
     """
     bands: list[tuple[Any, ...]] = []  # spans; those of rounds with number and size
     rows: dict[str, list[tuple[Any, ...]]] = {}  # by node id, spans; those of absences with the reason

@@ -1,16 +1,7 @@
 """Shell: the HTTP server beside a store. Needs the extra `http`.
 
-    /healthz            200 while the process lives
-    /readyz             200 while the store answers, else 503
-    /metrics            for Prometheus
-    /api/runs           all runs, in numbers
-    /api/runs/RUN       one run, as rdzv status --json, with its last history
-    /api/runs/RUN/history    its history, as rdzv history --json
-    /api/runs/RUN/timeline   its rounds and nodes as rows of a timeline
-    /api/events?run=RUN the data of the page, and then each change, as server-sent events
-    /                   the page
-
-HTTP is read-only. `door` has the access rules. The page is one file, and its security policy lets it load nothing else.
+docs/operating.md lists the paths. HTTP is read-only; `door` has the access rules. The page is one file, and its
+security policy lets it load nothing else.
 """
 
 from __future__ import annotations
@@ -129,7 +120,6 @@ class _Site:
         return web.json_response(as_json(run_id, history, account(run_id, history, now=now)))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Send a page's data, and each change."""
         if self._listeners >= LISTENERS_MOST:
             raise web.HTTPServiceUnavailable(text=f"{LISTENERS_MOST} pages are open already, the most there may be")
         self._listeners += 1

@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
 class Door:
     """The access rules for one address."""
 
-    token: bytes | None  # the store's secret, if it has one
+    token: bytes | None
     loopback: bool  # True if only this machine can connect
 
     def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:

@@ -75,7 +75,7 @@ class Runs:
     """The runs under a prefix of a store.
 
     Attributes:
-            followed: The runs that were read lately, kept current by watches.
+        followed: The runs that were read lately, kept current by watches.
     """
 
     def __init__(self, client: Client, *, prefix: str) -> None:
@@ -121,7 +121,7 @@ class Runs:
         return min((self._told[one][0] for one in unread), default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
-        """Return the numbers of the runs with nodes and of the youngest ended runs, by name, without members' steps."""
+        """Return the numbers of the runs with nodes and the youngest ended runs, without members' steps."""
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self._over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
@@ -131,7 +131,6 @@ class Runs:
         return sorted(told, key=lambda one: one["run_id"])
 
     async def _look(self) -> list[dict[str, Any]]:
-        """Return the numbers of the runs with nodes; update `_over`."""
         now = self._client.time()
         usages = await read_usage(self._client, self._prefix)
         before, self._over = self._over, {}

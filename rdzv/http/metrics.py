@@ -94,7 +94,7 @@ class OfProcess:
     They have their own registry, as the program may use the default one.
 
     Args:
-        lag: The name of the lag's metric.
+        lag: The name of that metric.
     """
 
     def __init__(self, lag: str) -> None:
@@ -140,7 +140,7 @@ class Metrics:
         """Return all metrics as text; the loop runs other tasks between its pieces.
 
         Args:
-            figures: The server's figures.
+            figures: The server's.
             runs: The numbers of each run with nodes.
             ended: The number of ended runs.
         """

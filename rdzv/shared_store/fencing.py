@@ -163,7 +163,7 @@ class Fencing:
 
 
 def named(names: Iterable[str]) -> str:
-    """Return the first of some names, for errors."""
+    """Return the first of some names."""
     return first_of(list(map(shown, names)), NAMED_MAX)
 
 

@@ -53,7 +53,7 @@ ADD_MAX: Final = 2**63 - 1
 
 
 class RoundKeys(ABC):
-    """The keys of a round's store, and the begin of its calls, for both twins."""
+    """The keys of a round's store, and the begin of its calls."""
 
     prefix: str
     lease: int | None
@@ -328,7 +328,6 @@ async def _keys_of_values(ask: Fencing, prefix: str) -> list[str]:
 
 
 async def _missing_at_barrier(ask: Fencing, roster: Roster, came_prefix: str, size: int, there: str) -> str:
-    """Return the missing members, in words; empty if unknown."""
     came = {key.removeprefix(came_prefix) for key in await _keys_under(ask, came_prefix)}
     if str(len(came)) != there:
         return ""  # for example several callers of one rank

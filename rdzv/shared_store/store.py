@@ -56,7 +56,7 @@ TIMEOUT_MAX: Final = 1e9
 
 
 def _seconds(timeout: object) -> float:
-    """Return a timeout in seconds; raise TypeError for another type, ValueError if it is negative or too large."""
+    """Return a timeout in seconds; raise TypeError for another type, ValueError if negative or too large."""
     if isinstance(timeout, timedelta):
         seconds = timeout.total_seconds()
     elif isinstance(timeout, int | float) and not isinstance(timeout, bool):
@@ -76,7 +76,7 @@ class Caller(Protocol):
         raise NotImplementedError
 
     def time(self) -> float:
-        """Return the seconds on the clock by which it waits."""
+        """Return the seconds on its clock for waits."""
         raise NotImplementedError
 
 
@@ -97,7 +97,7 @@ class _Twin(RoundKeys, Generic[C]):
         self.prefix: str = prefix  # of all its keys; it ends in "/"
         self.fence: tuple[Condition, ...] = fence
         self.lease: int | None = lease  # of everything written, if any
-        self._timeout = _seconds(timeout)  # the default limit of a wait
+        self._timeout = _seconds(timeout)
         self._company: Company = company or Company()
         self._under_way: dict[anyio.CancelScope, bool] = {}  # by whether a loss ends it; shared by all clones
 
@@ -155,7 +155,7 @@ class ClientAtFirstUse:
         self._opened: AsyncExitStack | None = None  # ends the client
         self._client: Store | None = None
         self._of_another_store = False  # a round has completed in a store that replaces this client's
-        self._loop: asyncio.AbstractEventLoop | None = None  # the loop that the client lives in
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
 
     def meet(self, store_id: str | None) -> None:
@@ -194,7 +194,7 @@ class ClientAtFirstUse:
             return self._client
 
     def time(self) -> float:
-        """Return the seconds on the event loop's clock."""
+        """Return the loop's time in seconds."""
         return asyncio.get_running_loop().time()
 
     async def aclose(self) -> None:

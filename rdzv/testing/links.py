@@ -146,7 +146,7 @@ class MemoryTransport(asyncio.Transport):
         self._let_go_once_flushed()
 
     def abort(self) -> None:
-        """Close at once: bytes in flight are lost, and the peer gets a reset, as in the worst case over sockets."""
+        """Close at once: bytes in flight are lost, and the peer gets a reset, the worst that sockets do."""
         if self.is_lost:
             return
         self._outgoing.clear()
@@ -388,7 +388,6 @@ class Pipe:
 
 
 def _fill_buffer(protocol: asyncio.BufferedProtocol, data: memoryview) -> int:
-    """Copy data into a protocol's buffer as asyncio does; return the number of bytes."""
     with memoryview(protocol.get_buffer(-1)) as buffer, buffer.cast("B") as room:
         if not room.nbytes:
             raise RuntimeError("get_buffer() returned an empty buffer")

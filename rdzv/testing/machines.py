@@ -43,7 +43,7 @@ NODE_THREAD = " node thread"
 class World:
     """A timeline, and the network between its processes.
 
-    `seed` decides the order of turns, and latencies; `of_network` are further arguments of the network.
+    `seed` decides the order of turns, and latencies; `of_network` are arguments of the network.
     """
 
     network_kind: ClassVar[type[MemoryNetwork]] = MemoryNetwork
@@ -60,7 +60,7 @@ class World:
         return self.timeline.now
 
     def say(self, what: str) -> None:
-        """Add a line to the story; without one, do nothing."""
+        """Do nothing; a subclass adds a line to its story."""
 
 
 class Process:
@@ -68,7 +68,7 @@ class Process:
 
     Attributes:
         host: Its main loop.
-        name: The name of its machine.
+        name: Its machine's name.
         source: The unique name of its connections.
         threads: Its other loops, by the names of their connections.
     """
@@ -153,7 +153,7 @@ def handler_of(
     open_shared_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
     kind: type[Handler] = Handler,
 ) -> Handler:
-    """Return the real handler of a new node in this process, not connected yet."""
+    """Return the real handler of a new node, not connected yet."""
     rng = random.Random(process.rng.random())
     loop = NodeLoop(process.node_thread)
     node = Node(settings, loop=loop, open_store=open_store, rng=rng, port=NoPort())
@@ -176,11 +176,11 @@ class StoreMachine:
     """The store's machine, whose disk outlives its processes.
 
     Args:
-        world: The world of the machine.
-        rng: Draws the latencies of its disk.
+        world: The machine's world.
+        rng: Draws the latencies of the disk.
         durable: True if it has a disk.
-        limits: The store's limits.
-        rate: The speed of its clock, in seconds per true second.
+        limits: The store's.
+        rate: The seconds of its clock per true second.
 
     Attributes:
         server: The running server, or None.
@@ -248,7 +248,6 @@ class StoreMachine:
         host.call_soon(self._serve, host)
 
     def _serve(self, host: Host) -> None:
-        """Serve as `store.serve` does, over the simulated network and disk."""
         journal: SimulatedJournal | None = None
         if self.disk is None:
             first = 1_000_003 * self.starts  # far from earlier lives' revisions, as random numbers are

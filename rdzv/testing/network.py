@@ -42,7 +42,7 @@ class MemoryNetwork:
         joins: The probability that all bytes that have arrived are read at once. Else each write is read in a turn of
             its own, which hides defects in handling two messages in one turn.
         socket_buffer_bytes: The bytes in flight that do not count against the writer's buffer.
-        loop: The network's own loop; by default the one that runs at the first use.
+        loop: By default the loop that runs at the first use.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MemoryNetwork:
         Args:
             name: The name for `dial`.
             protocol_factory: Returns the protocol of a connection.
-            loop: The loop of these protocols; by default the dialer's.
+            loop: The protocols' loop; by default the dialer's.
         """
         if name in self._listeners:
             raise OSError(f"{name} is already listened on")
@@ -152,7 +152,7 @@ class MemoryNetwork:
     def died(self, name: str, *, silently: bool = False) -> None:
         """End the links of a dead process, a dialer or a listener; this name can dial no more.
 
-        Its system delivers the bytes that were sent, closes the connections, and answers later bytes with a reset. With
+        Its system delivers the sent bytes, closes the connections, and answers later bytes with a reset. With
         `silently` the machine has lost power: bytes in flight are lost, and the other end is not notified until it
         writes to a machine that is back (`partition` it until then), or TCP's keep-alive fails.
         """

@@ -171,7 +171,6 @@ class _ObservedHandler(Handler):
     on_round: Callable[[RendezvousInfo], None]
 
     async def next_rendezvous(self) -> RendezvousInfo:
-        """Return the next round, and report it."""
         info = await super().next_rendezvous()
         self.on_round(info)
         return info

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LOOKS_EVERY = 0.02  # seconds
-OUTPUT_IN_AN_ERROR = 4000  # characters of each process
+OUTPUT_IN_AN_ERROR = 4000  # characters per process
 
 
 class ProcessesError(AssertionError):

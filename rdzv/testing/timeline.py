@@ -235,8 +235,8 @@ class Host(asyncio.BaseEventLoop):
     def die(self) -> None:
         """Kill the process: at once, or at its next await if it calls this itself.
 
-        Cut it off from the network first: its coroutines are closed before the next turn of any process, on a clock of
-        their own.
+        Cut it off from the network first: its coroutines are closed before the next turn of any process, on their own
+        clock.
         """
         if not self.dead:
             self.dead = True

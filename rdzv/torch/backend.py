@@ -62,7 +62,7 @@ class TorchRendezvousBackend(RendezvousBackend):
         """Write the state if `token` is the token of the present state, or if both are missing.
 
         Returns:
-            The state that is there now, its token, and True if it was just written; None if there is none.
+            The present state, its token, and True if it was just written; None if there is none.
         """
         if token is not None and type(token) is not int:
             current = self.get_state()  # no token of ours matches

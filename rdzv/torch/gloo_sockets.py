@@ -60,7 +60,7 @@ class GlooSockets:
 
 
 def _listens_at(value: bytes) -> Address | None:
-    """Return the address in a member's value: its host's name, the address, and more, each after its length."""
+    """Return the address in a member's value: host name, address, and more, each after its length."""
     host = int.from_bytes(value[:8], sys.byteorder)
     if host <= HOST_BYTES_MAX and value[8 + host : 16 + host] == ADDRESS_BYTES.to_bytes(8, sys.byteorder):
         return _address_in(value[16 + host :])

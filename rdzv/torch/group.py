@@ -133,7 +133,7 @@ class RoundGroup:
         """Agree with all members on success: a member that tried again alone would wait for the others.
 
         Raises:
-            RuntimeError: A member has gone meanwhile.
+            RuntimeError: A member has gone.
         """
         if not made:
             store.compare_set(VERDICT, "", AGAIN)

@@ -118,7 +118,6 @@ class _Choices:
 
 
 def _reserved(host: str) -> socket.socket:
-    """Return a socket that reserves a free port of this machine."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind((host, 0))
@@ -183,13 +182,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._taken: set[int] = set()  # promised ports that were taken
         self._logs_lost = False
         self._logs_of: int | None = None  # the round of the last started workers
-        self._store: TorchStore | None = None  # of this round, if the agent uses it
+        self._store: TorchStore | None = None
         self._stack = contextlib.ExitStack()
         self._handler: sync.Handler | None = None
         self._was_member = False
-        self._beats: Path | None = None  # for the workers' step files
+        self._beats: Path | None = None
         self._worker_ends: WorkerEnds | None = None
-        self._life: Life | None = None  # of this round
+        self._life: Life | None = None
         self._kept_out = False  # the last attempt to join failed
         self._over = False
         self._pid = os.getpid()
@@ -226,12 +225,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._beats = make_own_folder("rdzv-beats-")
             # A TemporaryDirectory would warn when collected, and forked children would remove it.
             weakref.finalize(self, _remove_in, os.getpid(), self._beats)
-            os.environ[BEAT_DIR] = str(self._beats)  # for the agent's workers
+            os.environ[BEAT_DIR] = str(self._beats)
         forget_beats(self._beats)
         start_to_follow(handler, self._beats)
 
     def _hear_of_ending(self, agent: Agent | None, ending: Ending) -> None:
-        """Write the end of a round, in a thread, as the screen may block the node's loop."""
+        """Write the end of a round, in a thread: the screen may block the node's loop."""
         handler = self._handler
         if handler is not None:
             done = agent is not None and agent.is_done
@@ -239,7 +238,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 handler.start(in_thread(partial(self._screen.ended, ending, handler.closed, done=done)))
 
     def _end_life(self, why: str = "") -> None:
-        """Stop following this round; announce the failure of a worker here, unless that was done at once."""
+        """Stop following this round; announce a worker's failure here, unless that was done at once."""
         life, handler = self._life, self._handler
         self._forget_workers()
         self._life = None
@@ -296,7 +295,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         raise explained from None
 
     def _next_whole_round(self) -> sync.RendezvousInfo:
-        """Return the next round that all members have received."""
         began = time.monotonic()
         handler, agent = self._connected(), agent_above()
         self._end_life(self._with_remedy(agent.problem) if agent is not None else "")
@@ -347,7 +345,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return with_remedy(how) if self.use_agent_store else how
 
     def _keep_logs(self, agent: Agent | None, round: int) -> None:
-        """Keep the logs of the last round's workers: PyTorch deletes them unless it counts a restart."""
+        """Keep the last round's logs: PyTorch deletes them unless it counts a restart."""
         if agent is not None and self._logs_of is not None:
             try:
                 agent.keep_logs(self._logs_of)
@@ -358,7 +356,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._logs_of = round
 
     def _next_round(self, handler: sync.Handler) -> sync.RendezvousInfo:
-        """Return the next round. In a run without a name, wait for the end of the former job of that name."""
+        """Return the next round; in a run without a name, after the former job of that name has ended."""
         began = time.monotonic()
         while True:
             was_open = not handler.is_closed()
@@ -491,7 +489,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._close()
 
     def _leave_at_exit(self) -> None:
-        """Leave without closing or waiting: the process was told to end."""
+        """Leave without closing the run or waiting."""
         if self._handler is not None and self._pid == os.getpid():
             self._end_life()
             with contextlib.suppress(ours.RendezvousError):

@@ -41,9 +41,9 @@ def register_init_method() -> None:
     such URLs, too.
 
     The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` are optional: they set
-    `requested_rank`, and both `min_nodes` and `max_nodes`. The timeout of `init_process_group` is that of the store,
-    and of joining unless the URL has a `join_timeout`. A process stays in its round until it ends, or until it destroys
-    the group and calls `init_process_group` with the same URL again: then it joins the next round.
+    `requested_rank`, and both `min_nodes` and `max_nodes`. The timeout of `init_process_group` limits the store's
+    waits, and joining unless the URL has a `join_timeout`. A process stays in its round until it ends, or until it
+    destroys the group and calls `init_process_group` with the same URL again: then it joins the next round.
     """
     for scheme in _SCHEMES.keys() - _registered:
         dist.register_rendezvous_handler(scheme, _rendezvous)
@@ -78,8 +78,8 @@ def _is_given(name: str, parameters: Mapping[str, str]) -> bool:
 class _Joined:
     """A run that this process has joined by `init_process_group`.
 
-    PyTorch drops the iterator once it has the store, so this object holds the membership while the process lives. A
-    thread waits for the end of the main thread and leaves the run, as exit handlers cannot start threads.
+    PyTorch drops the iterator once it has the store, so this object holds the membership. A thread waits for the end of
+    the main thread and leaves the run, as exit handlers cannot start threads.
     """
 
     _all: Final[dict[tuple[int, str], _Joined]] = {}

@@ -6,7 +6,7 @@ optimizer has stepped since.
 
 `optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, in which the
 loss raises. So a hook copies both before each such step, and `sync_state` restores them after a step that did not end.
-`TorchRound.sync_state` lists the rest.
+docs/pytorch.md lists the rest.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class InterruptedStep:
         self._has_warned = False
 
     def remember(self) -> None:
-        """Copy the buffers of all models of `sync_state` as a `check` begins; never undo a step that raised before."""
+        """Copy the buffers of all models as a `check` begins; never undo a step that raised before."""
         self._begun.clear()
         self._copy_buffers()
 

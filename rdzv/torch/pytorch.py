@@ -69,7 +69,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])  # such as `(2, 13)`
+RELEASE: Final = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 _AGENT: Final = "torch.distributed.elastic.agent.server.api"
 _PROCESSES: Final = "torch.distributed.elastic.multiprocessing.api"
@@ -145,13 +145,13 @@ def destroy_process_groups() -> None:
 
 
 def _let_go(groups: list[Any]) -> None:
-    """Release the groups after their threads have ended, of which there is no notification."""
+    """Release the groups once their threads have ended, of which there is no notification."""
     time.sleep(LETS_GO_AFTER)
     groups.clear()
 
 
 def same_device(work: Callable[..., T]) -> Callable[..., T]:
-    """Wrap work for another thread, on this thread's GPU if the process uses any."""
+    """Wrap work for another thread, on this thread's GPU if any."""
     if not torch.cuda.is_initialized():
         return work
     device = torch.cuda.current_device()
@@ -181,7 +181,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def runs_under_torchrun() -> bool:
-    """Return True if PyTorch's launcher called us: then no caller can catch an error."""
+    """Return True if PyTorch's launcher called us: no caller can catch an error."""
     return any(
         frame.f_code.co_name == "run"
         and getattr(frame.f_globals.get("__spec__"), "name", None) == LAUNCHER  # also right under `python -m`
@@ -203,7 +203,7 @@ class Agent:
         return bool(getattr(self.group, "state", "") == "SUCCEEDED")  # of `WorkerState`, a string enum
 
     def next_workers(self) -> Callable[[], Mapping[int, int]]:
-        """Return a function that returns the next workers' pids by local rank, once all have been started."""
+        """Return a function that returns the next workers' pids by local rank, once all are started."""
         before = self._pids()  # each round has new processes
 
         def pids() -> Mapping[int, int]:
@@ -218,7 +218,7 @@ class Agent:
         return raised_in(files[local_rank]) if local_rank in files else ""
 
     def keep_logs(self, round: int) -> None:
-        """Rename a round's log folder if PyTorch is about to empty it, as it counts no restart.
+        """Rename a round's log folder if PyTorch is about to empty it.
 
         Raises:
             OSError: It could not be renamed, or this release has other log folders.
@@ -261,7 +261,7 @@ def stops_workers(thread: int) -> bool:
 def signal_of(error: BaseException | None) -> str | None:
     """Return the name of the signal that has ended an agent, if any; SIGTERM if PyTorch does not name it.
 
-    PyTorch handles signals from its first workers on; before that, Ctrl-C is Python's.
+    Before an agent's first workers, Ctrl-C is Python's.
     """
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT.name
@@ -274,14 +274,14 @@ def signal_of(error: BaseException | None) -> str | None:
 class AgentEnd:
     """The end of an agent that shuts its handler down; see `end_of_agent`."""
 
-    signal: str | None  # the name of the signal that ends it, or None
+    signal: str | None  # its name, or None
     why: str  # the reason, for the other nodes
-    has_failed: bool  # true if an error ends it
+    has_failed: bool
     has_no_result: bool  # a missing result has raised, as after the good end of a spare
 
 
 def end_of_agent() -> AgentEnd:
-    """Return the end of the agent that shuts its handler down, from the exception in flight; a good end without one."""
+    """Return the end of the agent that shuts its handler down; a good one without an exception in flight."""
     error, why = sys.exception(), "an agent has ended"
     if isinstance(error, ChildFailedError):
         first = getattr(error, "get_first_failure", None)
@@ -297,13 +297,13 @@ def in_words(failure: Any) -> str:
 
 
 def how_ended(local_rank: int, status: int, raised: str) -> str:
-    """Describe the end of a worker by its exit status, negative for a signal, and its exception."""
+    """Describe a worker's end by its exit status (negative for a signal) and its exception."""
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     return f"worker {local_rank} {how}{f': {raised}' * bool(raised)}"
 
 
 def underlying_store(store: Any) -> Any:
-    """Return the store below any number of `PrefixStore`s; None if PyTorch does not give it."""
+    """Return the store below all `PrefixStore`s; None if PyTorch does not give it."""
     while isinstance(store, dist.PrefixStore):
         store = getattr(store, "underlying_store", None)
     return store

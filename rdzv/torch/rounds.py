@@ -227,7 +227,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
         super().check(step)
 
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
-        """Make a group of some members by `torch.distributed.new_group`, which is aborted with the round, too."""
+        """Make a group by `torch.distributed.new_group`, which is aborted with the round, too."""
         return dist.new_group(ranks, **options)
 
     def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
@@ -238,16 +238,12 @@ class TorchRound(_GroupOfRound, blocking.Round):
         No trace of an interrupted step remains in the arguments: the gradients of all members are None, buffers are as
         at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone. For
         that LBFGS, and any other library's optimizer with a closure, keeps a copy of parameters and state while it
-        steps. The program restores the rest:
+        steps.
 
-        * gradients that a CUDA graph or a flat buffer owns: zero that buffer, since an optimizer skips what is None;
-          and large buffers that a CUDA graph changes: bring them in `extra`
-        * a GradScaler, a scheduler: `extra=(step, scaler.state_dict(), ...)`, and `load_state_dict` with what returns
-        * generators of random numbers: `torch.manual_seed(seed + step)` at each step, or `get_rng_state()` in `extra`
-        * counters of accumulated micro-steps: set them to 0 at the beginning of a round
-        * `DistributedDataParallel` and its hooks: make it anew in each round
-        * a step of several optimizers: what one of them has done is done
-        * an optimizer of another library that communicates in a step without a closure: a warning says so
+        The program restores the rest, as docs/pytorch.md shows: gradients that a CUDA graph or a flat buffer owns, and
+        large buffers that a CUDA graph changes; a GradScaler, a scheduler, generators of random numbers; counters of
+        micro-steps; `DistributedDataParallel` and its hooks; the steps that some of several optimizers have finished,
+        and those of another library's optimizer that communicates in a step without a closure (a warning says so).
 
         Args:
             model: A `torch.nn.Module`. Parameters and buffers are written in place, also those outside its
@@ -293,7 +289,6 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         super()._ended(ending)
 
     def _end_thread_waits(self) -> None:
-        """End the waits of the round's thread, in collectives and in the store."""
         self.blocking_store.end_waits()
         self.group.abort()
 
@@ -335,7 +330,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
             del doing
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
-        """Make a group of some members, in the round's thread; see `TorchRound.new_group`."""
+        """Make a group in the round's thread; see `TorchRound.new_group`."""
         return await self.in_thread(functools.partial(dist.new_group, ranks, **options))
 
     async def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:

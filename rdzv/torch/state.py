@@ -39,7 +39,7 @@ class _Place:
 
 
 def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: Any, extra: Any) -> Any:
-    """Bring all members to the state of `source`, and return its `extra`; see `TorchRound.sync_state`."""
+    """Bring all members to the state of `source`; return its `extra`."""
     tensors: list[torch.Tensor] = []
     own, own_rest = _parts(model)
     told: list[Any] = [None]
@@ -77,12 +77,11 @@ def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 
 def _is_extra(name: str, value: Any) -> bool:
-    """Return True for the name of a `get_extra_state` value."""
     return not isinstance(value, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
 
 
 def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return the structure with a place for each tensor, and append the tensors to the list."""
+    """Return the structure with places for its tensors, which are appended to the list."""
     if isinstance(value, torch.Tensor):
         sharded = hasattr(value, "device_mesh")
         tensors.append(value.detach())

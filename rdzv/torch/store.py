@@ -104,7 +104,7 @@ def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Calla
 
 
 def _passed_on(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
-    """Make a method that calls the shared store's and raises PyTorch's errors."""
+    """Make a method that calls the shared store's, with PyTorch's errors."""
 
     @_with_torch_errors
     @functools.wraps(method)
@@ -192,7 +192,7 @@ class TorchStore(dist.Store):
         return store
 
     def _shared_here(self) -> BlockingSharedStore:
-        """Return the shared store of this process, with the latest timeout, which C++ may have set."""
+        """Return this process's shared store, with the latest timeout, which C++ may have set."""
         if self._pid != os.getpid():
             # If two threads of a forked child both make a client, each is good.
             self._shared, self._owns_client, self._pid = self._shared.reopened(), True, os.getpid()
@@ -338,7 +338,6 @@ def _reached(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any
 def _unpickled(
     origin: Origin, prefix: str, fence: tuple[Condition, ...], lease: int | None, timeout: timedelta
 ) -> TorchStore:
-    """Return the store of `TorchStore.__reduce__` in another process."""
     client, _ = open_store(origin.url, origin.overrides)
     shared = _reached(client, origin.url, prefix=prefix, fence=fence, lease=lease, timeout=timeout)
     store = TorchStore(shared, timeout)

@@ -37,7 +37,7 @@ BACKLOG: Final = 4096  # Linux's default; all ranks connect at once
 FREE_WITHIN: Final = 3.0  # seconds in which the last round's rank 0 may hold the only `master_port`
 TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
 PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
-TRY_AGAIN_AFTER: Final = 0.05  # seconds between attempts to bind the port
+TRY_AGAIN_AFTER: Final = 0.05  # seconds
 
 
 class WorkersStore:
@@ -103,7 +103,7 @@ def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: 
 
 
 def with_remedy(how: str) -> str:
-    """Add the remedy to a worker's failure, if the worker found the port of a `WorkersStore` taken."""
+    """Add the remedy to a worker's failure if it found the port of a `WorkersStore` taken."""
     if PORT_TAKEN.search(how):
         remedy = "agent_store=0, or no --agent-store, leaves that port to the workers"
         return f"{how} (at MASTER_PORT rank 0's agent listens; {remedy})"

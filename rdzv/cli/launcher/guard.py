@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-POLL = 20  # milliseconds between checks if the group has ended
+POLL = 20  # milliseconds
 CANNOT_EXECUTE = 126  # as in shells
 IN_PASSING = 0x80  # above all signals, which end at 64
 STARTED: set[int] = set()  # in a launcher: its own children, which it waits for
@@ -128,7 +128,6 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
 def _become_ordinary(
     *, guard: int, files: int, as_inherited: Mapping[signal.Signals, object], mask: Iterable[int]
 ) -> None:
-    """Undo the guard's settings in the child."""
     os.setpgid(0, 0)
     _die_with(guard)
     os.close(signal.set_wakeup_fd(-1))  # else the child's signals would reach the guard

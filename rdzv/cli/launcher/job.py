@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rdzv.core.round import Participant
     from rdzv.membership import RendezvousInfo
 
-NPROC: Final = "nproc"  # the attribute
+NPROC: Final = "nproc"
 
 # Variables with the files that a job writes at each checkpoint, and PyTorch's `@record` at an exception.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
@@ -214,7 +214,7 @@ def place_of(rank: int, participants: Sequence[Participant], nproc: int) -> Plac
     """Return the ranks of a node's processes; `participants` are in order of rank.
 
     Raises:
-        RendezvousStateError: The attribute of a member is not a number of processes.
+        RendezvousStateError: A member's attribute is not a number of processes.
     """
     counts = [_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"

@@ -266,7 +266,6 @@ class JobRound:
         return None
 
     def _failure_of(self, process: Process) -> GiveUp | str:
-        """Return a process's failure, as GiveUp if its status says so."""
         assert process.status is not None
         raised = raised_in(self._error_file(self._processes.index(process)))
         how = f"rank {process.rank} {describe(process.status)}{f': {raised}' if raised else ''}"

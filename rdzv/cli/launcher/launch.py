@@ -2,18 +2,11 @@
 
     join  ->  start the processes  ->  wait for the end of the round  ->  stop them  ->  join again, or leave
 
-The ends of a round, and their consequences:
-
-    nodes were lost, or left, or this one was dropped        meet again; this never counts as a restart
-    nodes wait to join                                       the same, at once or at a checkpoint (`OnChange`)
-    a process fails                                          meet again, as a restart; or leave, with its exit status
-    all processes of all nodes have succeeded                close the run, and end with 0
-    the run is closed                                        end: with 0 if it has succeeded, else as "closed"
-    SIGTERM or SIGINT                                        pass it on, leave the round, close nothing
-    the signal of --drain-on                                 announce it first; a second one is as SIGTERM
-
-SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on. The node leaves as after SIGTERM if a process ends by one of them,
-or if SIGHUP or SIGQUIT comes while no process runs. A `guard` kills the group of each process if this process dies.
+docs/command.md lists the ends of a round and their consequences. The node meets the others again after a loss or a
+change, which never counts as a restart, and after a failed process, as a restart. It leaves at SIGTERM or SIGINT, and
+closes nothing. SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on; the node leaves as after SIGTERM if a process ends
+by one of them, or if SIGHUP or SIGQUIT comes while no process runs. A `guard` kills the group of each process if this
+process dies.
 """
 
 from __future__ import annotations
@@ -60,7 +53,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAID_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is repeated
+SAID_AGAIN_AFTER: Final = 30.0  # seconds
 A_MOMENT: Final = 2.0  # seconds of silence, and between reasons
 
 AGAIN: Final = "again after a second: at once"
@@ -190,7 +183,7 @@ class _Launcher:
             self._stop(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Pass a signal on to the processes; a signal that would end them only after `PAIR_WITHIN`."""
+        """Pass a signal on to the processes; one that would end them only after `PAIR_WITHIN`."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
         elif number in ENDING:  # SIGTERM of a pair may come later: the system delivers lower numbers first
@@ -239,7 +232,6 @@ class _Launcher:
                     os.kill(os.getpid(), signal.SIGKILL)
 
     async def _answer_to(self, asked: str) -> str | None:
-        """Return the answer to an operator; None to an unknown question."""
         if asked == STACKS:
             if not self._job.remote_stacks:
                 return "refused: this launcher runs with --no-remote-stacks"
@@ -282,7 +274,6 @@ class _Launcher:
                 return ended
 
     async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Outcome]:
-        """Run the command in a round; return its outcome once no process is left."""
         current = self._round = JobRound(self._workplace, handler, info, restarts=self._tally.restarts)
         outcome: Outcome | signal.Signals | None = None
         try:
@@ -303,7 +294,7 @@ class _Launcher:
         return current, outcome
 
     async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
-        """Change or read the tally of all launchers; without the store, this node counts alone."""
+        """Change or read the tally of all launchers; without the store, count alone."""
         try:
             self._tally = Tally.of(await handler.change_tally(lambda was: change(Tally.of(was)).pack()))
         except RendezvousError as error:
@@ -383,7 +374,6 @@ async def _say_what_it_has_cost(handler: Handler) -> None:
 
 
 def _workers_store() -> ModuleType:
-    """Return the module that serves PyTorch's store to workers; raise without PyTorch."""
     try:
         import rdzv.torch.tcp_store as serving
     except ImportError as error:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-END_WITHIN: Final = 5.0  # seconds until a server that does not end is killed
+END_WITHIN: Final = 5.0  # seconds; then the server is killed
 WITHOUT_VALUE: Final = frozenset("bBdEIOPqsSuv")  # options before the script, by letter
 WITH_VALUE: Final = frozenset("WX")
 
@@ -91,7 +91,7 @@ def _is_this_python(found: str) -> bool:
 
 
 class WarmWorker:
-    """A worker behind its guard, with the needed members of `asyncio.subprocess.Process`."""
+    """A worker behind its guard, like `asyncio.subprocess.Process`."""
 
     def __init__(self, report: int) -> None:
         self.returncode: int | None = None
@@ -133,11 +133,7 @@ class PreloadServer:
     async def start(
         cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0, unbuffered: bool = False
     ) -> Self:
-        """Start the process, which imports `modules` and forks `standby` workers ahead.
-
-        Raises:
-            OSError: The process cannot be started.
-        """
+        """Start the process, which imports `modules` and forks `standby` workers ahead; raise OSError if that fails."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -189,11 +185,7 @@ class PreloadServer:
     async def start_worker(
         self, environment: Mapping[str, str], *, control: int, streams: tuple[int, int, int], files: int
     ) -> WarmWorker:
-        """Fork a worker with this environment, a guard on `control`, and the three streams.
-
-        Raises:
-            OSError: The server has gone.
-        """
+        """Fork a worker with this environment, a guard on `control`, and three streams; raise OSError if that fails."""
         wanted = {**asdict(self._command), "cwd": os.getcwd(), "env": dict(environment), "files": files}
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()

@@ -35,7 +35,7 @@ LINE_BYTES_MAX: Final = 65_536  # of a line; a longer one is broken
 
 
 class Process:
-    """One process of the command, with its output and the `rank` among all processes."""
+    """One process of the command, with its output and its `rank` among all."""
 
     def __init__(
         self, rank: int, guarded: asyncio.subprocess.Process | WarmWorker, control: int, output: list[_Output]
@@ -164,7 +164,7 @@ def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[i
 class _Output(threading.Thread):
     """Passes one stream of a process on, with a label before each line; in a thread, as a terminal may block.
 
-    It is no daemon: all output is passed on before this process ends, however slow the reader.
+    It is no daemon: all output is passed on before this process ends.
     """
 
     _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # lines of processes must not mix

@@ -4,16 +4,9 @@
     slurm?min_nodes=2&token_file=...   the same, with parameters, which take precedence
     slurm?store=tcp://store-host:29400   the same in an existing store: `rdzv serve`, or etcd
 
-| of the URL | from |
-| --- | --- |
-| scheme | `tcp`; `tcps` where `ca` or `cert` is given |
-| host | the first name in SLURM_STEP_NODELIST, or SLURM_JOB_NODELIST, unless `store` is given |
-| port | 20000 and the job's number modulo 10000: two jobs that share a node do not meet |
-| run_id | SLURM_JOB_ID and SLURM_STEP_ID; SLURM_RESTART_COUNT, if the job was requeued: its former run is closed |
-| min_nodes, max_nodes | SLURM_STEP_NUM_NODES, or SLURM_JOB_NUM_NODES |
-| node_id | SLURMD_NODENAME |
-| expected | all names in the list, so that missing nodes are named |
-| the attribute `switch` | the switch in SLURM_TOPOLOGY_ADDR, for rank_order=topology:switch |
+Minimum and maximum are the nodes of the step, which are all expected, so that missing ones are named. The port depends
+on the job: two jobs that share a node do not meet. The run's name contains job, step, and the count of requeues, as a
+requeued job's former run is closed. The attribute `switch` is for rank_order=topology:switch.
 """
 
 from __future__ import annotations
@@ -86,7 +79,7 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
 
 
 def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
-    """Reject an open store on every node: else the host fails, and the others wait for its store."""
+    """Reject an open store on every node: else the others would wait for the failed host."""
     settings = parse(url, {}, environment)
     has_secret = settings.token is not None or settings.token_file is not None
     if not (has_secret or settings.insecure or (settings.cert and settings.ca)):

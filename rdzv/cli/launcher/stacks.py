@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TEXT_MOST: Final = 256 * 1024  # characters for a node ...
 TEXT_OF_ONE_MOST: Final = 64 * 1024  # ... and for a process
 ANSWER_WITHIN: Final = 2.0  # seconds: signal handlers run at once, unless the process is stopped
-SETTLED_AFTER: Final = 0.1  # seconds without growth until a file counts as complete
+SETTLED_AFTER: Final = 0.1  # seconds without growth
 LOOK_EVERY: Final = 0.02
 
 

@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 
-FOLDER = "RDZV_STACKS_DIR"  # the environment variable with the folder
+FOLDER = "RDZV_STACKS_DIR"
 
 SIGNAL = getattr(signal, "SIGRTMAX", 0) - 6 if hasattr(signal, "SIGRTMAX") else int(getattr(signal, "SIGINFO", 0))
 """A real-time signal that neither Slurm nor a language's runtime uses; macOS has none, but has SIGINFO."""
@@ -54,7 +54,6 @@ def _open(folder: str) -> int | None:
 
 
 def _import_the_next() -> None:
-    """Import the next `sitecustomize` in the path."""
     this = sys.modules.pop("sitecustomize")
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]

@@ -79,7 +79,7 @@ class Screen:
         self._has_warned = False
 
     def begins(self, settings: Settings, node_id: str, *, host: str | None) -> None:
-        """Write the address of the store, this node's name, and the store's host (None: this process)."""
+        """Write the address and the host of the store (None: this process), and this node's name."""
         least, most = settings.min_nodes, settings.max_nodes
         serves = ", and serves the store" if host is None else f"; {host} serves the store" if host else ""
         log.info(
@@ -89,7 +89,7 @@ class Screen:
         )
 
     def end_quietly(self, end: Callable[[str], None]) -> None:
-        """Let an agent that a signal ends do so without PyTorch's traceback; `end` takes the signal's name."""
+        """Suppress PyTorch's traceback for an agent that a signal ends; `end` takes the signal's name."""
         before = sys.excepthook
 
         def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -129,7 +129,7 @@ class Screen:
             waiting.join(JOIN_WITHIN)
 
     def met(self, handler: sync.Handler, *, again: bool, seconds: float) -> None:
-        """Write the new round, met in `seconds`, and the members that have gone or come since another one."""
+        """Write the new round, met in `seconds`, and the members that have gone or come."""
         assert handler.membership is not None
         round, rank = handler.membership.round, handler.membership.rank
         lost, left, joined = round.since if again else ((), (), ())

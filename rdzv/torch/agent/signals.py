@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 UNHANDLED: Final = (signal.SIG_DFL, signal.default_int_handler)
-AGAIN_AFTER: Final = 1.0  # seconds after which a signal counts again
+AGAIN_AFTER: Final = 1.0  # seconds
 LEAVES_WITHIN: Final = 1.5  # seconds, also if no store answers
 
 
 class EndSignals:
-    """The handlers of the signals that end one agent; they call `give_up` if the agent cannot leave in time."""
+    """The handlers of the signals that end one agent; `give_up` is called if it cannot leave in time."""
 
     def __init__(self, hosts: Callable[[], bool], give_up: Callable[[str], None]) -> None:
         self._hosts = hosts
@@ -44,7 +44,7 @@ class EndSignals:
                     signal.signal(number, self._heed)
 
     def leave(self, name: str) -> None:
-        """Handle signals while the agent leaves at one of them; the time is limited unless it serves a store."""
+        """Handle signals while the agent leaves at one of them, in a limited time unless it serves a store."""
         self._begin(signal.Signals[name])
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:

@@ -30,7 +30,7 @@ LOOKS_EVERY: Final = 0.02  # in seconds, until the agent has started all workers
 
 
 class WorkerEnds:
-    """Waits for the ends of one agent's workers; awaits `on_failure` with the first failure, in the node's loop."""
+    """Waits for the ends of one agent's workers; awaits `on_failure` with the first failure."""
 
     def __init__(
         self, start: Callable[[Coroutine[Any, Any, None]], Call[None]], on_failure: Callable[[str], Awaitable[object]]
