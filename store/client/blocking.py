@@ -1,7 +1,7 @@
 """Shell: the blocking client of a store, on sockets of its own.
 
 A call takes a free channel or makes a new one, so threads do not wait for each other. If Ctrl-C or a signal's handler
-interrupts a call, it closes its channel.
+interrupts a call, the call resets its channel.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 IDLE_MOST = 60.0  # seconds; channels idle for longer are closed, except the last one ...
 GIVEN_BACK_AT_ONCE = 8  # ... at most so many by one call
-PASSED_ON_WITHIN = 1.0  # seconds for moving leases before a connection is closed
-LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # after these another connection may keep a lease
+PASSED_ON_WITHIN = 1.0  # seconds for moving leases to another connection before theirs is closed
+LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests that may change which connection keeps a lease
 
 R = TypeVar("R", bound=Response)
 
@@ -94,7 +94,7 @@ class Client(interface.BlockingStore):
         if parks:
             self._waiting.add(channel)
         try:
-            # Checked after registration, so that `interrupt` and `end_waits` miss none.
+            # Checked after registration, so that `interrupt` and `end_waits` miss no call.
             if shared.failed is not None or shared.waits_ended:
                 shared.check(request)
             answer = channel.call(request, timeout)[0]
@@ -138,7 +138,7 @@ class Client(interface.BlockingStore):
         """End every wait, now and later; see `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
-            channel.interrupt()  # if it was answered meanwhile, the next call reconnects
+            channel.interrupt()  # if the wait has just been answered, the channel's next call reconnects
 
     def _free_channel(self) -> Channel:
         try:
@@ -163,7 +163,7 @@ class Client(interface.BlockingStore):
         now = time.monotonic()
         for lease, ttl in granted.items():
             channel.leases[lease] = now + ttl
-            if len(channel.leases).bit_count() == 1:  # each time the number doubles
+            if len(channel.leases).bit_count() == 1:  # drop expired ones each time the number doubles
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
     def _give_back(self, now: float) -> None:
@@ -213,9 +213,9 @@ class Watch(interface.BlockingWatch):
         self._cursor = cursor
         self._channel = Channel(self._shared)
         self._id = 0
-        self._reset: Event | None = None  # the event to yield once it is open again
-        self._batch: tuple[Event, ...] = ()  # the next one to yield ...
-        self._given = False  # ... or the last one yielded, not yet noted in the cursor
+        self._reset: Event | None = None  # the event to yield once the watch is open again
+        self._batch: tuple[Event, ...] = ()  # the next batch to yield ...
+        self._given = False  # ... or, if True, the last one yielded, not yet noted in the cursor
 
     def __enter__(self) -> Self:
         self._shared.check_usable()
@@ -232,7 +232,7 @@ class Watch(interface.BlockingWatch):
         self._shared.drop(self._channel)
 
     def close(self) -> None:
-        """End it from another thread: iteration ends."""
+        """End the watch, also from another thread: iteration ends."""
         self._channel.ended = True
         self._channel.interrupt()
 
@@ -240,7 +240,7 @@ class Watch(interface.BlockingWatch):
         """Yield one list of events per revision; see `interface.BlockingWatch`."""
         for event in self._rest:
             yield [event]
-        # A handler may raise at any call, so an assignment marks a batch as given, and the cursor follows later.
+        # A signal's handler may raise at any call. So an assignment marks a batch as given, and the cursor moves later.
         while not self._channel.ended:
             if self._given:
                 self._cursor.delivered(self._batch)
@@ -276,9 +276,9 @@ class Watch(interface.BlockingWatch):
 
     def _take(self, pushed: Events | Lagged | Pong) -> None:
         if isinstance(pushed, Pong):
-            # Every event up to this revision was sent before it.
+            # The server sent every event up to this revision before the pong.
             self._cursor.nothing_before(pushed.revision)
-        elif pushed.request_id == self._id:  # else of an earlier opening
+        elif pushed.request_id == self._id:  # else it is from an earlier opening of the watch
             if isinstance(pushed, Events):
                 self._batch = pushed.events
             else:
@@ -300,7 +300,7 @@ class Watch(interface.BlockingWatch):
             except StoreTimeoutError as error:
                 if raised_by_handler(error):
                     raise
-                self._channel.close()  # the server may still open it
+                self._channel.close()  # else the server might still open the watch
             else:
                 if self._reset is not None:
                     self._batch, self._reset = (self._reset,), None

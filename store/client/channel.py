@@ -1,7 +1,7 @@
 """Shell: one socket of a blocking client and its conversation, used by one thread at a time.
 
 A read wakes twice a second and asks `Pulse` about silence. A silent connection is replaced (promise R8): the request is
-sent again, and the session returns the reply of one that was applied.
+sent again, and if it was applied before, the session returns the kept reply.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Shared:
     problem: str = dialing.NEVER_ANSWERED  # of the channel that failed last
     outages: Outages = field(init=False)
     cuts: Cuts = field(init=False)
-    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # by the peer
+    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets that the peer closed
     _seen_revision: int = 0  # by closed channels
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_id)
@@ -148,7 +148,7 @@ class Channel:
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._patience = Patience(shared.rng)
-        # kept open until the next welcome: its end would count as death (R20)
+        # A silent socket, open until the next welcome: its end would count as this process's death (R20).
         self._previous: socket.socket | None = None
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
@@ -203,21 +203,21 @@ class Channel:
             self._shake_hands(deadline)
         except BaseException as error:
             self._drop()  # a half-done handshake is unusable
-            if not isinstance(error, TimeoutError):  # else it was slow: retry without a longer pause
+            if not isinstance(error, TimeoutError):  # else the server was slow: retry without a longer pause
                 self._attempt += 1
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
         self._shared.outages.over(self._welcomed_at)
         if item in self.connection.lost_for_good():
             raise self.connection.forgotten
-        # `interrupt` has no effect while there is no socket.
+        # An `interrupt` had no effect while there was no socket.
         check()
 
     def _pause(self, deadline: float) -> None:
         now = time.monotonic()
         if now >= deadline:  # an attempt without time would fail at once
             raise _Expired
-        # A server may close soon after each welcome.
+        # Pause also after a welcome: a server may close soon after each.
         if self._attempt or now - self._welcomed_at < LASTED:
             pause = self._patience.pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:
@@ -361,12 +361,12 @@ class Channel:
         return pulse
 
     def _look_up(self, sock: socket.socket, pulse: Pulse, now: float) -> None:
-        """Ping a silent connection, or raise `TimeoutError`."""
+        """Act on silence: ping the server, or raise `TimeoutError` to reconnect."""
         line = Line(*outstanding(sock), welcomed=self.connection.welcomed is not None)
         say, _ = pulse.look(now, line)
         if say is Say.PING:
             pulse.expect(now)
-            if not line.unsent_bytes:  # else those ask
+            if not line.unsent_bytes:  # else the server owes an acknowledgement of these
                 self._tell(Ping())
         elif say is Say.SEEK:
             # Keep it open: its end would count as this process's death.
@@ -378,7 +378,7 @@ class Channel:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:
-        """Send a frame while the server reads. After the deadline, close and raise `_Expired`."""
+        """Send a frame; `TimeoutError` if the server stops reading. After the deadline, close and raise `_Expired`."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
         while True:  # not sendall(), whose timeout covers the whole frame
@@ -445,11 +445,11 @@ class Channel:
     def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
         if self.sock is None:
-            # Sent again: without a reply it would block the acknowledgement of later ones.
+            # Forget it: no reply will come, and an unanswered request blocks the acknowledgement of later ones.
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
-        """Note a lost connection. Raise errors of a signal's handler."""
+        """Note a lost connection; raise `error` if it came from a signal's handler."""
         if raised_by_handler(error):
             raise error
         self._problem = self._shared.problem = dialing.describe(error)
@@ -463,7 +463,7 @@ class Channel:
             self.connection.abandon(item)
         if not self.leases:
             self.close()
-        elif self.sock is not None:  # kept until its leases are renewed on another
+        elif self.sock is not None:  # kept open until the leases are renewed on another connection
             self._close_previous()
             self._previous, self.sock = self.sock, None
             self._drop()

@@ -1,8 +1,8 @@
 """Shell: the awaited client of a store: requests as awaitables, watches as async iterators.
 
-A call waits on a future in its `InFlight` record, so it does not see a reconnect. A watch then asks for everything
-since the last revision it saw. If that was compacted, it yields `reset` and a new snapshot; without a snapshot it ends
-with `WatchCompacted`.
+A call waits on a future in its `InFlight` record, so it does not see a reconnect. A watch asks, after a reconnect, for
+everything since the last revision it saw. If that was compacted, it yields `reset` and a new snapshot; without a
+snapshot it ends with `WatchCompacted`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 IN_FLIGHT_MAX = 2048  # requests; half of the replies that the server keeps
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of unread events
-LARGE = 1024 * 1024  # bytes; with more unsent of a cancelled request, the client reconnects
+LARGE = 1024 * 1024  # bytes; if more of a cancelled request are unsent, the client reconnects
 EVENT_BYTES = 200  # memory per event, besides key and value
 
 R = TypeVar("R", bound=Response)
@@ -93,7 +93,7 @@ class Watch(interface.Watch):
             await self._news.wait()
 
     def opened(self, revision: int) -> None:
-        """Note that the server has opened it."""
+        """Note that the server has opened the watch."""
         self._cursor.opened(revision)
 
     def deliver(self, events: tuple[Event, ...]) -> None:
@@ -116,7 +116,7 @@ class Watch(interface.Watch):
             self._cursor.nothing_before(revision)
 
     def interrupted(self) -> None:
-        """Note a lost connection. An unanswered request is sent again."""
+        """Note a lost connection. If the request to open the watch is unanswered, it stays, and is sent again."""
         if self._is_open:
             self._release()
 
@@ -212,13 +212,13 @@ class Client(Reconnecting):
         self.timeout: float = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._ended_by = timeout_name
-        self.watching: dict[Watch, None] = {}  # all that are entered
+        self.watching: dict[Watch, None] = {}  # the watches whose context is entered
         self.watches: dict[int, Watch] = {}  # those open at the server, by request id
         self._turns = asyncio.Lock()  # of callers that wait for room, first come, first served
         self._out: list[bytes] = []
         self._flushing = False
         self._written = 0  # bytes, on this connection
-        self._large: dict[int, int] = {}  # the end of each large frame, by request id
+        self._large: dict[int, int] = {}  # by request id of a large frame: `_written` at its end
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -232,7 +232,7 @@ class Client(Reconnecting):
     async def aclose(self) -> None:
         """Close the client; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_id():
-            return  # a forked child: they are its parent's
+            return  # in a forked child: socket and task are the parent's
         if self._ready and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))
@@ -300,7 +300,7 @@ class Client(Reconnecting):
         if item is None:
             return
         if isinstance(response, Pong):
-            # Every event up to this revision was sent before it.
+            # The server sent every event up to this revision before the pong.
             for watch in self.watches.values():
                 watch.nothing_before(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
@@ -402,7 +402,7 @@ class Client(Reconnecting):
         elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
             self._flush()
             unsent = self._link.transport.get_write_buffer_size() - self._written + self._large.pop(item.request_id)
-            if unsent > LARGE:  # renewals of leases would wait for its rest
+            if unsent > LARGE:  # renewals of leases would wait for the rest of the frame
                 self._link.abort()
         self._eased.set()
 

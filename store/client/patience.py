@@ -4,7 +4,7 @@ TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so after a cut an old connection
 behind a firewall that has forgotten it. So the client tries a fresh connection after a second of silence (promise R8),
 and waits twice as long after each change that brought no answer.
 
-If the other system acknowledges all data, the server is busy, or a proxy has lost the connection behind it: then the
+If the other system acknowledges all data, the server is busy, or a proxy has lost the connection behind it. Then the
 client waits longer, and longer than the server took lately. Leases shorten each wait.
 """
 
@@ -23,11 +23,11 @@ LASTED = 0.25  # seconds; a connection that lasted longer is replaced without a 
 SOON = 1.0  # seconds after a loss: leases may expire early (S5) ...
 BACKOFF_SOON = 0.25  # ... so pauses are at most so long at first
 BACKOFF_RECENT = 0.5  # seconds; the longest pause of a client with a lease, and of others ...
-RECENT = 30.0  # ... for so many seconds, as a store restarts
+RECENT = 30.0  # ... for so many seconds after a loss: the store may be restarting
 
 HEARTBEAT = 5.0  # seconds of silence before a ping, and again before hanging up
 SILENCE = 1.0  # seconds without an answer, before a fresh connection is tried
-SILENCE_MOST = 5.0  # and after several fresh connections without an answer
+SILENCE_MOST = 5.0  # the same, after several fresh connections without an answer
 BUSY_FACTOR = 10.0  # times as long, for a server whose system acknowledges ...
 BUSY_SHARE_OF_LEASE = 0.75  # ... but at most this share of the time left of a lease
 SLOW_FACTOR = 3.0  # times the longest recent silence of such a server is allowed ...
@@ -38,7 +38,7 @@ WORD_MOST = 64.0  # seconds for the first word, after many attempts without one
 # The least time for an answer, an attempt or a greeting, in multiples of the shortest time to connect.
 ROUND_TRIPS = 3
 SHARE_OF_LEASE = 4  # attempts that fit into the time left of a lease
-LEAST = 0.05  # seconds; an expired lease causes no busy loop
+LEAST = 0.05  # seconds; the shortest wait, so that an expired lease causes no busy loop
 
 
 class Patience:
@@ -90,7 +90,7 @@ class Patience:
         return FIRST_ATTEMPT if self._round_trip is None else self._within_leases(ATTEMPT, 1 / SHARE_OF_LEASE)
 
     def first_word(self) -> float:
-        """Return the seconds for a server's first word: more for each attempt, since a new connection queues last."""
+        """Return the seconds for a server's first word: more after each failure, since a new connection queues last."""
         first = 2 * HEARTBEAT if self._round_trip is None else SILENCE
         longest = min(first * 2.0 ** min(self._unanswered_changes, 8), WORD_MOST)
         return max(self._within_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)

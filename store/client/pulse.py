@@ -16,8 +16,8 @@ from store.client.patience import HEARTBEAT
 if TYPE_CHECKING:
     from store.client.patience import Patience
 
-HEARTBEATS_OF_BUSY = 6.0  # times as long, if the other system acknowledges
-WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells them the store's revision
+HEARTBEATS_OF_BUSY = 6.0  # heartbeats of silence before hanging up, if the other system acknowledges; else one
+WATCHES_HEAR_EVERY = 20.0  # seconds; the answer to a ping tells watches the store's revision
 LATE = 0.1  # seconds; if a look is later, the loop was busy
 LOOKS = 8  # at most, in one wait
 SOON = 0.001  # seconds by which a timer may be early
@@ -60,7 +60,7 @@ class Pulse:
         self._postponed = False  # the last look was late, and data may be unread
 
     def expect(self, now: float) -> None:
-        """Note a request: silence counts from now on. Look at `first_look_at`."""
+        """Note a request: silence counts from now on. The caller looks first at `first_look_at`."""
         if self.asked_at is None:
             self.asked_at, self._pinged = now, False
 
@@ -117,7 +117,7 @@ class Pulse:
         longest = self._patience.silence(now, acknowledged=line.acknowledged)
         if silence + SOON >= longest and (self._pinged or not line.acknowledged):
             self.seeking = True
-            self._patience.was_silent(silence, now=now)  # a fresh connection has longer
+            self._patience.was_silent(silence, now=now)  # so a fresh connection is given longer
             return Say.SEEK, until
         say = Say.NOTHING
         if not self._pinged and silence + SOON >= longest / 2:

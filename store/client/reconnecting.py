@@ -43,7 +43,7 @@ log: logging.Logger = logging.getLogger(__name__)
 class Link(asyncio.Protocol):
     """One connection, which measures its silence, and buffers bytes until `take_up`.
 
-    `turn` is set once it is `over`, or silent: then a fresh one is looked for, in the scope `search`.
+    `turn` is set once it is `over` or silent. If it is silent, a fresh one is looked for, in the scope `search`.
     """
 
     def __init__(self, owner: Reconnecting) -> None:
@@ -233,11 +233,11 @@ class Reconnecting(interface.Store):
         self._ready = False  # welcomed: requests may be written
         self._link: Link | None = None  # in use ...
         self._previous: Link | None = None  # ... in place of this one, which stays open until the welcome (R20)
-        self._trying: Link | None = None  # the newest, while silent
+        self._trying: Link | None = None  # a new connection on which the server has not spoken yet
         self._parked: set[int] = set()  # the waits in flight, which the limit does not count
         self._writable = True  # the socket's buffer has room
         self._eased = asyncio.Event()  # set when there may be room for requests
-        self._attempt = 0  # how many have failed since the last welcome
+        self._attempt = 0  # attempts that failed since the last welcome
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
         self._outages = Outages(name, self._what_is_wrong, log)
@@ -337,14 +337,14 @@ class Reconnecting(interface.Store):
     async def _stay_connected(self) -> None:
         self._away_since = self.time()
         successor: Link | None = None
-        with contextlib.suppress(AuthenticationError):  # it has failed
+        with contextlib.suppress(AuthenticationError):  # the client has failed with it
             while self._failed is None:
                 link = successor or await self._fresh_link()
                 began = self.time()
                 welcomed, successor = await self._converse(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
-                # At once, or this client counts as dead (R20); but not after a goodbye or a short connection.
+                # Reconnect at once, or this client counts as dead (R20); not after a goodbye or a short connection.
                 at_once = welcomed and not link.farewell and self._away_since - began >= LASTED
                 if successor is None and not at_once and self._failed is None:
                     await self._pause()
@@ -354,7 +354,7 @@ class Reconnecting(interface.Store):
         self._attempt += 1
 
     async def _fresh_link(self) -> Link:
-        """Connect until a server speaks. Raise defects of `dial`, or `AuthenticationError`."""
+        """Connect until a server speaks. Raise errors that another attempt cannot remedy."""
         while True:
             if self._addresses is not None:
                 self._addresses.use_small_packets(self.patience.large_packets_seem_lost)
