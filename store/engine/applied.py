@@ -38,7 +38,7 @@ class Overtaken:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """The rest of a request: of its snapshot and, for a watch, of the history."""
+    """The rest of a request: the unread part of its snapshot and, for a watch, of the history."""
 
     watcher: Watcher
     snapshot: Snapshot | None

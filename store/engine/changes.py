@@ -130,7 +130,7 @@ class Changes:
             self._leases.begin_to_end(lease)
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
-        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # else it was anonymous
+        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # else `erase` has ended it
             self._end_lease(lease)
         return len(going)
 

@@ -60,7 +60,7 @@ class Facts:
 
     @property
     def size(self) -> int:
-        """The approximate bytes of the facts; sessions count those of the replies."""
+        """The approximate bytes of the facts, without replies, which the sessions count."""
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property

@@ -61,7 +61,7 @@ class Engine:
 
     Attributes:
         read_only: The reason why nothing can be written now, or None.
-        writable_bytes: The limit of a write on a full disk; 0 if none is accepted.
+        writable_bytes: The limit of a write on a full disk; 0 if no write is accepted.
         postponed: Waits at which `do_chore` will look.
     """
 

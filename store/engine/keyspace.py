@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENTRY_OVERHEAD = 300  # bytes per key: the entry, two dictionaries, the index
 GROUP_PARTS = 2  # between slashes: one run
-STEERING = frozenset(  # parts after these; the names are the rendezvous'
+STEERING = frozenset(  # the part of a key after its group; the rendezvous chose the names
     ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
 CHUNK_MAX = 1024  # keys of one list: splitting and searching cost about the same
@@ -158,7 +158,7 @@ class Keyspace:
 
 
 class Chunk(list[str]):
-    """Some sorted keys, unchanged since revision `born`; later snapshots may share them."""
+    """Some sorted keys. Snapshots at revision `born`, when it was made, or later may share it."""
 
     __slots__ = ("born",)
 

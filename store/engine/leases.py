@@ -7,7 +7,7 @@ The connection that last granted or renewed a lease keeps it. When it closes, `d
 time, unless another connection renews the lease. If the process seems dead (`processes`), `gone_ttl` limits it, too,
 until the process comes back.
 
-Each lease is in one slot of about a millisecond, in which it is looked at.
+Each lease is in one slot: the millisecond, about, at which `due` looks at it.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Leases:
         return self._shorten(peer, self.processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
-        kept = self._kept_by.get(peer, set())  # a renewal removes a lease
+        kept = self._kept_by.get(peer, set())  # shrinks meanwhile: a renewal by another peer removes a lease
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
                 lease = self._leases[kept.pop()]

@@ -6,7 +6,7 @@ assumed dead when its last connection was closed in that way, until it says hell
 - The server has closed one of its connections, or the system has given one up (`Closing.CUT`).
 - Many processes seem to die at once (`_are_many`), as after the failure of a proxy, switch or network path.
 
-Only processes with leases count, since only leases depend on it.
+Only processes with leases count, since only leases depend on a process's death.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Process:
     id: bytes
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # that its connections keep
-    cut: bool = False  # and no connection was made since
+    cut: bool = False  # a connection was cut, and none was made since
     died_at: float | None = None  # in served time, if assumed dead
 
 

@@ -244,7 +244,7 @@ class Requests:
         return Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: DeleteOlder) -> DeletedOlder:
-        newest = self._keys.revision  # a client would take a later one for another store's (S10)
+        newest = self._keys.revision  # a later one in the reply would make the client reject this store (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries

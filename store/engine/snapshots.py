@@ -38,7 +38,7 @@ class Snapshot:
         self._left = count
         self.revision: int = revision
         self.reader: int = 0
-        self.counted_from: int = 0  # the total count as `reader` began to keep it
+        self.counted_from: int = 0  # `Snapshots._counted` when this snapshot began
         self.bytes: int = 0
 
     @classmethod
@@ -100,7 +100,7 @@ class Snapshots:
         self.unread: dict[Snapshot, None] = {}
         self._newest = -1  # the revision of the newest
         self._counted = 0  # bytes ever kept for snapshots alone ...
-        self._own = 0  # ... and the own bytes of the unread ones
+        self._own = 0  # ... and the `bytes` of the unread ones
 
     @property
     def held_bytes(self) -> int:

@@ -102,7 +102,7 @@ class State:
     def at_most(
         self, limit: str, amount: float, of: object = "", *, for_keys: Collection[str] = (), spare: int | None = None
     ) -> None:
-        """Refuse an amount past a limit. There is `spare` room more, by default an eighth, for keys that steer."""
+        """Refuse an amount past a limit. Keys that steer have `spare` more room, by default an eighth."""
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             room = most // SPARE_SHARE if spare is None else spare
@@ -116,7 +116,7 @@ class State:
         """Refuse a request that would pass the memory limit, less a spare part for keys that steer."""
         kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
-        # The history may grow to its limit. The reader of a listing loses its snapshot before others lose writes.
+        # The history may grow to its limit. A slow reader loses its snapshot before writes are refused.
         held += self.limits.history_bytes_max - self.history.bytes
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.at_most("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
@@ -313,7 +313,7 @@ class State:
                 f"the note of a keep-alive has {len(note)} bytes, and at most {NOTE_BYTES_MAX} are kept: shorten it"
             )
 
-    # -------------------------------------------------------------------------------------- what is kept for a client
+    # -------------------------------------------------------------------------------------- replies, watches and waits
 
     def check_reply(self, session: Session, request: Request[Any]) -> None:
         """Refuse a mutation whose reply cannot be kept.

@@ -120,8 +120,8 @@ class Waits:
     def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
         """Return where the waits are that the changes of one revision affect.
 
-        A wait is affected if its key was put, or the key of a condition changed. The caller removes it from there until
-        it looks at it.
+        A wait is affected if its missing key was put, or the key of a condition changed. The caller removes the waits
+        from these places until it has looked at them.
         """
         found = []
         for change in changes:
