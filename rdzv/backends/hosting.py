@@ -61,9 +61,9 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAY_TAKEN_AFTER: Final = 1.0  # seconds; a store that is just starting listens sooner
 TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time; short: all nodes wait for the host
-LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks if other clients still use the store
+LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
 ENDING_TTL: Final = 10.0  # seconds of the key's lease; longer than between checks, as one may be late
-SAID_AGAIN_AFTER: Final = 60.0  # seconds between two warnings that the process stays for others
+SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that the process stays
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
-POLL_EVERY: Final = 0.1  # seconds per wait for the last client
+POLL_EVERY: Final = 0.1  # seconds
 ENDS_WITHIN: Final = 15.0  # seconds: a server ends within 10
 PATHS: Final = ("ca", "cert", "key", "data_dir")
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
@@ -58,7 +58,7 @@ class StoreProcess:
         listeners: Sequence[socket.socket] | None = None,
     ) -> None:
         self.way_out: StoreProcess = self  # as `Server.way_out`
-        self.taken: bool = False
+        self.taken: bool = False  # clients are rejected from now on
         self._stopped = self._closed = self._hands_over = False
         self.ended: bool = False
         self._asking = threading.Lock()

@@ -51,7 +51,7 @@ DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
 OF_RUN: Final = 119  # added to our exit statuses under `rdzv run`; few commands use 120 to 124
 ANSWER_WITHIN: Final = 10.0  # seconds, to a read
-LAST_WORD_WITHIN: Final = 1.0  # seconds after `--timeout` in which a subcommand may still name the reason itself
+LAST_WORD_WITHIN: Final = 1.0  # seconds after `--timeout` for a subcommand to name the reason itself
 ERROR_LETTERS_MOST: Final = 4000
 
 Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"
@@ -194,7 +194,7 @@ AGAIN_AFTER: Final = 1.0  # seconds
 def _take_signals_back() -> None:
     """Unblock signals that the parent has blocked, and restore SIGCHLD: if ignored, children have no exit status.
 
-    Other signals that the parent ignores stay ignored, as under nohup.
+    Other ignored signals stay ignored, as under nohup.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -58,9 +58,7 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, 
 async def open_run(options: argparse.Namespace, *, follow: Listener | None = None) -> AsyncIterator[Run]:
     """Connect to the store of a run, at `options.url` within `options.timeout`.
 
-    Args:
-        options: The parsed arguments.
-        follow: Called when the run's head changes; without it the head, and so the status, is unknown.
+    `follow` is called when the run's head changes; without it the head, and so the status, is unknown.
 
     Raises:
         RendezvousSettingsError: The URL names no run.

@@ -115,12 +115,8 @@ class Span(NamedTuple):
 def timeline(run_id: str, history: History, *, now: float | None = None) -> dict[str, Any]:
     """Return the remembered rounds as rows of spans: `rounds`, and `nodes`, one row each in order of appearance.
 
-    The first 64 nodes of each round and the nodes that have gone have a row; `note` counts the others.
-
-    Args:
-        run_id: The run's id.
-        history: Its history.
-        now: The run's hour, in seconds since 1970; None to end with the last known event.
+    The first 64 nodes of each round and the nodes that have gone have a row; `note` counts the others. `now` is the
+    run's hour, in seconds since 1970; None ends the timeline with the last known event.
     """
     bands: list[tuple[Any, ...]] = []  # spans; those of rounds with number and size
     rows: dict[str, list[tuple[Any, ...]]] = {}  # by node id, spans; those of absences with the reason

@@ -51,8 +51,7 @@ async def serve(
 ) -> AsyncIterator[str]:
     """Serve HTTP beside a store during the context, which gives the URL.
 
-    `host`, `token` and `tls` are the store's. `insecure` lets the token cross the network in the clear. The keys of all
-    runs begin with `prefix`.
+    `host`, `token`, `tls` and `insecure` are the store's; see `door_at`. The keys of all runs begin with `prefix`.
     """
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_of(server, token=token) as client:

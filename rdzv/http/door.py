@@ -62,7 +62,8 @@ class Door:
 def door_at(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, Door]:
     """Return the host at which to serve HTTP beside a store at `host`, and the access rules there.
 
-    It is the store's host, or loopback if a token would else cross the network without TLS.
+    It is the store's host, but loopback if a token would cross the network in the clear and that is not permitted
+    (`insecure`).
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK

@@ -89,12 +89,9 @@ Sample = tuple[tuple[str, ...], float]
 
 
 class OfProcess:
-    """The metrics of any process: its release, its resources, and the lag of its loop.
+    """The metrics of any process: its release, its resources, and the lag of its loop, named `lag`.
 
     They have their own registry, as the program may use the default one.
-
-    Args:
-        lag: The name of that metric.
     """
 
     def __init__(self, lag: str) -> None:
@@ -139,10 +136,7 @@ class Metrics:
     async def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], *, ended: int) -> str:
         """Return all metrics as text; the loop runs other tasks between its pieces.
 
-        Args:
-            figures: The server's.
-            runs: The numbers of each run with nodes.
-            ended: The number of ended runs.
+        `runs` has the numbers of each run with nodes; `ended` counts the runs without.
         """
         pieces = [self.process.text()]
         lines: list[str] = []

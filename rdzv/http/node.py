@@ -44,7 +44,7 @@ async def serve_node(
 ) -> None:
     """Serve a node's metrics from its first arrival on, until cancelled; in the node's loop.
 
-    `host` "" is every address, and `port` 0 a free one. `insecure` lets the token cross the network in the clear.
+    The arguments are those of `door_at` and `listening`.
     """
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     metrics = _NodeMetrics(node)

@@ -5,9 +5,9 @@
     <prefix>b/<key>/<rank>        a member that waits at a barrier, so that the missing ones can be named
 
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction. The
-pop of the last item deletes both, on condition that the mark has not been written since. So the mark exists exactly
-while there are items, for `wait`, `check` and a blocking `queue_pop`. Nothing polls. One key for a queue and a value
-is "unexpected" in PyTorch; here a queue refuses it. Each item goes to one popper, as its deletion is conditional on its
+pop of the last item deletes both, on condition that the mark has not been written since. So `wait`, `check` and a
+blocking `queue_pop` find the mark exactly while there are items; nothing polls. One key for a queue and a value is
+"unexpected" in PyTorch; here a queue refuses it. Each item goes to one popper, as its deletion is conditional on its
 existence. A push wakes every waiting popper: meant for tens of poppers, not for thousands.
 """
 

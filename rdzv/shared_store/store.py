@@ -259,7 +259,7 @@ class SharedStore(_Twin[Caller], Operations):
 
 
 class BlockingSharedStore(_Twin["BlockingStore"]):
-    """The blocking twin of `SharedStore`, with the same arguments and errors; safe to use from several threads.
+    """The blocking twin of `SharedStore`, with its arguments and errors; safe to use from several threads.
 
     `client.interrupt(...)` ends a call from another thread, `client.end_waits` the waits if `lost` names members.
     """

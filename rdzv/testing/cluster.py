@@ -32,18 +32,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EXIT_LOOKS_EVERY = 0.5  # seconds between checks if the process of an ended body is idle
-EXIT_WITHIN = 10.0  # seconds from the end of a body until its process ends, even if not idle
+EXIT_LOOKS_EVERY = 0.5  # seconds
+EXIT_WITHIN = 10.0  # seconds; then the process of an ended body ends, even if not idle
 FINISH_LOOKS_EVERY = 1.0
 FINISH_WITHIN = 1800.0
 
 
 class Done(Generic[T]):
-    """The result of a method; awaiting it is optional, and first calls `then`.
-
-    Attributes:
-        value: The result.
-    """
+    """The result of a method, `value`; awaiting it is optional, and first calls `then`."""
 
     def __init__(self, value: T, then: Callable[[], object] | None = None) -> None:
         self.value = value

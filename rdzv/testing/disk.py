@@ -47,13 +47,8 @@ class NoReserve:
 class Disk:
     """The data that outlives a process.
 
-    Args:
-        rng: Draws latencies, and the fate of the group being written at a crash.
-        store_id: The store's id.
-        on_commit: Called with each committed group.
-
-    Attributes:
-        commits: The number of committed groups.
+    `rng` draws latencies, and the fate of the group being written at a crash. `on_commit` gets each committed group;
+    `commits` counts them.
     """
 
     def __init__(self, rng: random.Random, *, store_id: str, on_commit: Callable[[list[Facts]], None]) -> None:

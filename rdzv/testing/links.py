@@ -36,10 +36,10 @@ class Medium(Protocol):
         """Return the latency of the next piece, in seconds."""
 
     def draw_piece(self, length: int) -> int:
-        """Return how many of the ready bytes arrive at once."""
+        """Return how many ready bytes arrive at once."""
 
     def draw_joins(self) -> bool:
-        """Return True if all pieces that have arrived are read at once."""
+        """Return True if all arrived pieces are read at once."""
 
 
 class Link:

@@ -175,12 +175,7 @@ def process_id_of(name: str) -> bytes:
 class StoreMachine:
     """The store's machine, whose disk outlives its processes.
 
-    Args:
-        world: The machine's world.
-        rng: Draws the latencies of the disk.
-        durable: True if it has a disk.
-        limits: The store's.
-        rate: The seconds of its clock per true second.
+    `rng` draws the latencies of the disk, which it has if `durable`. Its clock counts `rate` seconds per true second.
 
     Attributes:
         server: The running server, or None.

@@ -5,8 +5,8 @@
     transport, protocol = await network.dial("store", ClientProtocol, source="node-3")
     network.partition("node-3")
 
-A *link* (`links`) is one connection. Every fault applies to a link, or to a name: of a link ("node-3>store#1"), of a
-dialer ("node-3": its present and future links), of a listener ("store"), or to `EVERYTHING`.
+A fault applies to one connection (`links.Link`), or to a name: of a link ("node-3>store#1"), of a dialer ("node-3": its
+present and future links), of a listener ("store"), or to `EVERYTHING`.
 
 The ends of a link may be in different loops. The network's own loop stands for the wire and for both ends' operating
 systems: they still accept connections and bytes for a stopped process, and close a dead one's connections (`died`).
@@ -81,10 +81,7 @@ class MemoryNetwork:
     ) -> Listener:
         """Accept connections to `name`, each with a new protocol, until the listener is closed.
 
-        Args:
-            name: The name for `dial`.
-            protocol_factory: Returns the protocol of a connection.
-            loop: The protocols' loop; by default the dialer's.
+        The protocols are called in `loop`, by default the dialer's.
         """
         if name in self._listeners:
             raise OSError(f"{name} is already listened on")
@@ -194,11 +191,11 @@ class MemoryNetwork:
         return self._rng.uniform(*self._latency) if isinstance(self._latency, tuple) else self._latency
 
     def draw_piece(self, length: int) -> int:
-        """Return how many of the ready bytes arrive at once."""
+        """Return how many ready bytes arrive at once."""
         return self._rng.randint(1, length) if self._shred else length
 
     def draw_joins(self) -> bool:
-        """Return True if all pieces that have arrived are read at once."""
+        """Return True if all arrived pieces are read at once."""
         return bool(self._joins) and self._rng.random() < self._joins
 
     def forget_listener(self, listener: Listener) -> None:

@@ -56,10 +56,7 @@ class ClusterStuckError(ClusterError):
 
 
 class Story:
-    """The events, with their virtual times.
-
-    Args:
-        now: Returns the virtual seconds since the begin.
+    """The events, with the virtual seconds that `now` returns.
 
     Attributes:
         lines: The events so far.

@@ -3,11 +3,9 @@
 **gloo.** `gloo_sockets` ends its collectives.
 
 **nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each learns of
-the loss from its own node. An abort waits for the GPU, so it runs in a thread, which `close` waits for. Two variables
-must be set before the first group, or `make` raises. `TORCH_NCCL_ASYNC_ERROR_HANDLING=0`: the watchdog must not end the
-process. `TORCH_NCCL_BLOCKING_WAIT=1`: else a collective returns before the GPU is done and an aborted one raises
-nothing; then the optimizer would apply an invalid gradient to the survivors' state. This follows PyTorch's
-documentation and sources, and has never run on a GPU.
+the loss from its own node. An abort waits for the GPU, so it runs in a thread, which `close` waits for. docs/pytorch.md
+says why `make` requires two variables: without TORCH_NCCL_BLOCKING_WAIT=1 a collective also returns before the GPU is
+done. This follows PyTorch's documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from rdzv.torch.pytorch import (
 )
 from rdzv.torch.store import TorchStore
 
-CONNECT_WITHIN: Final = 1.0  # seconds to connect a small gloo group, at the first attempt
+CONNECT_WITHIN: Final = 1.0  # seconds, for a small gloo group's first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
 GLOO_WAITS: Final = 5  # gloo waits for this many of its timeouts for a connection (its `waitUntilConnected`)
 ATTEMPTS: Final = 5  # each with twice the time, for busy machines

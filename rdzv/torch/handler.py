@@ -54,7 +54,7 @@ SERVED: Final = "rdzv/torch/agent_store"
 _ANY_PORT: Final = re.compile(r"(tcps?://)?(\[[^\]]*\]|[^][/?#:]*):0+([/?].*)?")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
-READ_TIMEOUT: Final = 60.0  # in seconds; PyTorch's default for `read_timeout`, the timeout of its agents' store
+READ_TIMEOUT: Final = 60.0  # seconds; PyTorch's default, for its agents' store
 _TORCH_ERRORS: Final[tuple[tuple[type[ours.RendezvousError], type[Exception]], ...]] = (
     (ours.RendezvousClosedError, torch_api.RendezvousClosedError),
     (ours.RendezvousTimeoutError, torch_api.RendezvousTimeoutError),
@@ -178,7 +178,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._screen = Screen(self._run_id)
         self._signals = EndSignals(self._hosts, partial(self._screen.ends, serves_for=None))
         self._tcp_store: Any = None  # of this round: rank 0 serves it while this object lives
-        self._workers_store: WorkersStore | None = None  # of this round, at rank 0
+        self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # promised ports that were taken
         self._logs_lost = False
         self._logs_of: int | None = None  # the round of the last started workers
@@ -203,7 +203,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True if rank 0's agent serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT, not its worker.
+        """True if rank 0's agent, not rank 0's worker, serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT.
 
         The agent's store is there before the workers start, outlives rank 0's worker, and is new in every round. It is
         not used with `agent_store=0`, nor with PyTorch 2.4, whose workers put their restart count before all keys:

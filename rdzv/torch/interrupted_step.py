@@ -84,11 +84,8 @@ class InterruptedStep:
     def take_back(self, model: Any, optimizer: Any, *, announced: bool) -> None:
         """Drop all gradients, undo a step of the optimizer that did not end, and restore the buffers if none has ended.
 
-        Args:
-            model: A model of `sync_state`, or None.
-            optimizer: Its optimizer, or None.
-            announced: True if the last round ended at an agreed step. Then an unused gradient shows that `check` was
-                called more often than the optimizer stepped.
+        `announced`: the last round ended at an agreed step. Then an unused gradient shows that `check` was called more
+        often than the optimizer stepped.
         """
         if self._steps == 0 and model is not None:
             self._restore(model)

@@ -313,11 +313,7 @@ def underlying_store(store: Any) -> Any:
 def teach_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
     """Let `PrefixStore` call the Python half for queues and `list_keys`; C++ raises `NotImplementedError` over ours.
 
-    Over other stores its methods are unchanged.
-
-    Args:
-        kind: The Python store that has these methods.
-        prefix_of: Returns the prefix of the keys of a `PrefixStore`.
+    Over stores other than `kind` its methods are unchanged. `prefix_of` returns the prefix of a `PrefixStore`'s keys.
     """
     for name in ("queue_push", "queue_pop", "queue_len", "list_keys"):
         original = getattr(dist.PrefixStore, name, None)

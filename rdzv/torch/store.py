@@ -144,9 +144,9 @@ class TorchStore(dist.Store):
     C++ does not call queues and `list_keys` of the Python half, so the first `TorchStore` of a process patches
     `PrefixStore` in Python to ask the store below.
 
-    **Processes.** A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries
-    the URL, the prefix of its keys, the timeout, and the names of files with secrets, but no secret: a token given by
-    value must be in the other process's RDZV_TOKEN or RDZV_TOKEN_FILE.
+    A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries the URL, the
+    prefix, the timeout, and the names of files with secrets, but no secret: a token given by value must be in the other
+    process's RDZV_TOKEN or RDZV_TOKEN_FILE.
 
     Args:
         url: One of ours, with or without a run; a further segment separates keys. Or a blocking shared store of
@@ -322,11 +322,7 @@ class _Over:
 
 
 def _reached(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any) -> BlockingSharedStore:
-    """Return the shared store on a client that has got an answer.
-
-    Raises:
-        DistNetworkError: The store does not answer.
-    """
+    """Return the shared store on a client; raise DistNetworkError if the store does not answer."""
     try:
         client.ping(timeout=timeout.total_seconds())
     except StoreError as error:

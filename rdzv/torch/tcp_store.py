@@ -75,10 +75,7 @@ class WorkersStore:
 def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: set[int]) -> WorkersStore | None:
     """Serve the workers' store of a round at its bootstrap port; call this at rank 0.
 
-    Args:
-        info: The round.
-        ports: `master_port`.
-        taken: The taken bootstrap ports of this run, to which a taken port is added.
+    `ports` is `master_port`. `taken` has the taken bootstrap ports of this run; a taken port is added.
 
     Returns:
         The store; None if the port is taken and another can be promised: leave the round, and meet again.
@@ -125,10 +122,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> dist.TCPStore:
     """Host the round's TCPStore on rank 0, connect to it elsewhere; every member calls it, once.
 
-    Args:
-        info: The round.
-        timeout: The limit for rank 0, and the store's own timeout.
-        port: The port of rank 0; 0 for any.
+    `timeout` limits the wait for rank 0, and is the store's own; `port` is rank 0's, 0 for any.
 
     Raises:
         DistStoreError: Rank 0 has not announced its port in time.

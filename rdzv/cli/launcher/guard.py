@@ -88,11 +88,8 @@ def take_signals(signals: str) -> None:
 def fork_guarded(control: int, files: int, *, report: int | None = None) -> None:
     """Fork, and guard the child; return only in the child, without traces of the guard.
 
-    Args:
-        control: The pipe from the launcher.
-        files: The child's soft limit of open files.
-        report: If the launcher is not the guard's parent: a file for two numbers of four bytes in the machine's order,
-            the guard's pid and the child's wait status.
+    `files` is the child's soft limit of open files. If the launcher is not the guard's parent, `report` is a file for
+    two numbers of four bytes in the machine's order: the guard's pid and the child's wait status.
     """
     os.set_inheritable(control, False)
     if report is not None:

@@ -43,7 +43,7 @@ WITH_VALUE: Final = frozenset("WX")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonCommand:
-    """A Python command: the interpreter's options, and the worker's `sys.argv`, a script's or (`-m`) a module's."""
+    """A Python command: the interpreter's options, and the `sys.argv` of a script's or (`-m`) a module's worker."""
 
     command: tuple[str, ...]
     options: tuple[str, ...]

@@ -139,9 +139,9 @@ def _kill_session(leader: int) -> None:
 
 
 def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
-    """Make the log file of a process; return None on an error: a full disk must not end a healthy node.
+    """Make the log file of a process, in a folder that nodes may share, as ranks are unique; return None on an error.
 
-    Nodes may share the folder, as ranks are unique.
+    A full disk must not end a healthy node.
     """
     run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
     path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"

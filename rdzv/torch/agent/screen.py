@@ -1,11 +1,7 @@
 """Shell: the lines that an agent writes about the rendezvous, one for each event of the job.
 
-    W1122 05:12:48.611 16128 rdzv] run job: lost: node-c: its process ended; meeting again
-    I1122 05:12:48.703 16128 rdzv] run job, round 1: 2 nodes; gone: node-c (its process ended); this one, node-a, ...
-    I1122 05:12:49.704 16128 rdzv] run job so far: 14 min 2 s; training 99.1 %, ...; 1 loss, of node-c
-
-The lines have PyTorch's prefix and destination, and obey LOGLEVEL. Without it these lines begin at INFO, and other
-lines of `rdzv` and `store` at WARNING. A configuration of logging takes precedence.
+docs/pytorch.md shows them. They have PyTorch's prefix and destination, and obey LOGLEVEL. Without it these lines begin
+at INFO, and other lines of `rdzv` and `store` at WARNING. A configuration of logging takes precedence.
 """
 
 from __future__ import annotations
@@ -36,8 +32,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 
-WAITS_SILENTLY: Final = 3.0  # in seconds: a longer wait is explained
-SAYS_AGAIN_AFTER: Final = 30.0  # in seconds: the repetition of an unchanged reason
+WAITS_SILENTLY: Final = 3.0  # seconds; a longer wait is explained
+SAYS_AGAIN_AFTER: Final = 30.0  # seconds, for an unchanged reason
 JOIN_WITHIN: Final = 1.0  # seconds to join the threads of this module, which end at once
 COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's cost is written
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from store.net.threads import Call
 
-LOOKS_EVERY: Final = 0.02  # in seconds, until the agent has started all workers of its round
+LOOKS_EVERY: Final = 0.02  # seconds, until all workers are started
 
 
 class WorkerEnds:
