@@ -1,4 +1,4 @@
-"""Shell: writes accusations, also for `rdzv.loop`, which may not import `member`."""
+"""Shell: writes accusations, also for `rdzv.loop`, which may not import `rdzv.node.member`."""
 
 from __future__ import annotations
 

@@ -31,15 +31,15 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 class Agreed:
     """The settings that the nodes of a run share, as far as this node knows.
 
-    If the run is resized (`rdzv.config.resizing`), they get its new numbers of nodes.
+    A resize of the run (`rdzv.config.resizing`) changes the numbers of nodes in them.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._run_id = settings.run_id
         self._ours = settings.shared()
         self._agreed = self._ours
-        self.value: bytes = pack_settings(self._ours)  # of the settings key
-        self.rules: Rules = Rules(  # the coordinator's, by these settings
+        self.value: bytes = pack_settings(self._ours)  # the expected value of the settings key
+        self.rules: Rules = Rules(  # by which the coordinator decides
             needed=settings.needed,
             capacity=settings.capacity,
             unit=settings.node_unit,
@@ -52,7 +52,7 @@ class Agreed:
         )
 
     def take(self, there: bytes) -> str:
-        """Accept the run's settings in `there`; if this node's differ by more than a resize, return how, in words."""
+        """Accept the run's settings in `there`, or return in words how this node's differ by more than a resize."""
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
         if difference and not was_resized_from(theirs, self._ours):
@@ -71,7 +71,7 @@ class Agreed:
         return ""
 
     def forget(self) -> None:
-        """Return to this node's own settings: the run has no node with others."""
+        """Return to this node's own settings, as no other node is in the run."""
         assert self.take(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
 
@@ -80,9 +80,9 @@ async def agree_on_settings(
 ) -> None:
     """Ensure that the run has this node's settings; rewrite them if no other node is in it.
 
-    Nodes with the former numbers of a resized run get its new ones. Every arrival writes the settings again: so the
-    rewrite, conditional on their revision, fails if a node has arrived meanwhile. If it fails, or others rewrote the
-    settings after `there` was read, the node's arrival reads the new ones.
+    If only a resize makes a difference, this node adopts the run's numbers. Every arrival writes the settings again, so
+    the rewrite, conditional on their revision, fails if another node has arrived meanwhile. If it fails, or the
+    settings have changed since `there` was read, this node's next attempt to arrive reads the new ones.
 
     Raises:
         RendezvousSettingsError: Other nodes are in the run, with other settings.
@@ -104,7 +104,7 @@ async def agree_on_settings(
 async def check_prefix(store: Store, prefix: str) -> None:
     """Raise RendezvousSettingsError if a prefix lies among another run's keys."""
     parts = prefix.split("/")
-    above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # from "/rdzv/job-7" on
+    above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # the shortest is "/rdzv/job-7"
     if not above or prefix in {scheme.prefix for scheme in SCHEMES.values()}:
         return
     for run, entry in zip(above, await store.get_many([f"{run}/settings" for run in above]), strict=True):
@@ -121,7 +121,7 @@ class OverruledError(Exception):
 
 
 def take_settings(refused: TransactionResult, agreed: Agreed) -> bool:
-    """Accept the settings that caused a refusal; return False if they did not, raise OverruledError if unusable."""
+    """Accept the run's new settings if they caused a refusal, else return False; raise OverruledError if unusable."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:
         return False

@@ -26,15 +26,15 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
             try:
                 note = BeatNote.unpack(one.note)
             except RendezvousStateError:
-                continue  # not of a node of this program
+                continue  # not a note of this program
             heard[one.key.removeprefix(keys.nodes)] = Heard(note=note, ago=one.age)
     return heard
 
 
 async def read_hour(store: Store, keys: Keys) -> float:
-    """Return the present hour of the run: by the coordinator's note, else by the last one's note on the run's lease.
+    """Return the present hour of the run, from the coordinator's note, or else from the note on the run's lease.
 
-    If the store was restarted since, return the hour of the last progress; without one, this machine's.
+    A restarted store has lost the notes: then return the hour of the last progress, or else this machine's time.
     """
     for one in (*await store.notes(keys.coordinator), *await store.notes(keys.lease)):
         if one.note and (said := HourNote.unpack_at(one.key, one.note)) is not None:

@@ -1,4 +1,4 @@
-"""Shell: the run's own lease (promise R19), which its keys are on, except those of nodes and rounds."""
+"""Shell: the run's own lease (promise R19), on which most of the run's keys are."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from store import Store
 
 
-RUN_TTL_LEAST = 60.0  # seconds, so that a short closed_ttl does not end a run between two nodes
+RUN_TTL_LEAST = 60.0  # seconds; so a short closed_ttl does not end a run between a node's end and the next arrival
 
 
 async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
-    """Return the run's own lease; grant it if there is none. A key on the lease names it; the key's value is the TTL.
+    """Return the run's own lease; grant it if there is none. The key `keys.lease` is on it, with its TTL as value.
 
     Raises:
         RendezvousSettingsError: `closed_ttl` is too long for the store.
@@ -42,7 +42,7 @@ def grant_of_run(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
 
 
 def note_of_run(keys: Keys, grant: Grant) -> Create:
-    """Return the write of the key that names the run's own lease, unless it exists."""
+    """Return the write of the key `keys.lease`; it does nothing if the key exists."""
     return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
 
 
@@ -52,7 +52,7 @@ def is_too_long(error: LimitExceeded) -> bool:
 
 
 def has_no_room(error: StoreError) -> bool:
-    """Return True if a write was refused because other keys take the room: the store's message says so."""
+    """Return True if a write was refused because the store is full, or the run has used up its share of it."""
     return isinstance(error, LimitExceeded) and " would hold " in str(error)
 
 

@@ -12,7 +12,7 @@ from rdzv.core.state import ban_name
 
 
 def check_node_id(node_id: str) -> None:
-    """Raise RendezvousSettingsError for an invalid node id, as a ban of it would have no effect."""
+    """Raise RendezvousSettingsError for an id that no node can have: a ban of it would have no effect."""
     try:
         NAME.convert(node_id)
     except (TypeError, ValueError):
@@ -20,10 +20,10 @@ def check_node_id(node_id: str) -> None:
 
 
 def name_of_ban(node_id: str, where: Any) -> tuple[str, str]:
-    """Return the name of a ban of a node, or of an attribute and its value, and that attribute: "rack=17", or "".
+    """Return the name of a ban, and the banned attribute as "rack=17", or "" if the ban is of a node.
 
     Raises:
-        RendezvousSettingsError: It is not one of both, or no node can have this id or attribute.
+        RendezvousSettingsError: Both or none are given, or no node can have this id or attribute.
     """
     if (where is None) == (node_id == ""):
         given = "neither" if where is None else "both"

@@ -1,7 +1,7 @@
 """Shell: one run in a store, for a node, or for an operator that does not join.
 
 A ban is a key under the head, which every node watches; a node's arrival is conditional on no such ban. A drain is on a
-lease of its own, so it survives if the node's lease lapses, and the lease tells its age.
+lease of its own: it survives the node's lease, and the time left of its own lease tells its age.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class Run:
     async def resize(self, min_nodes: int | None = None, max_nodes: int | None = None, *, reason: str = "") -> Resized:
         """Set another minimum or maximum of nodes; None leaves a number unchanged.
 
-        They are in force from the next round on. If the round has too many members, or there is room for waiting nodes,
-        the members leave it at one agreed `check`; surplus members, those with the highest ranks, become spares. A
-        round with fewer members than the new minimum goes on until there are enough nodes for the next. Nodes that
-        arrive with the former numbers get the new ones.
+        The new numbers are in force from the next round on. If the round has too many members, or there is room for
+        waiting nodes, the members leave it at one agreed `check`; surplus members, those with the highest ranks, become
+        spares. A round with fewer members than the new minimum continues until there are enough nodes for the next
+        round. Nodes that arrive with the former numbers adopt the new ones.
 
         Raises:
             RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.
@@ -99,7 +99,7 @@ class Run:
             new = resize(unpack_settings(there.value), min_nodes=min_nodes, max_nodes=max_nodes)
             resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=self.by)
             result = await self.store.transact(
-                # By value, as each arrival writes the settings again.
+                # By value and not by revision: each arrival writes the settings again.
                 when=(when.value(self.keys.settings) == there.value, when.missing(self.keys.closed)),
                 then=(
                     Put(self.keys.settings, pack_settings(new), lease=there.lease),
@@ -120,7 +120,7 @@ class Run:
         raise RendezvousStateError(f"run {self.run_id} has no settings that could change: no node has come to it yet")
 
     async def close(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
-        """Close the run; return the first closing, which counts. `verdict`: `given_up`, `status`."""
+        """Close the run; return the first closing, which counts. `verdict` has `given_up` and `status` of `Closed`."""
         closed = Closed(reason=reason, by=self.by, **verdict)
         lease = lease or await take_run_lease(self.store, self.keys, self.keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
@@ -147,7 +147,7 @@ class Run:
         now: bool = False,
         lasts: float | None = None,
     ) -> tuple[str, ...]:
-        """Keep nodes out of the next rounds, and with `now` out of this one; return the ids of those that are here.
+        """Keep nodes out of the next rounds, and with `now` out of this one; return the ids of those in the run.
 
         Args:
             node_id: The node.
@@ -171,7 +171,7 @@ class Run:
     async def unban(self, node_id: str = "", reason: str = "", *, where: tuple[str, str] | None = None) -> bool:
         """Lift the ban of a node, or of an attribute and its value; the history gets the reason.
 
-        Return True if there was one. Nodes that are banned by name stay so if the ban of their attribute is lifted.
+        Return True if there was one. Nodes banned by their id stay banned if the ban of an attribute is lifted.
         """
         name, attribute = name_of_ban(node_id, where)
         return await self._lift_ban(
@@ -181,8 +181,8 @@ class Run:
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
         """Write a ban, then delete the records of the nodes that it removes; return all nodes with this ban.
 
-        The ban is written first, so that the coordinator knows why a node goes. If the operator dies between the two, a
-        banned member leaves by itself. A cancellation does not interrupt this. `find` returns the present arrivals.
+        The ban is written first, so that the coordinator knows why a record is deleted. If this process dies before the
+        deletions, the banned nodes leave by themselves. A cancellation interrupts nothing. `find` returns the arrivals.
         """
         ban.pack()  # raise errors before the first write
 
@@ -190,7 +190,7 @@ class Run:
             here = await find()  # before the ban: waiting nodes leave once they see it
             final, lease = await self._lease_of(ban)
             await self.store.put(self.keys.banned(name), final.pack(), lease=lease)
-            # From now on no such node arrives.
+            # From now on no banned node arrives.
             while found := await find():
                 here |= found
                 out = found if ban.now else await self._not_in_round(found)
@@ -225,7 +225,7 @@ class Run:
         }
 
     async def _lease_of(self, ban: Ban) -> tuple[Ban, Lease]:
-        """Return the ban and its lease: the run's; or, if it expires, its own, with the TTL as granted."""
+        """Return the ban and its lease: the run's; or, if the ban expires, its own, with the granted TTL as `lasts`."""
         if ban.lasts is None:
             return ban, await take_run_lease(self.store, self.keys, self.keep)
         if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
@@ -236,7 +236,7 @@ class Run:
             if not is_too_long(error):
                 raise
             refuse(f"a ban that lasts {ban.lasts:g} s was refused: {error}; without a time it stays until lifted")
-        return ban.replace(lasts=lease.ttl), lease  # etcd makes small ones larger
+        return ban.replace(lasts=lease.ttl), lease  # etcd raises short TTLs
 
     async def _lift_ban(self, name: str, unban: Unban) -> bool:
         note = unban.pack()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from store import Entry, Store
 
-DRAIN_KEPT = 60.0  # seconds that a drain outlives its end: a node whose lease lapsed may return, and must still leave
+DRAIN_KEPT = 60.0  # seconds after its deadline: a node that lost its lease may return, and must still leave
 
 
 class Usage(NamedTuple):
@@ -230,7 +230,7 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
         try:
             record = NodeRecord.unpack(entry.value, node_id=node_id, arrival=entry.mod_revision)
         except RendezvousStateError:
-            continue  # not of a node of this program
+            continue  # not a record of this program
         if not record.left:
             records[node_id] = record
     return records
@@ -260,7 +260,7 @@ async def read_usage(store: Store, prefix: str) -> dict[str, Usage]:
     root = f"{prefix}/"
     with contextlib.suppress(Unsupported):
         groups = [group for group in await store.groups() if group.name.startswith(root)]
-        if all(group.name.count("/", len(root)) == 1 for group in groups):  # else some are not runs
+        if all(group.name.count("/", len(root)) == 1 for group in groups):  # else some groups are not one run
             runs = ((group.name[len(root) : -1], group) for group in groups)
             return {run_id: Usage(run_id, group.keys, group.bytes, group.age) for run_id, group in runs}
     counted = count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
@@ -268,7 +268,7 @@ async def read_usage(store: Store, prefix: str) -> dict[str, Usage]:
 
 
 def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
-    """Count keys by run id. Those with an empty id, receipts of writes on etcd, do not count."""
+    """Count keys by run id. Keys with an empty id, the receipts of writes on etcd, do not count."""
     parts = (key[len(root) :].partition("/") for key in keys)
     return Counter(run_id for run_id, slash, _ in parts if run_id and slash)
 
@@ -306,7 +306,7 @@ def _phase(head: Head) -> Phase:
         return Phase.CLOSED
     if _is_news(head):
         return Phase.TRAINING
-    # The progress of a run that was opened again is that of its closing, until a node arrives.
+    # A reopened run still has the progress of its closing, until a node arrives.
     phase = head.progress.phase if head.progress is not None else Phase.GATHERING
     return Phase.GATHERING if phase is Phase.CLOSED else phase
 
@@ -377,7 +377,7 @@ def _absent(head: Head, *, elapsed: float) -> Absent:
 
 
 def _elapsed(head: Head, now: float, hour: float) -> float:
-    """Return the seconds since the progress was written: if it was found in the store, by its hour."""
+    """Return the seconds since the progress was written; if this reader found it in the store, by its hour."""
     since = max(now - head.progress_at, 0.0)
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0
     return max(since, hour - said_at) if head.progress_found and said_at else since
