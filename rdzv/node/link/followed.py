@@ -1,7 +1,7 @@
 """Shell: keeps the state of runs up to date for displays: a run is read again only if one of its keys has changed.
 
-Members' steps come with keep-alives and change no key. So they are read each time; less often, if the read is slow and
-the run unchanged.
+Members' steps come with keep-alives and change no key. So they are read at each refresh, but rarely while no member
+reports any.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from store import Store
 
-FOLLOWED_FOR: Final = 30.0  # seconds after the last reading
-IDLE_SHARE: Final = 0.002  # of the time, to look for steps while no member reports any
+FOLLOWED_FOR: Final = 30.0  # seconds after a run's last refresh
+IDLE_SHARE: Final = 0.002  # the share of the time spent on reading steps while no member reports any
 
 
 class FollowedRun:
@@ -70,7 +70,7 @@ class FollowedRun:
     async def _watch(self, prefix: str) -> None:
         try:
             async with self._store.watch(prefix) as watch:
-                self._mark()  # for earlier changes
+                self._mark()  # for changes before the watch was open
                 async for _ in watch.batches():
                     self._mark()
         except StoreError:
@@ -102,7 +102,7 @@ class FollowedRun:
                 self._version += 1
 
     def now(self) -> tuple[RunStatus, History]:
-        """Return its status as of now, by the last reading, and its history."""
+        """Return the status of the last reading with its durations as of now, and the history."""
         assert self._read is not None, "it was refreshed"
         (status, history), now = self._read, self._store.time()
         later = as_of(status, now - self._read_at, reason="")
@@ -121,13 +121,13 @@ class FollowedRun:
         return account(self._keys.run_id, history, now=self.hour(), waited=waited)
 
     def report(self) -> dict[str, Any]:
-        """Return its report as of the last reading; its hours are right, its ages are as of then."""
+        """Return a report, made once per reading: its ages are as of that time, its hours stay right."""
         if self._reported != self._version:
             self._report, self._reported = report(self.now()[0]), self._version
         return self._report
 
     def streamed(self) -> dict[str, Any]:
-        """Return its report without values that change by themselves; the same object until a change."""
+        """Return the report without values that time alone changes; the same object until a change."""
         if self._streamed != self._version:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]
@@ -150,11 +150,11 @@ class FollowedRuns:
         self._store = store
         self._prefix = prefix
         self._runs: dict[str, FollowedRun] = {}
-        self.changed: set[str] = set()  # the names of runs; a reader removes the one that it has read
+        self.changed: set[str] = set()  # names of answers, see `_has_changed`; a reader of an answer removes its name
         self.listeners: Listeners = Listeners()
 
     def _has_changed(self, run_id: str) -> None:
-        self.changed |= {"", run_id, f"{run_id}/"}  # all of them, as a report, and as a stream: no name has a slash
+        self.changed |= {"", run_id, f"{run_id}/"}  # the list of runs, the report, the stream: no id has a slash
         self.listeners.changed()
 
     async def refreshed(self, run_id: str) -> FollowedRun:

@@ -58,18 +58,18 @@ class Follower:
         self._own_ban_keys = frozenset([keys.banned(node_id)])
         self.head: Head = Head()
         self.heard_at: float = 0.0  # the time of the store's last message, on this node's clock
-        # The last ban of this node or its attributes, after its revision; kept if lifted meanwhile.
+        # The revision and contents of the last ban of this node or of its attributes, also after it was lifted.
         self.own_ban: tuple[int, Ban] | None = None
         self.before: LastCoordinator | None = None
         self.resets: int = 0  # of the watch
-        self.error: Exception | None = None  # ended the watch
-        # A round key that cannot be read: while this holds, no other round completes.
+        self.error: Exception | None = None  # the error that ended the watch
+        # Why the round's key cannot be unpacked: until it is replaced, no round completes.
         self.unreadable: RendezvousStateError | None = None
-        self.unanswered: StoreError | None = None  # of the last attempt to begin; another follows
+        self.unanswered: StoreError | None = None  # the error of the last attempt to open the watch; another follows
         self.opened_in: float | None = None  # seconds that the store took to answer
         self.round_at: float | None = None  # when the round completed, on this node's clock, if this node saw it
         self.synced: asyncio.Event = asyncio.Event()
-        # Called at every change, before any listener: the node's membership takes the change in.
+        # Called at every change, before the listeners, so that they see a current membership.
         self.on_change: Callable[[], object] = int
         self.listeners: Listeners = Listeners()
         self.seen: int = 0  # the last revision of the watch
@@ -89,7 +89,7 @@ class Follower:
         try:
             while self.opened_in is None:
                 await self._follow()
-        except Exception as error:  # noqa: BLE001  any error ends the wait for a head that will not come
+        except Exception as error:  # noqa: BLE001  after any error, end the waits for the head
             self.error = error
             self.synced.set()
             self.tell()
@@ -142,14 +142,14 @@ class Follower:
                 self.head, self._anew = self._anew or self.head, None
                 self.synced.set()
             case "reset":
-                # The old head holds until the new snapshot is complete: a run must not look open meanwhile. Rounds only
-                # go up.
+                # The old head holds until the new snapshot is complete: a closed run must not look open
+                # meanwhile. The last round is kept: round numbers only increase.
                 self._anew = Head(round=self.head.round)
                 self.resets += 1
             case "put" | "delete":
                 try:
                     self._change(event)
-                except RendezvousStateError as error:  # this key is unreadable; the others hold
+                except RendezvousStateError as error:  # only this key is unreadable
                     pass_over(event.key, error)
                     if event.key == self._keys.round:
                         self.unreadable = error
@@ -187,7 +187,7 @@ class Follower:
         def leaving() -> Leaving:
             drain, known = Drain.unpack(value), self.head.drains.get(key.removeprefix(keys.drains))
             if known is not None and known.revision == revision:
-                return known  # read again by a watch that was reset
+                return known  # a watch that was reset reads it again
             return Leaving(until=now + drain.within, reason=drain.reason, revision=revision)
 
         if key == keys.coordinator:
@@ -196,7 +196,7 @@ class Follower:
             coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
-            # After a reset, keep both: the new snapshot reports the members' leaving together with the closing.
+            # After a reset, keep the progress from before the closing: the new snapshot has only a later one.
             over = self.head.closed_over if self.head.closed is not None else self.head.progress
             return {"closed": Closed.of(value) if put else None, "closed_over": over if put else None}
         if key == keys.progress:

@@ -38,12 +38,12 @@ IF_HOSTED = "if a node hosted this store, it ended with that node's process, as 
 SAY_AWAY_AFTER = 2.9  # seconds of disconnection before the first warning; later ones are ever rarer (R22)
 ASK_EVERY = 1.0  # seconds, while a caller waits, between checks that the store answers ...
 ASK_EVERY_PER_NODE = 0.01  # ... and per node: the store answers some 100 such requests a second in all ...
-# ... with this spread: all last heard from the store at the same moment, and would ask together.
+# ... with this spread: all nodes hear from the store at the same moment, and would ask together.
 ASK_SPREAD = (0.75, 1.25)
-ASK_EARLY = 0.01  # seconds; a shorter rest is no reason for another timer, which could fire at once for ever
+ASK_EARLY = 0.01  # seconds; no timer for a shorter rest, which could fire at once, again and again
 RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
 LOOK_WHETHER_GONE_EVERY = 0.2  # seconds, while the store is away; its client tries about as often
-LOOK_FOR_RUN_AFTER = 1.0  # seconds, where the store does not say which lease is the run's
+LOOK_FOR_RUN_AFTER = 1.0  # seconds until the next attempt to renew the run's lease, after an error
 
 
 class StoreEndingError(StoreError):
@@ -58,18 +58,18 @@ class Link:
         self.keeping: Keeping = Keeping(store)
         self.follower: Follower = Follower(store, keys, node_id=node_id)
         self.known_run_lease: Lease | None = None  # the result of `run_lease`, if known
-        # Ends this node's readiness to coordinate, if it is ready, within some seconds.
+        # Ends this node's candidacy for coordinator, within the given seconds; None if it is no candidate.
         self.resign: Callable[[float], Awaitable[None]] | None = None
-        self.back_at: float | None = None  # the time of the present connection, if it is not the first
+        self.back_at: float | None = None  # when the store was last reconnected, if it ever was
         self.gone: ConnectionLost | None = None  # why the store was given up: its process and its data are gone
-        self.host: str = ""  # its store's: one of those in the URL
-        # Seconds without a listener at that URL after which a store in memory only is given up. One with a data
-        # directory comes back with its data, and an unreachable host proves nothing.
+        self.host: str = ""  # the URL with only the host of this store
+        # Seconds without a listener at that URL after which a store in memory only is given up. A store with a
+        # data directory comes back with its data, and an unreachable host proves nothing.
         self.gives_up_after: float = math.inf
-        self.was_told: bool = False  # this node has told the store what it knows of a store before
-        self.has_arrived: bool = False  # the store has taken its arrival, so it has the run's settings
+        self.was_told: bool = False  # this store has this node's knowledge of a lost store, or better
+        self.has_arrived: bool = False  # the store has accepted the node's arrival, so the node has the run's settings
         self._keys = keys
-        self._closed_ttl = closed_ttl  # of the run's keys, if this node is the first to write any
+        self._closed_ttl = closed_ttl  # of the run's lease, if this node grants it
         self._rng = rng
         self._keeping_run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -106,7 +106,7 @@ class Link:
             await resign(within)
 
     async def aclose(self) -> None:
-        """End everything, the leases last: the node's record goes with them."""
+        """End all tasks, then the leases: the node's record is deleted with its lease."""
         self._closed = True
         if self._asking is not None:
             self._asking.cancel()
@@ -115,7 +115,7 @@ class Link:
         with anyio.CancelScope(shield=True):
             await self.keeping.release_all()
 
-    # ------------------------------------------------------------------------------------------ whether it is there
+    # ------------------------------------------------------------------------------------------ connected or not
 
     @property
     def in_reach(self) -> bool:
@@ -128,7 +128,7 @@ class Link:
         return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
-        """Wait until the store is connected (and `answering`) again, or lost; return False if that takes longer."""
+        """Wait until the store is connected again (and answers, with `answering`), or lost; return False if late."""
         with anyio.move_on_after(within) as limit:
             while self.store.failure is None and (not self.in_reach or (answering and self._silent)):
                 self._reach_changed.clear()
@@ -139,7 +139,7 @@ class Link:
         """Warn from now on when the store has been disconnected, or silent, for a while, and log its return.
 
         `who_waits` returns in words which callers wait now; empty if none. Until the coordinator has counted this node
-        (`is_counted`), the number of nodes is unknown, and only the keep-alives ask the store.
+        (`is_counted`), the number of nodes is unknown, and the store is not asked between keep-alives.
         """
         self._who_waits, self._is_counted = who_waits, is_counted
         self._ask_in(self._asks_every)
@@ -184,7 +184,7 @@ class Link:
             self._telling = self.start(self._while_away(since, self.store.time() + first_after), what)
 
     async def _while_away(self, since: float, say_at: float) -> None:
-        """Warn from `say_at` on, ever more rarely, and log the store's return; give it up if its process is gone."""
+        """Warn from `say_at` on, ever more rarely, and log the store's return; if its process is gone, give it up."""
         run_id, within, said = self._keys.run_id, self.gives_up_after, False
         gone_since, told = math.inf, False
         while not await self.in_reach_again(
@@ -209,7 +209,7 @@ class Link:
         if said and self.store.failure is None:
             log.warning("run %s: the store is back after %.0f s", run_id, self.store.time() - since)
 
-    # ------------------------------------------------------------------------------------------ how far away it is
+    # ------------------------------------------------------------------------------------------ answer times
 
     def answered_in(self, seconds: float) -> None:
         """Note the seconds that the store took for a request."""
@@ -222,7 +222,7 @@ class Link:
 
     @property
     def round_trip(self) -> float:
-        """The seconds that the store takes to answer, as lately noted."""
+        """The seconds that the store takes to answer: the shortest time of its last answers."""
         # The first answer counts until three others have come: any one may have been delayed.
         opened_in = self.follower.opened_in if len(self._answered_in) < ANSWERS_KEPT else None
         return min((*self._answered_in, *(() if opened_in is None else (opened_in,))), default=0.0)
@@ -262,9 +262,9 @@ class Link:
                 await anyio.sleep(lease.ttl / RUN_RENEWALS_PER_TTL * self._rng.uniform(0.8, 1.0))
                 await lease.keep_alive()
             except LeaseNotFound:
-                self.known_run_lease = None  # the store was away for too long; the next node to arrive begins anew
+                self.known_run_lease = None  # the store was away for too long; the next arrival grants a new one
                 return
-            except StoreError:  # two more attempts fit before it ends
+            except StoreError:  # the lease lasts for two more attempts
                 await anyio.sleep(LOOK_FOR_RUN_AFTER)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TURNS = 64  # nodes of one process at a time: a step of all takes the loop some 20 ms
+TURNS = 64  # nodes of one process that take a costly step at the same time: this blocks the loop for some 20 ms
 TURN_MOST = 5.0  # seconds that a node, perhaps waiting for an absent store, may keep others waiting
 
 
@@ -46,7 +46,7 @@ def check_process(pid: int, run_id: str) -> None:
 
 
 class NodeLoop:
-    """A node's way to its loop: here an existing one, also for tests in virtual time, where no threads exist."""
+    """The loop that a node lives in: here an existing one, as in tests on virtual time, without threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
@@ -57,11 +57,11 @@ class NodeLoop:
         return Call(work, self._loop)
 
     async def apart(self, work: Callable[[], T]) -> T:
-        """Run user code, which may take long, where it delays no lease."""
+        """Run user code; `NodeThread` runs it where it delays no lease."""
         return work()
 
     def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Enter, in the loop, to limit how many nodes run the block at the same moment."""
+        """Return a context to enter in the loop; `NodeThread` limits how many nodes are in it at the same time."""
         return contextlib.nullcontext()
 
     def leave(self) -> None:
@@ -92,7 +92,7 @@ class NodeThread(NodeLoop):
             raise RendezvousStateError(f"the node thread has ended: {error}") from None
 
     async def apart(self, work: Callable[[], T]) -> T:
-        """Run it in its own thread."""
+        """Run user code in a thread of its own."""
         return await in_thread(work)
 
     @contextlib.asynccontextmanager
@@ -108,7 +108,7 @@ class NodeThread(NodeLoop):
             if held:
                 held.pop().release()
 
-        # So a node that waits for an absent store delays the others for a moment only.
+        # After `TURN_MOST` seconds, others may go: this node may be waiting for an absent store.
         over = asyncio.get_running_loop().call_later(TURN_MOST, give_back)
         try:
             yield
@@ -141,7 +141,7 @@ def _join(user: NodeThread) -> LoopThread:
 def _leave_thread(user: NodeThread, thread: LoopThread) -> None:
     global _thread
     with _lock:
-        if thread is not _thread:  # the thread of the process that forked
+        if thread is not _thread:  # it is the parent's, and this is a forked child
             return
         _users.discard(user)
         if not _users:

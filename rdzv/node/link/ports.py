@@ -12,7 +12,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class HeldPort:
-    """A port of this machine, of `among` (as `master_port`) or any free one, held until its node has its round."""
+    """A free port of this machine (of `among`, as in `master_port`), held until the node has its round."""
 
     def __init__(self, among: str | None = None) -> None:
         self._socket: socket.socket | None = None
@@ -31,7 +31,7 @@ class HeldPort:
                     self._ports[0],
                 )
                 return self._ports[0]
-            let_go_in_children(self, self._socket)  # a fork that holds it would keep rank 0 from listening there
+            let_go_in_children(self, self._socket)  # in a forked child it would keep rank 0 from listening there
         port: int = self._socket.getsockname()[1]
         return port
 
@@ -49,7 +49,7 @@ def _bound(port: int) -> socket.socket | None:
         try:
             sock = socket.socket(family)
         except OSError:
-            continue  # this system does not have it
+            continue  # this system lacks the address family
         try:
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

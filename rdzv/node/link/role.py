@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from rdzv.node.link.link import Link
 
 ROLE_TTL = 3.0  # seconds that a coordinator that is paused or cut off may delay the others
-ROUND_TRIPS_PER_TERM = 10  # at least; taking over takes three, and a renewal must be back before the lease ends
-SECONDS_PER_NODE = 0.001  # at least; a store and a coordinator that serve many nodes at once are busy that long
+ROUND_TRIPS_PER_TERM = 10  # fit in the lease, at least: taking over needs three, and a renewal must be answered in time
+SECONDS_PER_NODE = 0.001  # of the lease, at least: the store and the coordinator may be busy that long with many nodes
 TERM_MOST = 30.0  # seconds; a store that takes longer to answer than a tenth of that is too slow to use
 ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
 ELECTION_MOST = 1.0  # ... and at most this
-LOST_TERMS_MOST = 4  # more in a row make nothing longer
-ROLE_DISCONNECT_TTL = 0.4  # below a member's: a coordinator is replaced before its own death is announced
+LOST_TERMS_MOST = 4  # more lost terms in a row make the lease and the pause no longer
+ROLE_DISCONNECT_TTL = 0.4  # seconds, less than a member's: a dead coordinator is replaced before its death is announced
 
 
 class Role:
@@ -32,20 +32,20 @@ class Role:
 
     def __init__(self, link: Link, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:
         needed = max(ROLE_TTL, ROUND_TRIPS_PER_TERM * link.round_trip, SECONDS_PER_NODE * nodes)
-        # An outage this long must not cost the role as well.
+        # The role must outlast the store's own failover.
         wanted = min(needed * 2.0 ** min(lost_terms, LOST_TERMS_MOST), TERM_MOST) + link.store.fail_over
         ttl = min(wanted, link.store.lease_ttl_max)
-        # Of the role's key; renewed once the role is taken.
+        # The lease of the role's key; renewed once the role is taken.
         self.lease: HeldLease = HeldLease(link.keeping, id=link.new_lease_id(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
-            # The role outlives its holder's connection no longer than a member's lease: a successor announces the
+            # After a disconnection the role ends no later than a member's lease: the next coordinator announces the
             # death.
             disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnects_in, settings.disconnect_ttl)),
             gone_ttl=max(settings.gone_ttl, link.reconnects_in),
             id=self.lease.id,
         )
-        self.sent_at: float = link.store.time()  # when it was asked for, on this node's clock
+        self.sent_at: float = link.store.time()  # when the request for the role was sent, on this node's clock
         self.term: int = 0  # the revision that made its key, once taken
         # Seconds that the run's time of day is ahead of this node's clock; see `rdzv.core.history`.
         self.hour_offset: float = time.time() - self.sent_at
@@ -56,7 +56,7 @@ class Role:
         return self._clock() + self.hour_offset
 
     def note(self, _: bool) -> bytes:
-        """Return the note for each keep-alive: from it, a process with another clock can tell how old an hour is."""
+        """Return the note for each keep-alive: readers, whose clocks differ, add its age to get the run's hour."""
         return HourNote(hour=self.hour()).pack()
 
 

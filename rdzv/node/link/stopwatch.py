@@ -1,7 +1,7 @@
 """Shell: measures the store's answer times without the time for which this process itself was stopped.
 
-Leases grow with the answer time. If a stopped process took its own delay for a slow store, its next lease would outlast
-its death, or its disconnection, ten times as long.
+Leases are longer if the store answers slowly. If a process that was stopped counted that time as the store's, its next
+lease would be ten times as long as the stop, and its death would be noticed that late.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
-STOOD_STILL = 1.0  # seconds; a look this late was delayed by this process; busy machines cost less
+STOOD_STILL = 1.0  # seconds; if a look is this late, the process was stopped: a busy machine delays it less
 LOOKS_EVERY = 0.1  # seconds: stopped time is known to this precision
 
 
 class Stopwatch:
-    """Measures a block, or until `stop`, without the time for which this process was stopped."""
+    """Measures the seconds of a block, or until `stop` in it, without the time for which this process was stopped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

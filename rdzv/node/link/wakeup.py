@@ -10,7 +10,7 @@ import contextlib
 
 
 class Wakeup:
-    """One task's place to sleep, from which others wake it."""
+    """An event for one task, which sleeps until it happens, or until a deadline."""
 
     def __init__(self) -> None:
         self._told = False
@@ -33,7 +33,7 @@ class Wakeup:
         return told
 
     async def _sleep(self, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
-        """Sleep once. Nodes do so at each push, and an anyio scope would cost as much as all the rest."""
+        """Sleep once. Without an anyio scope, which would double the cost of each push to a node."""
         self._sleeping = loop.create_future()
         timer = None if deadline is None else loop.call_at(deadline, _wake, self._sleeping)
         try:
