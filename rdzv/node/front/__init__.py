@@ -1,1 +1,1 @@
-"""The fronts of a node: the handlers of its callers, made of one list of verbs."""
+"""The front of a node: its calls, each written once, of which both handlers make methods."""

@@ -1,4 +1,4 @@
-"""Shell: values of their node that both handlers give at once, from any thread, to the drivers of rounds."""
+"""Shell: values of a node that both its handlers return without a request, in any thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Kno
 
 
 class Known:
-    """A handler's node, as far as it can be read without a call."""
+    """The part of a handler that reads its node without a call into the node's loop."""
 
     _loop: NodeLoop  # where the node lives
 
@@ -55,7 +55,7 @@ class Known:
 
     @property
     def store_settings(self) -> Settings:
-        """The settings with the one host, of several, at which the store is: that of a round stays there."""
+        """The settings with only the host of the present store: a round's store does not move."""
         return self.own_node.store_settings()
 
     @abstractmethod
@@ -83,7 +83,7 @@ class Known:
 
     @property
     def is_draining(self) -> bool:
-        """True if this node is to leave."""
+        """True if a drain of this node was announced."""
         return self.own_node.is_draining
 
     @property
@@ -106,7 +106,7 @@ class Known:
         return absence_of(self.own_node, node_id)
 
     def draining(self) -> dict[str, Leaving]:
-        """Return the members of this round that were announced to leave since it completed."""
+        """Return the members of this round whose drains were announced since it completed."""
         membership, head = self.own_node.membership, self.own_node.head  # read once: the node replaces its head
         progress = head.progress
         if (

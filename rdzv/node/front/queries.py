@@ -27,7 +27,7 @@ class Changes:
     """The changes of a node's round as they happen, beginning with those that already hold; for async callers.
 
     Enter it, and iterate over it; or ask for one change within a time limit, by `poll` or any limit of `anext`. Counts
-    are since the round completed. It continues over rounds, and ends after `Closed`.
+    begin with the round's completion. The iteration continues with the next rounds, and ends after `Closed`.
     """
 
     def __init__(self, node: Node, connect: Callable[[], Awaitable[object]]) -> None:
@@ -64,7 +64,7 @@ class Changes:
             await self._wakeup.sleep_until(None)
 
     def _next(self) -> Change | None:
-        """Return one change that is news, or None. By the next call the round may be another one."""
+        """Return one change that was not returned yet, or None. By the next call the node may be in another round."""
         of = self._node.membership
         if of is not self._of:
             self._of = of

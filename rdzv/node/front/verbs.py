@@ -2,7 +2,7 @@
 
 A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, in any thread.
 The handlers make methods of them: `awaited_method` in `rdzv.node.handler`, and its twin in `blocking_handler`.
-Joining, `changes()` and closing differ between the two, and are in `Node`.
+Joining, `changes()` and closing differ between the two, so each handler has its own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def goes_on(verb: Verb) -> Verb:
 
 
 def must_end(verb: object) -> bool:
-    """Return True if a verb has that mark."""
+    """Return True if a verb is marked by `goes_on`."""
     return verb in _MUST_END
 
 
@@ -111,7 +111,7 @@ def leaves_because(node: Node, why: str) -> None:
     """Set the reason for which this node is about to leave, for `rdzv status` and the history.
 
     Raises:
-        RendezvousSettingsError: It is no text.
+        RendezvousSettingsError: The reason is no text.
     """
     node.part.leaves_because = check_prose("why", why, most=WHY_BYTES_MOST)
 
@@ -125,7 +125,7 @@ async def roster(node: Node, membership: Membership) -> list[Participant]:
 async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None) -> None:
     """Keep a small state of the run, such as a sampler's position, under a name from round to round.
 
-    `in_round` is the number of the round in which this was asked for; by default the present one.
+    `in_round` is the number of the caller's round; by default the present one.
 
     Raises:
         RoundSupersededError: This node is in no round, or that round is not its present one.
@@ -155,8 +155,8 @@ def _check_text(name: str, given: object) -> None:
 async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None) -> None:
     """Accuse the member with this rank of not answering, for example after a failed collective.
 
-    One accuser is shown in `rdzv status`. A member that two accuse is lost to the round, with their reasons, though its
-    lease is still valid. `in_round` is the number of the round that the rank is of; by default the present one.
+    An accusation is shown in `rdzv status`. A member with two accusers is lost to the round, with their reasons, though
+    its lease is still valid. `in_round` is the number of the round that the rank is of; by default the present one.
 
     Raises:
         RoundSupersededError: This node is in no round, or that round is not its present one.
@@ -184,12 +184,12 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 
 
 async def all_here(node: Node, *, timeout: float) -> bool:
-    """Wait until every member of this round has called this; False if one has gone first: then all meet again.
+    """Wait until every member of this round has called this; return False if one has gone first: then all meet again.
 
     For callers that then block on each other, as PyTorch's agents do: a member can die before it hears of its round.
     All get the same answer: one key, written once, by the last member that calls (go on), or by the first that sees a
-    member go before that (meet again). A live member that does not call within `timeout` seconds is left to the
-    caller's next step.
+    member go before that (meet again). If a live member does not call within `timeout` seconds, return
+    True: the caller's next step will time out on it.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached.
@@ -233,16 +233,16 @@ def _has_failed(task: asyncio.Task[int]) -> bool:
 
 @goes_on
 async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
-    """Change a value that the run's nodes count together; return it. `change` may run again after others' changes."""
+    """Change the run's shared counters; return them. `change` runs again if another node changed them meanwhile."""
     if node.membership is None:
         raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
     key = node.keys.tally
     link = await node.connect()
 
     async def write(store: Store) -> bytes:
-        await node.tell_what_it_knows(link)  # the counts of a store that was lost
+        await node.tell_what_it_knows(link)  # with the counters of a lost store
         round = node.head.round
-        lease = round.lease if round is not None else await link.run_lease()  # as long as the round's shared keys
+        lease = round.lease if round is not None else await link.run_lease()  # as long as the round's store
         while True:
             there = await store.get(key)
             before, at = (b"", 0) if there is None else (there.value, there.mod_revision)
