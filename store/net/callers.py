@@ -17,7 +17,7 @@ _served: dict[int, tuple[str, asyncio.AbstractEventLoop, str]] = {}
 
 
 def serves(host: str, port: int, store_id: str) -> None:
-    """Note that the running loop serves a store there."""
+    """Note that the running loop serves a store at this address."""
     _served[port] = host, asyncio.get_running_loop(), store_id
 
 
@@ -27,7 +27,7 @@ def is_served_here(store_id: str | None) -> bool:
 
 
 def serves_no_more(port: int) -> None:
-    """Note that the store there is closed."""
+    """Note that the store on this port is closed."""
     _served.pop(port, None)
 
 

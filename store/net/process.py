@@ -1,6 +1,6 @@
 """Shell: the identity of this process and of its loopback network.
 
-By it a server knows which connections are of one process (R20), and a client notices that it is used in a forked child.
+By the process's id a server knows which connections are of one process (R20), and a client detects a forked child.
 """
 
 from __future__ import annotations

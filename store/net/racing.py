@@ -1,8 +1,8 @@
 """Shell: connecting to a host with several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
 
 Attempts start a quarter of a second apart, or at once after a failure, and the first that connects wins. The families
-alternate, so a dead network costs one pause. The address that worked last comes first; silent ones come last. asyncio's
-own race may leak the winning socket if cancelled; uvloop and blocking callers have none.
+alternate, so a dead network costs one pause. The address that worked last comes first; failed ones come last. asyncio's
+own race may leak the winning socket if cancelled; uvloop and blocking callers have no race.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ log: logging.Logger = logging.getLogger(__name__)
 STAGGER = 0.25  # seconds between attempts, as RFC 8305 recommends
 
 CHECK_EVERY = 0.5  # seconds between calls of `check`
-LOOKED_UP_WITHIN = 1.0  # seconds; then the last known addresses are used
-HOLDS_FOR = 3.0  # seconds; longer than the longest pause between attempts
+LOOKED_UP_WITHIN = 1.0  # seconds for a lookup; then the last known addresses are used
+HOLDS_FOR = 3.0  # seconds that an answer is used for; more than the longest pause between attempts
 TOLD_MOST = 4  # addresses of a name in one message
 UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # the last if memory is short
 WORKED, SILENT = -1, 1  # ranks of the address that worked last, and of those that failed since
@@ -51,11 +51,11 @@ class Addresses:
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self._standing: dict[Any, int] = {}  # of tried addresses: the lowest is tried first
+        self._standing: dict[Any, int] = {}  # ranks of tried addresses: the lowest is tried first
         self._resolved: list[Resolved] = []
         self._small_packets = self._said = self._has_worked = False
         self._looking: threading.Thread | None = None
-        self._holds_until = -math.inf  # the last answer, on `time.monotonic()`
+        self._holds_until = -math.inf  # until then the last answer is used, on `time.monotonic()`
         self._problem: Exception = OSError(f"{host} was not looked up")  # of the last failed lookup
         with contextlib.suppress(OSError):
             self._look_up(socket.AI_NUMERICHOST)
@@ -97,7 +97,7 @@ class Addresses:
                 self._looking = looking
             if wait:
                 looking.join(min(within, LOOKED_UP_WITHIN))
-            is_over = not looking.is_alive()  # first: a result after this counts
+            is_over = not looking.is_alive()  # read first: a later answer still counts
             if not self._has_worked and time.monotonic() >= self._holds_until:
                 if is_over:
                     raise self._problem.with_traceback(None)
@@ -131,7 +131,7 @@ class Addresses:
         self._standing[address] = WORKED
 
     def did_not_work(self, addresses: Iterable[Any]) -> None:
-        """Note that these have failed, or not answered in time."""
+        """Note that these addresses have failed, or not answered in time."""
         self._standing.update(dict.fromkeys(addresses, SILENT))
         # Not a generator, which may swallow a handler's exception.
         if {self._standing.get(one[4]) for one in self._resolved} <= {SILENT}:

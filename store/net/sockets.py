@@ -29,9 +29,9 @@ SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: unsent bytes
 TCP_INFO_PROBES = 3  # <linux/tcp.h>: the place of unanswered probes in tcp_info
 SO_MEMINFO = 55  # <asm-generic/socket.h>: a socket's memory ...
 MEMINFO_BYTES = 4  # ... first that of received data
-PROBES_ANSWERED = 1  # more are unanswered if the peer is gone
+PROBES_ANSWERED = 1  # if more probes are unanswered, the peer is gone
 PASSED_ON = sys.platform == "linux"  # accepted connections inherit their listener's options
-SYSTEM_TELLS = sys.platform == "linux"  # how much sent data it holds
+SYSTEM_TELLS = sys.platform == "linux"  # the system tells how much sent data is unacknowledged
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 FILES_UNLIMITED = 1_048_576  # stands for "no limit": Linux's default for fs.nr_open
 
@@ -78,7 +78,8 @@ def prepare(sock: Any) -> None:
 def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
     """Return the unacknowledged bytes, `buffered` ones included, and two flags.
 
-    The first: they only wait for the peer to read. The second: its system has acknowledged all, and no data was lost.
+    The first: the bytes only wait for the peer to read. The second: the peer's system has acknowledged all, and no
+    received data was lost.
     """
     under_way, unsent = (0, 0) if sock is None else _queued_bytes(sock)
     waiting = buffered + unsent
@@ -202,7 +203,7 @@ _limit_before = (0, 0)
 
 @contextlib.contextmanager
 def raised_file_limit() -> Iterator[int]:
-    """Raise the limit of open files; the last user restores it, unless more are open."""
+    """Raise the limit of open files; the last user restores it, unless more files are open."""
     global _limit_users, _limit_before
     if not _limit_users:
         _limit_before = resource.getrlimit(resource.RLIMIT_NOFILE)

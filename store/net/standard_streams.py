@@ -14,7 +14,7 @@ import sys
 def open_standard_streams(*, for_command: bool = False) -> None:
     """Open closed descriptors 0, 1, 2 on `/dev/null`; `for_command` also replaces the stream objects."""
     # The system chooses the number: another thread may be opening a file.
-    with contextlib.suppress(OSError):  # the caller's next one fails, too
+    with contextlib.suppress(OSError):  # the caller's next `open` fails, too
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(number, True)
         os.close(number)
@@ -25,7 +25,7 @@ def open_standard_streams(*, for_command: bool = False) -> None:
 
 
 def open_before_uvloop(loop: object) -> None:
-    """Open the closed ones before a uvloop gets a socket."""
+    """Open closed standard streams before a uvloop gets a socket."""
     uvloop = sys.modules.get("uvloop")
     if uvloop is not None and isinstance(loop, uvloop.Loop):
         open_standard_streams()

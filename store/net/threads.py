@@ -1,8 +1,8 @@
 """Shell: event loops in threads, uvloop's if installed.
 
 They are daemon threads, so that a process can end. But a loop that runs while Python finalizes may crash (seen with
-uvloop). So `atexit` stops and joins the remaining loops, within `END_WITHIN` seconds, after the threads that Python
-itself joins, which may use them.
+uvloop). So `atexit` stops and joins the remaining loops, within `END_WITHIN` seconds. Python has joined its other
+threads before, which may use these loops.
 
 A signal's handler may raise between any two instructions of the main thread: see `Flag`.
 """

@@ -34,7 +34,7 @@ class Way:
 
 
 async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> Way | None:
-    """Return the way to the first host, the member `server`, or to another if that is on this machine."""
+    """Return the way to the first host, the member `server`; if that is on this machine, the way to another."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):
