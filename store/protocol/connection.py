@@ -103,7 +103,7 @@ class ServerConnection:
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
         """Yield the client's messages. After a `Hello` the caller calls `welcome` before the next item.
 
-        None is a pause while a large request is decoded, to serve others.
+        None is a pause while a large request is decoded, so that other peers are served.
 
         Raises:
             ProtocolError: These bytes are not the protocol; close the connection.
@@ -180,14 +180,14 @@ class InFlight:
             self.waiter.set_result(outcome)
 
     def with_doubt(self, error: StoreError) -> StoreError:
-        """Return the error for its caller on a lost connection."""
+        """Return a copy of the client's error for this caller, with its own `maybe_applied`."""
         mine = unsent(error)
         if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
             mine.maybe_applied = self.maybe_applied
         return mine
 
     def out_of_time(self, timeout: float, name: str, trouble: str | None) -> StoreError:
-        """Return the error for a late caller; `trouble` is that of the connection, if any."""
+        """Return the error of a request without an answer in time; `trouble` is that of the connection, if any."""
         what, maybe = f"{type(self.request).__name__} at {name}", self.maybe_applied
         if trouble is None:
             return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
@@ -274,7 +274,7 @@ class ClientConnection:
                 self._note_revision(whole.response)
                 yield whole
             elif isinstance(item, Events):
-                if item.events:  # else nothing in it is known
+                if item.events:  # else this release knows none of its events
                     self.seen_revision = max(self.seen_revision, item.events[-1].revision)
                     yield item
             elif isinstance(item, Sorry):

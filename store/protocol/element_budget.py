@@ -1,7 +1,7 @@
 """Pure: counts the elements that a msgpack body claims to hold, before any of them is made.
 
 A byte on the wire, such as an empty array, can cost seventy in memory, and msgpack allocates claimed lengths. So `wire`
-counts bodies larger than a few kilobytes, and refuses them above the limit of any message.
+counts the elements of bodies larger than a few kilobytes, and refuses more than any message may have.
 
 Empty arrays and maps, which cost most per byte, are counted separately: no message has more than a few.
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _small() -> tuple[list[int], list[int]]:
-    """Return the size and the number of nested elements by first byte, where that tells."""
+    """Return the size and the number of nested elements by first byte, where that byte tells both."""
     size, inside = [0] * 256, [0] * 256
     for first in range(256):
         if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC1, 0xC2, 0xC3):  # small numbers, nil, false, true
@@ -50,7 +50,7 @@ EMPTY_MAX = 8  # a guarded transaction without conditions and operations has fou
 def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None, int]:
     """Count the elements of a body, nested ones included, in steps, until there are more than `most`.
 
-    `ValueError`: it claims more than it has bytes for, ends early, or is full of empty arrays.
+    `ValueError`: the body claims more than it has bytes for, ends early, or has too many empty arrays.
     """
     at, size = 0, len(body)
     count, met, empty = 1, 0, 0

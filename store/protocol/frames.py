@@ -19,7 +19,7 @@ class FrameReader:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._held = bytearray()
-        self._wanted = 0  # look again at so many bytes
+        self._wanted = 0  # bytes of the next frame, as far as known
 
     @property
     def held_bytes(self) -> int:

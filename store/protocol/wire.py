@@ -54,7 +54,7 @@ PUSHES = range(100, 125)  # codes reserved for pushes of later releases
 EVENT_KINDS = frozenset(get_args(EventKind))
 _HEAD = struct.Struct(">IBBQ")  # length; array of 2: request id, 64 bits
 _EVENTS_HEAD = struct.Struct(">IBBQBB")  # length; array of 2: watch id, 64 bits; array of 2: EVENTS
-HANDSHAKE_BYTES_MAX = 4096  # held of a connection before its hello
+HANDSHAKE_BYTES_MAX = 4096  # the largest frame before the welcome
 NUMBER_MAX = 2**63 - 1  # of a request id: SQLite's largest integer
 OPENING_ELEMENTS_MAX = 512  # of a hello or greeting, also of later versions
 ELEMENTS_PER_OPERATION = 12  # an operation has up to 6, and more in later releases
@@ -139,9 +139,10 @@ class Welcome(Record):
 
 
 class Sorry(NamedTuple):
-    """The server rejects the client; `kind` names the error to raise. After an unknown one the client tries again.
+    """The server rejects the client; `kind` names the error to raise. After an unknown kind the client tries again.
 
-    `CANDIDATE`, with a random name: a process that does not serve yet; `ENDED`: a server that another may follow.
+    `CANDIDATE`, with a random name: from a process that does not serve yet; `ENDED`: from a server that another may
+    follow.
     """
 
     kind: str
@@ -266,7 +267,7 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any], *,
 
 
 def elements_max(operations_max: int) -> int:
-    """Return the limit of elements per request; above `operations_max`, whose error says more."""
+    """Return the limit of elements per request: high enough to meet `operations_max` first, whose error says more."""
     return 1000 + ELEMENTS_PER_OPERATION * operations_max
 
 
@@ -318,7 +319,7 @@ def _check_numbers(fields: Sequence[Any]) -> None:
 
 
 def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
-    """Return the numbers of an undecoded request: its array's length, and two numbers of nine bytes."""
+    """Return the two numbers of an undecoded request: at most nine bytes each, after the array's length."""
     start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
     start.feed(body[:64])
     try:
@@ -336,7 +337,7 @@ def encode_response(request_id: int, response: Response) -> bytes:
 
 
 def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
-    """Encode a response or events, without a head, for all readers; large values are chunks, not copied."""
+    """Encode a response or events, without a head, for all readers; a large value is a chunk, and not copied."""
     chunks: list[bytes] = []
     small: list[bytes] = []
     for part in _parts(said):
