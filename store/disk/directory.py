@@ -138,8 +138,8 @@ def sync_directory(directory: Path) -> None:
 def put_in_place(partial: Path, path: Path) -> None:
     """Give a finished file its name, durably.
 
-    The log of a database that was moved away would be applied to it. It may hold acknowledged changes, so it is kept
-    under another name.
+    SQLite would apply the log of a database that was moved away to the new file. That log may hold acknowledged
+    changes, so it is kept under another name.
     """
     left = path.with_name(f"{path.name}-wal")
     if left.exists():
@@ -176,7 +176,7 @@ def warn_if_open_to_others(directory: Path) -> None:
 class Mark:
     """The file that names the last durable group.
 
-    SQLite takes a damaged or missing end of its log for one that was never written. The mark is written after a group
+    SQLite takes a damaged or missing end of its log for an end never written. The mark is written after a group
     is durable and before it is acknowledged. It is not synced, which would cost as much as the group: after a power
     loss it may be older.
     """
@@ -237,7 +237,7 @@ class Reserve:
         self.bytes: int = 0
 
     def take(self, least: int) -> bool:
-        """Keep so many bytes back, or `RESERVE_BYTES` if possible; return False if there are fewer."""
+        """Keep `least` bytes back, or more, up to `RESERVE_BYTES`, if already kept; return False without room."""
         with self._at_work:
             size = max(least, min(self.bytes, RESERVE_BYTES))
             if size == self.bytes:
@@ -251,7 +251,7 @@ class Reserve:
                 finally:
                     os.close(number)
             except OSError:
-                self._cut(self.bytes)  # some may have been taken
+                self._cut(self.bytes)  # some of the room may have been allocated
                 return False
             self.bytes = size
             return True

@@ -80,7 +80,7 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         compacted = max(compacted, facts.compacted)
         leases.update(facts.leases)
         last_lease = max(last_lease, facts.last_lease)
-        # before the replies, which belong to the new session of an id
+        # Sessions first: if a step replaces an id's session, its replies belong to the new one.
         for session_id, session in facts.sessions.items():
             sessions[session_id] = session
             replies.pop(session_id, None)

@@ -33,7 +33,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 def verify(directory: Path, *, served: bool = False) -> int:
     """Return a store's format; refuse it if it is damaged, or has lost changes. A `served` log is not checked."""
     path = directory / FILE
-    marked = Mark(directory).read()  # before the database: a server may write to both
+    marked = Mark(directory).read()  # read before the database: a server may write to both meanwhile
     with contextlib.closing(open_to_read(path)) as database:
         database.execute("BEGIN")
         (version,) = database.execute("PRAGMA user_version").fetchone()
