@@ -59,7 +59,7 @@ class Client(interface.BlockingStore):
         if not waits(request):
             return self._result(call)
         self._waiting.add(call)
-        if self._waits_ended:  # checked after registration, so that `end_waits` misses none
+        if self._waits_ended:  # checked after registration, so that `end_waits` misses no wait
             call.cancel()
         try:
             return self._result(call)
@@ -138,7 +138,7 @@ class Watch(interface.BlockingWatch):
         self._client = client
         self._watch = watch
         self._reading: Call[None] | None = None
-        self._given: list[Event] | None = None  # the last batch for the reader
+        self._given: list[Event] | None = None  # the batch that the reader got last
         self._closed = threading.Event()
 
     def __enter__(self) -> Self:
@@ -151,7 +151,7 @@ class Watch(interface.BlockingWatch):
             self._client._run(partial(self._watch.__aexit__, None, None, None))
 
     def close(self) -> None:
-        """End it from another thread: iteration ends."""
+        """End the watch, also from another thread: iteration ends."""
         self._closed.set()
         if self._reading is not None:
             self._reading.cancel()

@@ -64,7 +64,7 @@ class Choice:
 
     def note(self, place: int, failure: Failure) -> None:
         """Note a member's problem."""
-        if not (failure.silent and place in self._failing):  # a reason says more
+        if not (failure.silent and place in self._failing):  # an earlier reason says more than silence
             self.problem = str(failure)
 
     def missed(self, place: int, failure: Failure, now: float) -> None:

@@ -126,7 +126,7 @@ class Client(interface.Store):
         )
         self._receipts = Receipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
-        self._scopes: set[anyio.CancelScope] = set()  # of everything under way
+        self._scopes: set[anyio.CancelScope] = set()  # of the calls under way
         self._way: Way | None = None
         self._made_in = process_id()
 
@@ -161,7 +161,7 @@ class Client(interface.Store):
     async def aclose(self) -> None:
         """Close it; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_id():
-            return  # it is the parent's
+            return  # in a forked child: the connection is the parent's
         useful = not isinstance(self._failed, StoreReplaced)
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         with anyio.CancelScope(shield=True):
@@ -203,7 +203,7 @@ class Client(interface.Store):
 
     @property
     def server(self) -> str:
-        """The member, if it is the one that was met first."""
+        """The id of the member met first, or "another" if `ends` leads to another."""
         return self._way.server if self._way is not None else ""
 
     def time(self) -> float:
@@ -211,7 +211,7 @@ class Client(interface.Store):
         return asyncio.get_running_loop().time()
 
     async def while_usable(self, work: Callable[[], Awaitable[T]], doubt: RetryState | None = None) -> T:
-        """Await something; raise this client's error if it fails."""
+        """Await `work`; if the client fails meanwhile, raise the client's error."""
         self.check_usable()
         with anyio.CancelScope() as scope:
             self._scopes.add(scope)
@@ -297,7 +297,7 @@ class Client(interface.Store):
                 await self._until_changed(watched, others, listing.revision + 1)
 
     async def _until_changed(self, missing: set[str], others: set[str], start_revision: int) -> None:
-        """Wait until all missing keys exist, one of the others changes, or some time has passed."""
+        """Wait until all missing keys exist, one of the others changes, or the stream fails."""
         requests = watch_requests([*missing, *others], start_revision=start_revision)
         try:
             stream = await self.members.stream(requests, what="Wait")

@@ -23,7 +23,7 @@ class Identity:
         """Note a member's answer; raise `StoreReplaced` if it is of another cluster.
 
         A cluster whose data was deleted keeps its id, which is made from its addresses, but its revisions begin anew.
-        An answer through the consensus is otherwise never older than `floor`, the revision known before the request.
+        Unless that happened, an answer through the consensus is never older than `floor`, the revision known before.
         """
         cluster_id, revision = f"{header.cluster_id:x}", header.revision
         reason = ""

@@ -70,7 +70,7 @@ async def notes(members: Members, reads: Reads, request: ListNotes, deadline: fl
 
 
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
-    """Grant a lease; one of this `id` may exist. The TTL is whole seconds, at least etcd's minimum."""
+    """Grant a lease; a lease of this `id` may exist. The TTL is whole seconds, at least etcd's minimum."""
     check_ttls(ttl=ttl)
     lease = id or new_id()  # so that a repeated request grants no second one
     asked = {"ID": lease, "TTL": math.ceil(ttl)}
@@ -80,7 +80,7 @@ async def grant(members: Members, ttl: float, deadline: float, *, id: int | None
         except Failure as failure:
             if failure.trouble is not FailureKind.LEASE_EXISTS:
                 raise
-            # By an earlier attempt, or another client: renew its TTL now.
+            # An earlier attempt, or another client, has granted it: renew it now.
             reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="Grant")
         if reply.TTL > 0:
             return Granted(lease=lease, ttl=float(reply.TTL))

@@ -45,8 +45,8 @@ T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member; each further one takes twice ...
-ATTEMPT_MOST = 8.0  # ... as long, up to this: etcd gives up after 7
+ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member; doubled after every two failures ...
+ATTEMPT_MOST = 8.0  # ... up to this: etcd gives up after 7
 ATTEMPT_ALONE = 2.0  # seconds for the first attempt with a single member
 ATTEMPT_LEAST = 0.05  # seconds; less is no attempt
 IDLE = 5.0  # seconds of silence before a probe of the member, while watches are open
@@ -56,7 +56,7 @@ RENEWING_AT_ONCE = 16  # renewals of leases, which do not queue with the others
 
 
 class RetryState:
-    """Whether some attempt at a request may have been carried out without an answer."""
+    """The doubt about a request: `any` says that an attempt may have been carried out without an answer."""
 
     def __init__(self) -> None:
         self.any: bool = False
@@ -89,8 +89,8 @@ class Members:
         self.clients: list[Any] = []
         self.failed: bool = False
         self._current: Connection | None = None
-        self._probes_refused = 0  # consecutively, for their tokens
-        self._lasting: StoreError | None = None  # a permanent failure, while none has answered
+        self._probes_refused = 0  # consecutive probes refused for their token
+        self._lasting: StoreError | None = None  # a permanent failure, while no member has ever answered
         self._connecting = asyncio.Lock()  # one attempt at a time, for all callers
         self._room = asyncio.Semaphore(AT_ONCE)
         self._room_for_renewals = asyncio.Semaphore(RENEWING_AT_ONCE)
@@ -244,7 +244,7 @@ class Members:
                 self.login.refused(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
-                # A member that answers others is busy: leave it only if it fails again.
+                # A member that answers other requests is busy: leave it only if it fails again.
                 patient = failures == 1 or self.choice.alone
                 if not (failure.silent and patient and connection.heard_at > asked_at):
                     await self.moved_on(connection, failure)
@@ -268,7 +268,7 @@ class Members:
             await anyio.sleep(seconds)
 
     def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
-        """Return the error for a late caller: `ConnectionLost` if one of its attempts has failed."""
+        """Return the error of a call without an answer in time: `ConnectionLost` if an attempt has failed."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
         asked = f"{what} at {self.name} was not answered" if self.identity.cluster_id else f"no store at {self.name}"
@@ -324,7 +324,7 @@ class Members:
         self._balance_at = math.inf if self.choice.alone else self._time() + self.choice.jitter(BALANCE_AFTER)
 
     async def _probe(self, connection: Connection, limit: float) -> None:
-        """Check that a member has a leader, or `Failure`; and is of the cluster, or `StoreReplaced`."""
+        """Raise `Failure` if a member has no leader, and `StoreReplaced` if it is of another cluster."""
         floor = self.identity.revision
         token = await self.login.token(connection, limit)
         try:

@@ -1,4 +1,4 @@
-"""Shell: reads at an etcd cluster, at one revision over several requests; guards are read along and checked."""
+"""Shell: reads at an etcd cluster, at one revision over several requests; guards are read with them, and checked."""
 
 from __future__ import annotations
 

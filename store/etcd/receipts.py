@@ -1,8 +1,8 @@
 """Shell: the receipts of one client, on which its writes depend: see `transactions`.
 
 They are keys of this client, each for one write at a time, on a lease of their own, so that none outlives the client. A
-write to a lease that it has granted itself has its receipt on that lease: the receipt then lapses only with the whole
-write, and a late copy is refused.
+write to a lease that it has granted itself has its receipt on that lease: the receipt then lapses only together with
+the written keys, and a late copy of the write is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HANG_UP_WITHIN: Final = 1.0  # seconds for deleting receipts; else their lease l
 
 
 class Receipts:
-    """The receipts of one client, on a lease of their own, or the last that a write granted itself."""
+    """The receipts of one client, on a lease of their own, or on the last lease that a write granted itself."""
 
     def __init__(self, members: Members, prefix: str) -> None:
         self._members = members
@@ -52,7 +52,7 @@ class Receipts:
         async with self._taking:
             now = anyio.current_time()
             if self.lease is None or now > self._good_until:
-                self._forget(self.lease)  # it lapses
+                self._forget(self.lease)  # the old lease lapses by itself
                 granted = await grant(self._members, RECEIPTS_TTL, deadline)
                 self.lease = granted.lease
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST

@@ -102,7 +102,7 @@ class Plan:
     """The operations to do, in etcd's own kinds, and their conditions (`rests_on`).
 
     `succeeded`: the write's conditions hold. `sums` are the results of adding and appending, by the place of their put.
-    `assumed` are the leases of existing keys.
+    `assumed` are the leases of creations whose key is assumed to exist.
     """
 
     operations: Operations
@@ -178,7 +178,7 @@ def _revision_is(key: str, revision: int) -> Condition:
 
 
 def decided(write: Write, known: Known | None) -> Plan:
-    """Return the plan of a write, for the expected case or by its looks' result; or `ConditionFailed`."""
+    """Return the plan of a write: for the expected case, or by the result of its `looks`; or `ConditionFailed`."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise broken(write.guard)
     rests_on = [_settled(condition, known) for condition in write.guard]
@@ -249,7 +249,7 @@ def transaction(plan: Plan, receipt: Receipt | None, looks: Iterable[Fields], *,
 
 
 def fence(receipt: Receipt, looks: Iterable[Fields]) -> Fields:
-    """Return the transaction after a lost answer: no earlier one has an effect after it."""
+    """Return the transaction after a lost answer: once it is done, no copy of the write has an effect."""
     return _receipted({"compare": [], "success": _reads(looks), "failure": _reads(looks)}, receipt, FENCED)
 
 
@@ -293,7 +293,7 @@ def outcome(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hi
                 results.append(entry_in(each[0].response_range))
             case Put():
                 results.append(plan.sums.get(place, revision))
-            case _:  # the deleted keys, in a `recovery` the earlier ones
+            case _:  # a deletion; in a `recovery`, a count of the keys just before it
                 count = sum(it.response_delete_range.deleted + it.response_range.count for it in each)
                 results.append(count > 0 if isinstance(operation, Delete) else count)
     return TransactionResult(plan.succeeded, tuple(results), revision)
@@ -304,10 +304,10 @@ def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
     reads = []
     written = set()
     for operation in plan.operations:
-        at = revision - 1  # it deleted keys of just before. It read keys of just before, too, or its own.
+        at = revision - 1  # it deleted, and read, the keys of just before, but for those that it had put itself
         if isinstance(operation, Put):
             written.add(operation.key)
-            at = 0  # not needed, and history may be gone
+            at = 0  # the result of a put is known, and history may be gone
         elif isinstance(operation, Get) and operation.key in written:
             at = revision
         for request in _requests(operation, hidden):

@@ -58,7 +58,7 @@ class Writing:
         self._own_lease = next(own, None)
         self._write = replace(write, then=self._on_leases(write.then), otherwise=self._on_leases(write.otherwise))
         self._looks = self._write.looks()
-        self._known: Known | None = None  # their result ...
+        self._known: Known | None = None  # the result of the looks ...
         self._revision = 0  # ... at this revision
         self._must_look = not self._write.sendable
         self._receipt: Receipt | None = None  # set while a request may depend on it
@@ -141,7 +141,7 @@ class Writing:
             if found is None and receipt.revision:
                 if doubt.any:
                     raise self._nobody_knows()
-                self._lapsed(receipt)  # during a pause, and nothing was done
+                self._lapsed(receipt)  # its lease lapsed while this process was paused; nothing was done
                 return None
             revision = found.mod_revision if found is not None else 0
             self._free(receipt, revision)

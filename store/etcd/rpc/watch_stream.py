@@ -1,8 +1,8 @@
 """Shell: all watches of one client at one member, over one stream.
 
-Watches are opened in order; the answer to one that is refused has no number, so it is the first unanswered one.
-Messages for a slow reader are held, up to a bound. Past it, its watches are cancelled, and it opens them again when it
-has read the held ones.
+Watches are opened in order. The answer to a refused watch has no number, so it is for the first unanswered one.
+Messages for a slow reader are held, up to a bound. Past it, the reader's watches are cancelled, and the reader opens
+them again when it has read the held messages.
 """
 
 from __future__ import annotations
