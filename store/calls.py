@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from store.messages import Condition, Entry, KeyGroup, Note, Operation
 
-DELETED_AT_ONCE = 4096  # keys per `delete_prefix`, or fewer if the server allows fewer
+DELETED_AT_ONCE = 4096  # keys per request of `delete_prefix`, or fewer if the server allows fewer
 
 R = TypeVar("R", bound=Response)
 T = TypeVar("T")
@@ -159,7 +159,7 @@ class Cuts:
 
 
 class Calls(ABC):
-    """The calls of a store. `cuts` is None if it ends no lease early with its connection."""
+    """The calls of a store. `cuts` is None if the store ends no lease early with its connection."""
 
     cuts: Cuts | None = None
     _failed: StoreError | None = None
@@ -453,7 +453,7 @@ class Block(contextlib.AbstractContextManager[T]):
 
 
 class AtOnce(Calls):
-    """A blocking store for code that awaits."""
+    """A blocking store as `Calls`, for coroutines that then never wait."""
 
     def __init__(self, store: BlockingCalls) -> None:
         self.blocking = store

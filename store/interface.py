@@ -160,7 +160,7 @@ class Store(Calls):
 class BlockingWatch(ABC):
     """The blocking twin of `Watch`."""
 
-    _rest: Iterator[Event] = iter(())  # the events of a revision that the reader has not taken yet
+    _rest: Iterator[Event] = iter(())
 
     @abstractmethod
     def __enter__(self) -> Self:
@@ -177,7 +177,7 @@ class BlockingWatch(ABC):
         """Yield one list per revision."""
 
     def __iter__(self) -> Iterator[Event]:
-        # No call between taking and yielding an event, where a handler could raise.
+        # No call between taking and yielding an event: a signal's handler could raise there.
         yield from self._rest
         for rest in map(iter, self.batches()):
             self._rest = rest

@@ -1,8 +1,8 @@
 """Shell: keeps leases: renews them in time, and knows when they may be lost.
 
 A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
-clock (promise R9). If it was granted to end early with its connection, it is valid for no longer than that once the
-client has noticed the end.
+clock (promise R9). If it was granted to end early with its connection, it is valid only for that shorter time once the
+client has noticed the end of the connection.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Keeping:
 
 
 class HeldLease:
-    """A lease that is kept, or that a transaction will grant: then call `keep` after it.
+    """A lease that is kept, or that a transaction will grant: call `keep` after the transaction.
 
     `lost` says why it was lost; `task` renews it.
     """
@@ -209,7 +209,7 @@ class HeldLease:
         self._look()
 
     def _look(self) -> None:
-        # A pause may make any other wait too long, so this timer fires when the lease may be gone.
+        # The waits in `_keep` may end too late, after a pause. So this timer fires when the lease may be gone.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -280,7 +280,7 @@ class HeldLease:
             self._sleeping = None
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Revoke it within `within` seconds, also if its grant is unknown."""
+        """Revoke it within `within` seconds, also if it may not have been granted."""
         if self.kept and not self._keeping.drop(self):
             return  # lost, or released before
         if self._timer is not None:
@@ -351,7 +351,7 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
     """Keep a lease during a block, which may end in another task; then revoke it.
 
     If it is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
-    Blocking the event loop for longer than the TTL loses it.
+    The lease is lost if the event loop is blocked for longer than the TTL.
     """
     loss = Cancelling()
     lease = await keeping.hold(ttl, loss.begin, **terms)
@@ -486,7 +486,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = self.lost  # before the clock stops counting
+        lost = self.lost  # read first: once `left` is set, no loss is noted
         self._keeper.left.set()
         if self._made_in is process_id():  # a forked child has no such thread
             self._keeper.over.wait(_release_within(kind))

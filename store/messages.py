@@ -100,7 +100,7 @@ class Target(IntEnum):
     VALUE_IF_ANY = 4
 
 
-# Looking up a member takes as long as the rest of a condition.
+# Looking up an enum's member takes as long as the rest of a comparison.
 _MOD_REVISION, _CREATE_REVISION, _VALUE, _EXISTS, _VALUE_IF_ANY = Target
 _EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)  # by target
 
@@ -124,7 +124,7 @@ class Condition(Record, kw_only=True):
     def holds(self, entry: Entry | None) -> bool:
         """Return True if the condition holds for a key's entry."""
         target = self.target
-        if target is _MOD_REVISION:  # a commit of a large round has thousands
+        if target is _MOD_REVISION:  # first: a commit of a large round has thousands of these
             return (entry.mod_revision if entry else 0) == self.expected
         if target is _CREATE_REVISION:
             return (entry.create_revision if entry else 0) == self.expected

@@ -13,7 +13,7 @@ equal if their fields are, so do not mix their kinds in `==`, sets or keys.
 
 - A type accepts its own values, and converts those of subclasses; but `bool` is no `int`.
 - `float` also takes an `int`, `bytes` any buffer, and `tuple[X, ...]` a list.
-- A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any word.
+- A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any text.
 - A member of a `StrEnum` is its word; its `_missing_` converts unknown words.
 - A `Mapping` is a dict, and `tuple[X, Y]` has an element of each.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y; `Annotated[str,
@@ -275,7 +275,7 @@ class _Shape:
         self._record = record
         self._length = len(record.fields) + (record.code is not None)
         self._make: Callable[[Any], Any] = self._fit if hasattr(record, "unfit") else functools.partial(_new, record)
-        # One comparison for all fields: the hot path affords no more.
+        # By the types of all fields: the hot path affords one lookup.
         self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
 
     @functools.cached_property

@@ -13,7 +13,7 @@ class WatchCursor:
         if snapshot and start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
         self._prefix, self._snapshot = prefix, snapshot
-        self._next = start_revision  # where to resume; None until the watch, or its snapshot, is complete
+        self._next = start_revision  # where to resume; None until the watch is open, with its snapshot complete
         self._seen_any = False
 
     @property
@@ -39,7 +39,7 @@ class WatchCursor:
         last = events[-1]
         self._seen_any = last.kind != "reset"
         if last.kind == "synced" or self._next is not None:
-            self._next = last.revision + 1  # no resumption within a snapshot
+            self._next = last.revision + 1  # else within a snapshot, where no watch can resume
 
     def nothing_before(self, revision: int) -> None:
         """Note that a later answer has shown that everything up to this revision has arrived."""

@@ -6,8 +6,8 @@
 The blocking twins in `store.sync.recipes` have the same names and arguments.
 
 A paused or disconnected holder may go on after another has taken the lock. So each holder has a *fence*, a condition
-that is true while its place exists: add it to `when=` of each critical write. For other systems, `token` is higher than
-that of each earlier holder.
+that is true while its place exists: add it to `when=` of each critical write. Other systems can compare `token`, which
+is higher than that of each earlier holder.
 """
 
 from store.recipes.awaited import Held, leader, leaders, leadership, lock, read_lock, write_lock
