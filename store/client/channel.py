@@ -148,7 +148,7 @@ class Channel:
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._patience = Patience(shared.rng)
-        # A silent socket, open until the next welcome: its end would count as this process's death (R20).
+        # Open until the next welcome: its end would count as this process's death (R20).
         self._previous: socket.socket | None = None
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:

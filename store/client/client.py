@@ -116,7 +116,7 @@ class Watch(interface.Watch):
             self._cursor.nothing_before(revision)
 
     def interrupted(self) -> None:
-        """Note a lost connection. If the request to open the watch is unanswered, it stays, and is sent again."""
+        """Note a lost connection. An unanswered request to open the watch is sent again."""
         if self._is_open:
             self._release()
 

@@ -16,8 +16,8 @@ from store.client.patience import HEARTBEAT
 if TYPE_CHECKING:
     from store.client.patience import Patience
 
-HEARTBEATS_OF_BUSY = 6.0  # heartbeats of silence before hanging up, if the other system acknowledges; else one
-WATCHES_HEAR_EVERY = 20.0  # seconds; the answer to a ping tells watches the store's revision
+HEARTBEATS_OF_BUSY = 6.0  # before hanging up, if the other system acknowledges; else one
+WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells watches the store's revision
 LATE = 0.1  # seconds; if a look is later, the loop was busy
 LOOKS = 8  # at most, in one wait
 SOON = 0.001  # seconds by which a timer may be early

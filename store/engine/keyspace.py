@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENTRY_OVERHEAD = 300  # bytes per key: the entry, two dictionaries, the index
 GROUP_PARTS = 2  # between slashes: one run
-STEERING = frozenset(  # the part of a key after its group; the rendezvous chose the names
+STEERING = frozenset(  # the part of a key after its group, as named by the rendezvous
     ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
 CHUNK_MAX = 1024  # keys of one list: splitting and searching cost about the same

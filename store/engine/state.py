@@ -1,6 +1,6 @@
 """Pure: the parts of a store, its limits, and its refusals (promise S6).
 
-`State` checks a request as a whole before its first change. `PAST` has the words of each error.
+`State` checks a request as a whole before its first change.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class Conversations:
         self._pass_comes = False
         self.dispatcher: Dispatcher = Dispatcher(peers, stopwatch=stopwatch, have_pass=self._have_pass)
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
-        # peers that are not read until the disk has caught up, or their notifications are queued
+        # peers that wait, unread, for the disk, or for their notifications to be queued
         self._slowed: dict[Peer, None] = {}
-        # peers whose next request waits for room in a group of the journal
+        # peers whose next request waits for room in a journal's group
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
         self.bytes_in: int = 0
@@ -170,7 +170,7 @@ class Conversations:
         except ProtocolError as error:
             self._peers.hang_up(peer, Sorry("protocol", str(error)))
         finally:
-            self.dispatcher.flush()  # also after an error: announcements must be sent
+            self.dispatcher.flush()
             self._count_time(self._stopwatch() - began)
 
     def _take_turn(self, peer: Peer, began: float) -> None:
@@ -236,7 +236,7 @@ class Conversations:
 
     def _count_time(self, seconds: float) -> None:
         self._turns.spent += seconds
-        if self._turns.spent > TURN:  # the next pass sets it to 0; less is not worth a pass
+        if self._turns.spent > TURN:  # else a pass, which sets it to 0, is not worth it
             self._have_pass()
 
     def _have_pass(self) -> None:

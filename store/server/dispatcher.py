@@ -33,8 +33,8 @@ AT_ONCE = 64  # notifications that are queued before other peers have a turn
 CAUGHT_UP_AT_ONCE = 1024  # pending notifications of one peer; with more, its requests wait
 WRITTEN_AT_ONCE = 16  # peers written to between looks at the clock ...
 BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or this many bytes, about a millisecond
-POSTPONED_MOST = 64  # changes with postponed waits; with as many, all requests wait
-ANNOUNCEMENTS_MOST = 256  # changes with pending notifications; with as many, all requests wait
+POSTPONED_MOST = 64  # changes with postponed waits; then requests wait
+ANNOUNCEMENTS_MOST = 256  # changes with pending notifications; then requests wait
 
 
 class Dispatcher:
@@ -52,7 +52,7 @@ class Dispatcher:
         self._ended: set[tuple[int, int]] = set()  # watches that ended while notifications were pending
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
-        self._queued_in = self.dirty  # takes peers with new frames; during a pass, `_later` does
+        self._queued_in = self.dirty  # in a pass: `_later`
         self._holding: dict[Peer, None] = {}  # peers with held frames
         self._shared = WeakValueDictionary[Any, Shared]()  # by content
 

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-HELD_MOST = 5.0  # seconds; a newcomer that would wait longer for a session is refused
+HELD_MOST = 5.0  # seconds that a newcomer may have to wait for a session
 SOON = 0.001  # seconds that a clock may be behind
 
 
 class Handshakes:
     """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all.
 
-    `way_out` ends the server once no client is connected. `bytes_out` counts the bytes sent to peers that have closed.
+    `way_out` ends the server once no client is connected. `bytes_out` were sent to peers that have closed.
     """
 
     def __init__(self, peers: Peers, *, token: bytes | None, clock: Callable[[], float]) -> None:

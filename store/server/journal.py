@@ -14,7 +14,7 @@ When a write fails, the group is rolled back as a whole. Then:
 
 - Another program holds SQLite's lock: the writer waits for it.
 - SQLite refuses a row for its content, say one that is too large: the group is written in halves, up to the failing
-  step, and the kept reply to that step becomes the error. The journal stops.
+  step, whose kept reply becomes the error. The journal stops.
 - The disk is full: SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
   group is written in halves, up to the step that does not fit, and the journal stops.
 - Otherwise the journal stops. No reply of the group was sent, so the server can return to the disk's state (`load`) and
@@ -66,15 +66,15 @@ log: logging.Logger = logging.getLogger(__name__)
 
 # After these errors SQLite's log lacks the end of the group, and the group is ignored; after others it may be complete.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-MARGIN_BYTES = 1024 * 1024  # room that must be free beside the reserve before writes other than deletes resume
+MARGIN_BYTES = 1024 * 1024  # free room, beside the reserve, that writes other than deletes require
 # Seconds for one group; on a slow disk, three times as long as a small group takes. A small write waits for the rest of
 # one group and for its own. With twice as long, a slow disk would spend half its time on the fixed part of its groups.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
-GROUP_BYTES = 1024 * 1024  # of the first groups; the time that groups take sets the size of later ones
+GROUP_BYTES = 1024 * 1024  # of the first groups; later sizes follow from the time that groups took
 GROUP_BYTES_LEAST, GROUP_BYTES_MOST = 16 * 1024, 64 * 1024 * 1024
 BUSY_SECONDS = 1.0  # between checks for `stop` while another program holds SQLite's lock
-LOG_BYTES = 4 * 1024 * 1024  # an idle writer empties a longer SQLite log, and SQLite cuts the file to this size
+LOG_BYTES = 4 * 1024 * 1024  # an idle writer empties a longer log of SQLite
 PAGE_BYTES = 4096  # SQLite's default
 LONG_LOG_BYTES = 4 * LOG_BYTES  # a longer log shows that another program reads the database ...
 LONG_LOG = (
@@ -258,7 +258,7 @@ class Journal:
         """
         if os.getpid() != self._pid:
             return
-        # A probe that hangs still uses the database, which must then stay open.
+        # A probe that hangs still uses the database.
         idle = self.stop(within=within) and self._probing.acquire(timeout=-1 if within is None else within)
         if not idle:
             log.error("%s cannot be written: changes that were not acknowledged are given up", self._directory)

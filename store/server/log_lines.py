@@ -1,4 +1,4 @@
-"""Pure: bounds the number of log lines about clients, and words the warnings that a limit is nearly reached.
+"""Pure: bounds the log lines about clients, and words warnings of limits that are nearly reached.
 
 Any client could cause thousands of lines a second, which fill the disk. So a slowly refilled token bucket limits them;
 the next line names the number of suppressed ones. A limit is logged once at 80 % of use, and again only after use was

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
 
-# The most that is handed to a transport at once, and about the most that answers wait for a peer's reading.
+# The most that is handed to a transport at once, and that answers may be ahead of a peer's reading.
 PIECE_BYTES = 256 * 1024
 
 _number = itemgetter(0)  # of a held frame

@@ -1,7 +1,7 @@
 """Shell: a connection in asyncio, which moves bytes between the server and a socket.
 
-The transport gets one piece of the `Outbox` at a time. While the transport is full, or earlier requests of the peer
-wait for their turn, the server does not read from the peer.
+The transport gets one piece of the `Outbox` at a time. The server reads no requests of a peer whose transport is full,
+or whose earlier requests wait for their turn.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class Peer(asyncio.BufferedProtocol):
         self.connection: ServerConnection
         self.unread: Iterator[Any] | None = None  # received requests that wait for room or a turn
         self.stalled: Any = None  # the next of these requests, if it waits for the disk
-        self.work: Any = None  # the rest of a request that takes several turns
+        self.work: Any = None  # the rest of a request of several turns
         self.inbox_bytes: int = 0  # of an incomplete frame, or of waiting requests
-        self._inbox_since = 0.0  # the time of the last progress, on the server's clock
-        self.batch_bytes: int = 0  # of the received data that is being carried out
+        self._inbox_since = 0.0  # the last progress, on the server's clock
+        self.batch_bytes: int = 0  # of the requests being carried out
         self._to_hear = 0.0  # unfinished bytes that arrived by `_marked_at`
         self._marked_at = self._heard_at = -math.inf  # all that arrived before `_heard_at` is carried out
-        self.gone: bool = False  # closing or closed; its requests are ignored
-        self.lags: bool = False  # a log line has said that its watches end
+        self.gone: bool = False  # closing or closed: its requests are ignored
+        self.lags: bool = False  # the log says that it reads too slowly
         self.closing: Closing = Closing.CUT  # the way it ends, unless its client closes it
         self.reading_paused: bool = False
         self.received_at: float = 0.0
@@ -209,8 +209,7 @@ class Peer(asyncio.BufferedProtocol):
     def waiting_for(self, now: float) -> float:
         """Return how many seconds, at most, a request of this peer has waited, unread or not carried out.
 
-        A peer that never stops sending always has a waiting request. So only the bytes that arrived by `_marked_at`
-        are counted down.
+        A peer that never stops sending always has waiting requests. So the bytes received by `_marked_at` are tracked.
         """
         if self._to_hear <= 0:
             self._heard_at, self._marked_at = self._marked_at, now
@@ -221,7 +220,7 @@ class Peer(asyncio.BufferedProtocol):
     def refuse(self, sorry: Sorry) -> None:
         """Send the reason, and close."""
         if not self.gone:
-            self.outbox.clear(but_begun=True)  # else the message would be read as the rest of the begun frame
+            self.outbox.clear(but_begun=True)  # else the message would be the rest of a begun frame
             self.outbox.queue(wire.encode_sorry(sorry))
             self.close()
 

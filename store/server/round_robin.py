@@ -20,7 +20,7 @@ P = TypeVar("P")
 
 
 class RoundRobin(Generic[P]):
-    """The waiting peers. `came` counts the peers ever queued for a new request; `spent` is this pass's seconds."""
+    """The waiting peers. `came` counts those ever queued for a new request; `spent` is this pass's seconds."""
 
     __slots__ = ("_fresh", "_used", "came", "spent")
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-YIELD_AFTER = 1.0  # seconds before a silent stranger may be closed: enough for an honest client on a busy network
+YIELD_AFTER = 1.0  # seconds of silence before a stranger may be closed; an honest client needs less
 YIELD_FACTOR = 3.0  # times the slowest recent hello of an honest client, if that is more ...
 YIELD_MOST = 8.0  # ... but at most this many seconds
 LATELY = 30.0  # seconds for which a slow hello counts as recent
-HELLO_FACTOR = 6  # times the handshake_timeout: the most time for a hello while honest clients are slow
+HELLO_FACTOR = 6  # times the handshake_timeout: the most for a hello while honest clients are slow
 STRANGERS_LEAST = 16  # the least limit on strangers
 BESIDE_SHARE = 4  # at most one stranger in this many may be an HTTP connection (a page or metrics)
 SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
@@ -121,11 +121,11 @@ class ConnectionTable:
         self.is_served(who)
 
     def is_served(self, who: Stranger) -> None:
-        """Stop counting it as a stranger: it has authenticated, or its valid request is being answered."""
+        """Stop counting a connection as a stranger, at least while its valid request is answered."""
         self._strangers.pop(who, None)
 
     def stands_again(self, who: Stranger) -> None:
-        """Count a connection as a stranger again, after its request was answered."""
+        """Count a connection as a stranger again, after the answer."""
         row = self._rows.get(who)
         if row is not None:
             row.since = self.clock()
@@ -162,10 +162,7 @@ class ConnectionTable:
         )
 
     def make_room(self, *, coming: int = 0, beside: bool = False) -> bool:
-        """Close silent strangers if there is no room for one more; return whether there is.
-
-        `coming` connections are accepted, but not registered yet.
-        """
+        """Close silent strangers if no other fits; return whether one does. `coming` ones are not registered yet."""
         while (silent := self._to_make_way(beside=beside)) is not None:
             self.went(silent)
             self.turned_away(

@@ -77,7 +77,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         peername = transport.get_extra_info("peername")
         if peername:
             self._name = host_and_port(*peername[:2])
-        if not self._table.has_room:  # a client with TLS does not understand a message before the handshake
+        if not self._table.has_room:  # before the handshake, a client with TLS understands no message
             self._table.refused += 1
             self.abort()
             return
