@@ -1,9 +1,9 @@
 """Shell: the address on which a node may serve the embedded store, or why it must not serve.
 
-Each machine decides alone, so a name of several machines would get several stores. So a machine serves only if all
-addresses of the host are its own: loopback, or a socket can be bound to it, or a connection to it arrives here (NAT, a
-floating address). An address that refuses the connection, or does not answer within `ANSWERS_WITHIN`, is another
-machine's. If one accepts, its store is used.
+Each machine decides alone: for a name of several machines each would start a store, and one job would become several.
+So a machine serves only if all addresses of the host are its own: loopback, or a socket can be bound to it, or a
+connection to it arrives here (NAT, a floating address). An address that refuses the connection, or does not answer
+within `ANSWERS_WITHIN`, is another machine's. If one accepts, its store is used.
 """
 
 from __future__ import annotations

@@ -61,10 +61,7 @@ def _serve_page(
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
     """Return a function that serves the metrics of a node's process, if set; only its first call has an effect.
 
-    Call it in the node's loop.
-
-    Raises:
-        RendezvousSettingsError: The extra is not installed.
+    Call it in the node's loop. Raise RendezvousSettingsError if the extra is not installed.
     """
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None

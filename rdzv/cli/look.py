@@ -120,7 +120,6 @@ async def _say_if_missing(run: Run) -> None:
 
 
 async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list[str], *, as_json: bool) -> Frame:
-    """Write the status at each change until the run is closed; return the last."""
     while True:
         lines = _lines(frame.status)
         if shown != (now := [without_durations(line) for line in lines]):

@@ -175,7 +175,6 @@ async def listening(
 
 
 def _guarded(door: Door) -> Any:
-    """Return a middleware that applies the access rules, and turns errors into responses."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -26,7 +26,7 @@ class Company:
 
     Attributes:
         superseded: Returns the reason if this node is known to be no member any more, else None.
-        lost: Returns the members known to have died; None if waits go on after a loss, see `SharedStore.end_waits`.
+        lost: Returns the members known to have died; None if waits go on after a loss.
         waiting: Entered around each request that waits for others; its argument returns the awaited keys, in words.
         roster: Names the missing members at a barrier, if known.
     """

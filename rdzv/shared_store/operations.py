@@ -354,7 +354,6 @@ def _common_prefix(keys: Iterable[str]) -> str:
 
 
 def _taken(result: TransactionResult) -> bytes | None:
-    """Return the item that a pop has read and deleted; None if it could not."""
     return result.results[0].value if result.succeeded and isinstance(result.results[0], Entry) else None
 
 

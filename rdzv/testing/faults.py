@@ -94,7 +94,6 @@ def _resize_back(cluster: _Cluster, most: int) -> None:
 
 
 def _advance(cluster: _Cluster, now: float, until: float, back_at: list[_Later]) -> float:
-    """Play until a moment, with the acts in `back_at` that are due; return that moment."""
     back_at.sort(key=itemgetter(0))
     while back_at and back_at[0][0] <= until:
         at, action = back_at.pop(0)

@@ -137,7 +137,6 @@ class ClusterNode:
         return f"{self.name}{still} is at {where(self.task)}{waits}{''.join(also)}"
 
     def _make_handler(self, url: str, overrides: Mapping[str, Any], *, blocking: bool) -> RendezvousHandler:
-        """Return a handler for `rdzv.connect` or `rdzv.rounds` in the body."""
         if blocking:
             raise RendezvousStateError(
                 "rdzv.sync would hold up the virtual time of rdzv.testing.cluster for ever: use rdzv.connect or "

@@ -305,7 +305,6 @@ class Host(asyncio.BaseEventLoop):
             asyncio._set_running_loop(None)
 
     def _held_until(self, handle: asyncio.Handle) -> float:
-        """Return until when this handle's task is held up; 0 if it is not."""
         task = getattr(_callback_of(handle), "__self__", None)
         return self._held_up.get(task, 0.0) if isinstance(task, asyncio.Task) and self._grave is None else 0.0
 

@@ -212,7 +212,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return self._settings.agent_store is not False and not KEYS_BY_RESTARTS
 
     def _begin_life(self, handler: sync.Handler) -> None:
-        """Follow the end of this round, failures of workers, and their step files."""
         assert handler.membership is not None, "next_rendezvous has just made it a member"
         agent = agent_above()
         self._life = life = Life(handler.own_node, handler.membership, partial(self._hear_of_ending, agent))

@@ -157,7 +157,7 @@ def _parameters(optimizer: Any) -> list[torch.Tensor]:
 
 
 def _steps_at_once(optimizer: Any) -> bool:
-    """Return True for PyTorch's own optimizers but LBFGS: they call a closure before any change, and no collectives."""
+    """Return True for PyTorch's optimizers but LBFGS: they call a closure before any change, and use no collectives."""
     own = type(optimizer).__module__.startswith("torch.optim.")
     return own and not isinstance(optimizer, torch.optim.LBFGS)
 

@@ -104,7 +104,6 @@ def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Calla
 
 
 def _passed_on(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
-    """Make a method that calls the shared store's, with PyTorch's errors."""
 
     @_with_torch_errors
     @functools.wraps(method)
