@@ -1,7 +1,7 @@
-"""Pure: the absent nodes of a run: members that have gone from the last round, and expected nodes.
+"""Pure: the absent nodes of a run: members that have gone from the last round, and expected nodes not yet seen.
 
-Only the coordinator sees nodes come and go, so it reports them (`Absent`) to all in its `Progress`. Durations are on
-its clock; readers add the time since. A changed duration alone sends no message.
+Only the coordinator sees nodes come and go, so its `Progress` reports them to all (`Absent`). Durations are on its
+clock; readers add the time since the report. If only durations have changed, the report is not sent again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from store.records import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-NAMED_MOST: Final = 64  # up to this many missing nodes, all are named; ...
-NAMED_OF_MANY: Final = 8  # ... of more, only these
+NAMED_MOST: Final = 64  # if at most this many nodes are missing, all are named, ...
+NAMED_OF_MANY: Final = 8  # ... else only this many
 NAME_MOST: Final = 80  # characters
 LOST: Final = "lost"
 LEFT: Final = "left"
@@ -37,7 +37,7 @@ class Missing(Record, kw_only=True):
         return f" at {_name(self.address)}" if self.address not in ("", self.node_id) else ""
 
     def describe(self, *, elapsed: float | None = 0.0) -> str:
-        """Return "lost 41 s ago: why", `elapsed` seconds after `ago` was measured; None: without a duration."""
+        """Return "lost 41 s ago: why"; `elapsed`: seconds since `ago` was measured, None to leave the duration out."""
         how = self.how if self.ago is None or elapsed is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
         return f"{how}: {self.why}" if self.why else how
 
@@ -46,11 +46,11 @@ class Absent(Record, kw_only=True):
     """A coordinator's report of missing nodes."""
 
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
-    count: int = 0  # of all missing nodes
+    count: int = 0  # the number of all missing nodes
     waited: float | None = None  # seconds that too few nodes have waited; None if none waits or enough do
-    staying: tuple[str, ...] = ()  # live members for which newcomers wait, if they are few
+    staying: tuple[str, ...] = ()  # live members whose leaving newcomers wait for, if few
     staying_at: tuple[str, ...] = ()  # their addresses
-    said_at: float = 0.0  # the hour of this report, in seconds since 1970; 0 if unknown
+    said_at: float = 0.0  # when this was reported, in seconds since 1970; 0 if unknown
 
     def without_durations(self) -> Absent:
         """Return the report without the fields that change with time alone."""
@@ -95,11 +95,11 @@ class AbsenceBook:
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)
         self._unseen = dict(self._expected)
-        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # `how`, when, `address`, `why`
+        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # by id: `how`, when, `address`, `why`
         self._short_since: float | None = None
 
     def take_over(self, absent: Absent, *, now: float) -> None:
-        """Add the nodes in the last coordinator's report, of `now` on this node's clock."""
+        """Add the nodes in the last coordinator's report, which this node received at `now` on its clock."""
         for one in absent.missing:
             if one.how != NEVER_SEEN:
                 self._unseen.pop(one.node_id, None)
@@ -120,7 +120,7 @@ class AbsenceBook:
             self._gone[node_id] = LEFT if left else LOST, now, address, why
 
     def look_again(self, here: Iterable[str]) -> None:
-        """Record that just these nodes are here, after a snapshot."""
+        """After a snapshot, record that only the nodes `here` are present."""
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}
 
@@ -130,7 +130,7 @@ class AbsenceBook:
         self._short_since = None
 
     def count_waiting(self, *, short: bool, now: float, waited: float | None = None) -> None:
-        """Record if too few nodes wait; `waited`: seconds so far, by the last coordinator's report."""
+        """Record whether too few nodes wait; `waited`: since how many seconds, in the last coordinator's report."""
         if not short:
             self._short_since = None
         elif self._short_since is None or waited is not None:

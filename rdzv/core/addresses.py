@@ -2,13 +2,13 @@
 
 A node's address is the one that the store sees, unless it is configured. It is wrong in two cases:
 
-    on the store's own host       the store sees loopback, or an interface that others may not reach. But nodes of other
-                                  hosts know an address of this host: the store's.
+    on the store's own host       the store sees loopback, or an interface that others may not reach. But nodes on other
+                                  hosts know this host's address: they reach the store at it.
     behind a forwarder            the store sees the forwarder's address, or loopback if that runs on the store's host.
                                   But each node knows from which address its own system sends.
 
 So a node's record has both ends of its connection to the store, and the coordinator replaces wrong addresses when it
-completes a round. If the store has several servers (etcd), a server's address serves only nodes on its host.
+completes a round. If the store has several servers (etcd), a server's address is used only for nodes on its host.
 
 A loopback address is published only if all members are on one host. A member with no other known address is rejected as
 rank 0; as another rank it gets an empty address.
@@ -45,7 +45,7 @@ def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]
     if not is_loopback(sends_from):
         if is_loopback(seen_as):  # a forwarder runs on the store's host
             return sends_from, sends_from, store_at
-        # `store_at` is a forwarder's address, so not on the store's host.
+        # Both are a forwarder's address, and this node is not on the store's host.
         if seen_as == store_at != sends_from:
             return sends_from, "", ""
     return seen_as, sends_from, store_at
@@ -55,7 +55,7 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
     """Return the members with addresses at which others reach them.
 
     Raises:
-        RendezvousSettingsError: No such address of the first one, rank 0, is known.
+        RendezvousSettingsError: No such address is known for the first member, rank 0.
     """
     own = _those_behind_one_address(members)
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
@@ -77,7 +77,7 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
 
 
 def _is_on_the_stores_host(record: NodeRecord) -> bool:
-    """Return True if a node is on its server's host; False if unknown, as its address is configured."""
+    """Return True if a node is on its server's host; False if unknown because its address is configured."""
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 

@@ -15,7 +15,7 @@ STACKS: Final = "stacks"  # asks a launcher for its processes' Python stacks
 # Asks a launcher that permits this to end at once with its processes, as if its machine died.
 KILL: Final = "chaos kill"
 ANSWER_TTL: Final = 60.0  # seconds that a question and its answer are kept
-ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an unpacked answer: a small packed one might fill the memory
+ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # when unpacked: a few packed bytes might else fill the memory
 
 
 class Question(Stored, kw_only=True):
@@ -28,7 +28,7 @@ class Question(Stored, kw_only=True):
 
 
 def pack_answer(text: str) -> bytes:
-    """Pack an answer, ten times smaller: the stacks of many threads are similar."""
+    """Compress an answer: the stacks of many threads are similar, and shrink to a tenth."""
     return zlib.compress(check_prose("the answer", text, most=ANSWER_BYTES_MOST).encode())
 
 

@@ -1,7 +1,7 @@
 """Pure: the decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
 `decide` returns the first due act, in the order of `Act`, and changes nothing in its picture. An act that is not due
-yet does not delay those behind it.
+yet does not delay later ones.
 
 The phases of a run:
 
@@ -14,7 +14,7 @@ A round completes once enough nodes have arrived, the last call is over, and the
 R2). The last call also runs while members are live (R11). It ends early once all members of the last round are back,
 since no other node is expected then.
 
-`explain` puts a `Progress` into words at its reader, so that no sentence is sent to 10,000 nodes.
+Each node puts the `Progress` into words itself (`explain`), so that no sentence is sent to 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Write the question where to stop, or the decision, over revision `over` of its key."""
+    """Write the question where to stop, or the decision, in place of revision `over` of its key."""
 
     stop: Stop
     over: int
@@ -124,13 +124,13 @@ class Wait:
 
     until: float | None
     progress: Progress
-    error: BaseException | None = None  # what prevents the round, if anything
+    error: BaseException | None = None  # the error that prevents the round, if any
 
 
 Act = Resize | Expel | Complete | Report | Ask | Wait
 
-LAST_CALL_GRACE = 10.0  # seconds after a last call for the commit, or for a new coordinator
-MANY = 64  # nodes; smaller runs report each change of the count without delay
+LAST_CALL_GRACE = 10.0  # seconds after a last call in which the coordinator, or a new one, must commit
+MANY = 64  # nodes; larger runs report less often that only the count of arrivals has changed
 UNBANS_AT_ONCE = 16  # lifted bans per write of the history
 TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
 MOVES = "the host of the store leaves, and the next one serves"
@@ -197,7 +197,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     full = rules.admitted(placed) == rules.capacity
     # All members of the last round have left it. If the waiting nodes are these members, no other is expected.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
-    # A restarted job under the same names looks alike, but its nodes know of no round, and arrive one by one.
+    # The nodes of a restarted job may have the same names, but know of no round, and arrive one by one.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
     nobody_else = all_have_come and regroup and not view.expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
@@ -210,14 +210,14 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= missing <= 0 and bool(survivors)
     if view.live or not enough:
-        # If a last call runs, wait until its end, to report that. The round waits for live members anyway.
+        # While a last call runs, wait only until its end, to report that end. The round waits for live members anyway.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.admitted(placed):
         return Wait(until=None, progress=hindered(progress, rules.why_not_placed(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
-            # Once a round has completed in this store, its members stay, not those of the lost store's round.
+            # Once a round has completed in this store, its ranks count, not those of the lost store's round.
             ranked = survivors if view.round is None else {}
             complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
@@ -248,7 +248,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # Below the minimum no node is a spare: their join timeouts must run, a spare's is suspended (promise R1).
+    # With too few nodes, none is a spare: a spare's join timeout is suspended, theirs must run (promise R1).
     here = [*(view.record(node_id) for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
@@ -294,7 +294,7 @@ def _staying(view: View, coming: int) -> dict[str, str]:
 def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
     """Return `spares_after` and `spare_ids` of a `Progress`: names only if the rank order chooses the spares.
 
-    They are newcomers, as members of the last round are admitted first.
+    Spares are newcomers, as members of the last round are admitted first.
     """
     if spares <= 0:
         return None, ()
@@ -331,14 +331,14 @@ def _choose(
 def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Complete:
     """Return the round to commit.
 
-    `survivors` are members of the lost store's last round, with their ranks; `after` is its number, or -1.
+    `survivors` are members of the lost store's last round, with their ranks; `after` is that round's number, or -1.
     """
     arrivals = list(view.waiting.values())
     room = rules.admitted(len(rules.placed(arrivals)))
     previous = {**survivors, **{node_id: member.rank for node_id, member in view.members.items()}}
     kept = [record for record in arrivals if record.node_id in previous]
     newcomers = [record for record in arrivals if record.node_id not in previous]
-    # If the run was resized, members stay by rank, not by arrival.
+    # If the run was resized to fewer nodes, the lowest ranks stay, not the first arrivals.
     kept.sort(key=lambda record: previous[record.node_id])
     if rules.unit_within:
         chosen = list(rules.placed([*kept, *newcomers])[:room])
@@ -366,9 +366,9 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if it has no news.
 
-    At once if its kind changes. Else 1 ms per node after `last_at`, at least 50 ms and at most 5 s, so that a thousand
-    arrivals do not send each node a thousand messages; three times that if only the count of arrivals has changed. The
-    time left of a last call is written for a successor: every second, or after every tenth of it if that is longer.
+    At once if its kind has changed; else after 1 ms per node, at least 50 ms and at most 5 s, so that a thousand
+    arrivals do not send each node a thousand messages; three times that if only their count has changed. The time left
+    of a last call is written for a successor: every second, or after a tenth of it if that is longer.
     """
     if last is None or _kind(last) != _kind(current):
         return now
@@ -442,7 +442,7 @@ class Me:
 
     arrival: int  # the revision of its record
     node_id: str = ""
-    known_round: int = -1  # the last round before its arrival; -1 for none
+    known_round: int = -1  # the last round that it knew at its arrival; -1 for none
     was_member: bool = False  # it was a member of that round
     left_out: str = ""  # why the others have left it out; else empty
     passed_over: int = 0  # the revision of the last round that completed without it
@@ -473,7 +473,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round
-    # A spare when the run was closed ends as a spare, although nodes that left since have made room.
+    # A node that was a spare at the closing ends as a spare, even if nodes have left since and made room.
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
@@ -489,7 +489,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
         return Parked(reason=reason)
-    # A last call survives its coordinator. But one that should have ended long ago suspends no join timeout.
+    # A last call survives its coordinator. But if it should have ended long ago, the join timeout runs again.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
         return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
@@ -519,7 +519,7 @@ def _is_spare(me: Me, progress: Progress | None) -> bool:
 
 
 def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str:
-    """Return why the live members should leave the last round together, if they should."""
+    """Return why the live members should leave the last round together; empty if they should not."""
     if not live:
         return ""
     if head.closed is not None:
@@ -541,7 +541,7 @@ class JoinClock:
     def __init__(self, timeout: float, *, now: float) -> None:
         self._timeout = timeout
         self._used = 0.0
-        self._since: float | None = now  # when it began to count; None while suspended
+        self._since: float | None = now  # when the clock last started; None while suspended
 
     def set(self, *, suspended: bool, now: float) -> None:
         """Start or stop the clock."""
@@ -557,5 +557,5 @@ class JoinClock:
         return max(self._timeout - self._used - running, 0.0)
 
     def deadline(self, now: float) -> float | None:
-        """Return when it ends; None while suspended."""
+        """Return when the timeout ends; None while suspended."""
         return None if self._since is None else now + self.left(now)

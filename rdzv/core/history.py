@@ -1,15 +1,14 @@
 """Pure: the history of a run, as its coordinators keep it.
 
 Each round is a chapter. The last chapters are in one key, written in transactions that the coordinator makes anyway: a
-commit, or a progress that reports gone members or the closing. The oldest are dropped first; their sums remain
-(`Past`).
+commit, or a progress that reports gone members or the closing. The oldest are dropped first; `Past` keeps their sums.
 
-A duration is measured on the clock of a coordinator that saw its begin and its end. If none did, it is None, and only
-the hours are known.
+A duration is measured on the clock of a coordinator that saw its begin and its end. If none did, the duration is None,
+and only the hours are known.
 
 The *hour of a run* is its time of day. The coordinator that commits a round sets it by its own clock; from then on it
 advances by the coordinator's monotonic clock. A successor continues from the last progress that it received. The hour
-is sent with keep-alives, and the store adds its age, so no reader compares clocks of two machines.
+is sent with keep-alives, and the store tells its age, so no reader compares clocks of two machines.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     from rdzv.core.state import Closed, Progress, Unban
 
 CHAPTERS_MOST: Final = 128
-BYTES_MOST: Final = 64 * 1024  # of all chapters: a commit stays small; 128 rounds of a dozen nodes fit
-INCIDENTS_MOST: Final = 64  # of one round, the first; losses at the same time are one incident
+BYTES_MOST: Final = 64 * 1024  # of all chapters, as a commit contains them; 128 rounds of a dozen nodes fit
+INCIDENTS_MOST: Final = 64  # per round, the first ones; losses at the same time are one incident
 NODES_COUNTED_MOST: Final = 32
 REASONS_COUNTED_MOST: Final = 16
 REASON_LETTERS_MOST: Final = 200
@@ -43,8 +42,8 @@ class Incident(Record, kw_only=True):
 
     kind: str  # "lost", "left", "closed", "given up", "unbanned" or "store lost"
     after: float | None  # seconds since the round completed; None if unknown
-    count: int = 0  # of nodes
-    node_ids: tuple[str, ...] = ()  # the first ones
+    count: int = 0  # the number of nodes
+    node_ids: tuple[str, ...] = ()  # the first of these
     reason: Prose = ""  # why, and by whose command; empty if unknown
     at: float | None = None  # the hour of the run, in seconds since 1970; None if not recorded
 
@@ -55,15 +54,15 @@ class Chapter(Record, kw_only=True):
     number: int  # from 0
     size: int
     node_ids: tuple[str, ...]  # the first members, by rank
-    joined: int  # members that were not in the round before
+    joined: int  # the number of members that were not in the round before
     joined_ids: tuple[str, ...]  # the first of these, by rank
     after: float | None = None  # seconds since the round before completed; None if unknown or none
     incidents: tuple[Incident, ...] = ()
     reached_at: tuple[str, ...] = ()  # the address of each in `node_ids`; empty where it is the name
     at: float | None = None  # when it completed, in seconds since 1970; None if not recorded
     met: float | None = None  # seconds from the last arrival to its completion; None if unknown
-    stopped: float | None = None  # seconds from its completion until the first member was gone; None: none, or unknown
-    short: float = 0.0  # of the seconds after that, those with too few nodes
+    stopped: float | None = None  # seconds from its completion until a member was gone; None if none was, or unknown
+    short: float = 0.0  # seconds with too few nodes, after the first member was gone
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -74,9 +73,9 @@ class Chapter(Record, kw_only=True):
 class Spent(Record, kw_only=True):
     """The time of a run by use, in seconds."""
 
-    trained: float = 0.0  # all members of a round were live
-    regrouped: float = 0.0  # not all were, and there were enough nodes for the next round
-    waited: float = 0.0  # there were too few nodes
+    trained: float = 0.0  # while all members of a round were live
+    regrouped: float = 0.0  # while some were not, and there were enough nodes for the next round
+    waited: float = 0.0  # while there were too few nodes
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(
@@ -142,14 +141,14 @@ def gone_before(history: History, number: int, *, here: Container[str], now: flo
 
 
 def spent(chapter: Chapter, seconds: float) -> Spent:
-    """Return the first `seconds` after a round's completion, by use."""
+    """Return how the first `seconds` after a round's completion were spent."""
     trained = seconds if chapter.stopped is None else min(chapter.stopped, seconds)
     waited = min(chapter.short, seconds - trained)
     return Spent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
 
 
 def seconds_between(chapter: Chapter, following: Chapter) -> float:
-    """Return the seconds between two rounds' completions: measured, or by the hours."""
+    """Return the seconds between two rounds' completions: as measured, else by their hours."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:
@@ -179,7 +178,7 @@ def _forget_oldest(history: History) -> History:
 
 
 def pack_history(history: History) -> bytes:
-    """Pack the history without its oldest chapters, if it would be too large."""
+    """Pack the history; drop its oldest chapters if it would be too large."""
     packed = history.pack()
     while len(history.chapters) > 1 and (len(packed) > BYTES_MOST or len(history.chapters) > CHAPTERS_MOST):
         history = _forget_oldest(history)
@@ -188,9 +187,9 @@ def pack_history(history: History) -> bytes:
 
 
 class Chronicle:
-    """A coordinator's writer of the history; the last chapter is the last round.
+    """The history as a coordinator continues it; the last chapter is the last round.
 
-    A returned history counts once `written` confirms that it is in the store.
+    A history that a method returns takes effect once `written` confirms that it is in the store.
     """
 
     def __init__(self) -> None:
@@ -212,9 +211,9 @@ class Chronicle:
     ) -> None:
         """Continue the history of the coordinator before.
 
-        The last round completed at `began`, if this node saw that, and this node left it at `ended`, if it did: after
-        an outage, long before `now`. Too few nodes have waited for `waited` seconds; without a round, the run begins
-        then. `hour` is the hour of the run, if reported.
+        This node saw the last round complete at `began`, and left it at `ended`, which after an outage is long before
+        `now`; either is None if it did not. Too few nodes have waited for `waited` seconds; if no round has completed,
+        the run began with that wait. `hour` is the hour of the run, if reported.
         """
         self._history, self._began = history, began
         if not history.chapters:
@@ -230,7 +229,7 @@ class Chronicle:
             self._stopped = ended
 
     def observe(self, progress: Progress, *, now: float) -> None:
-        """Record if the last round still has all its members, and if there are enough nodes."""
+        """Record whether the last round still has all its members, and whether there are enough nodes."""
         chapters = self._history.chapters
         intact = bool(chapters) and chapters[-1].number == progress.round and progress.live >= chapters[-1].size
         if not intact and self._stopped is None:
@@ -316,7 +315,7 @@ class Chronicle:
             fresh = [node_id for node_id in node_ids if node_id not in named][: max(more, 0)]
             for node_id in fresh:
                 by_reason.setdefault(why.get(node_id, ""), []).append(node_id)
-            if more > len(fresh):  # the reasons of unnamed ones are unknown
+            if more > len(fresh):  # the reasons of unnamed nodes are unknown
                 by_reason.setdefault("", [])
             for reason, ids in by_reason.items():
                 of_them = len(ids) + (0 if reason else more - len(fresh))

@@ -10,7 +10,7 @@ from store.messages import CHOSEN_LEASE_LEAST
 
 
 class _Name:
-    """A property for a key or prefix, below the run's root."""
+    """A property that returns a key or prefix below the run's root."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,11 +25,11 @@ class Keys:
 
     prefix: str
     run_id: str
-    root: str = field(init=False, repr=False, compare=False)  # the prefix of all
+    root: str = field(init=False, repr=False, compare=False)  # the prefix of all the run's keys
     head: str = field(init=False, repr=False, compare=False)  # the prefix that every node watches
 
     # Keys.
-    lease: ClassVar[_Name] = _Name("lease")  # names the run's own lease, and is on it
+    lease: ClassVar[_Name] = _Name("lease")  # is on the run's own lease, and so tells its id
     settings: ClassVar[_Name] = _Name("settings")
     marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
     coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the id of its node; its create_revision is the *term*
@@ -43,19 +43,19 @@ class Keys:
     tally: ClassVar[_Name] = _Name("tally")
     history: ClassVar[_Name] = _Name("history")
 
-    # Prefixes. Before a node's id, which has no slash ...
+    # Prefixes that a node's id follows; it has no slash.
     nodes: ClassVar[_Name] = _Name("nodes/")
-    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # then the accused and the accuser
+    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # the ids of the accused and the accuser follow
     begun: ClassVar[_Name] = _Name("begun/")
     drains: ClassVar[_Name] = _Name("head/draining/")
     hosted: ClassVar[_Name] = _Name("head/hosted/")
     bans: ClassVar[_Name] = _Name("head/banned/")  # see `ban_names`
     unbans: ClassVar[_Name] = _Name("head/unbanned/")
     unfits: ClassVar[_Name] = _Name("unfit/")
-    # ... and before other names.
+    # Prefixes that other names follow.
     questions: ClassVar[_Name] = _Name("head/asked/")
     rounds: ClassVar[_Name] = _Name("rounds/")  # see `attempt`
-    stores: ClassVar[_Name] = _Name("store/")  # see `shared`; not below `rounds`, which is listed
+    stores: ClassVar[_Name] = _Name("store/")  # see `shared`; not below `rounds`: coordinators list that prefix
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", f"{self.prefix}/{self.run_id}/")
@@ -63,17 +63,17 @@ class Keys:
 
     @property
     def ending(self) -> str:
-        """The key that exists, for all runs, while the store shuts down: no node may arrive."""
+        """The key, one for all runs, that exists while the store shuts down: no node may arrive then."""
         return f"{self.prefix}/ending"
 
     @property
     def host(self) -> str:
-        """The key, for all runs, of the node whose process serves the store."""
+        """The key, one for all runs, of the node whose process serves the store."""
         return f"{self.prefix}/host"
 
     @property
     def lease_id(self) -> int:
-        """The id of the run's own lease, a hash: concurrent first nodes grant the same lease."""
+        """The id of the run's own lease: a hash, so that concurrent first nodes grant the same lease."""
         digest = hashlib.blake2b(self.root.encode(), digest_size=8).digest()
         return CHOSEN_LEASE_LEAST + int.from_bytes(digest) % CHOSEN_LEASE_LEAST
 
@@ -98,11 +98,11 @@ class Keys:
         return f"{self.root}kept/{name}"
 
     def attempt(self, number: int, term: int) -> str:
-        """Return the prefix of a round's members, or of an attempt at it, by a term's coordinator."""
+        """Return the prefix below which the coordinator of a term writes a round's members, committed or not."""
         return f"{self.rounds}{number}/{term}/"
 
     def ranks(self, number: int, term: int, bucket: int | None = None) -> str:
-        """Return the key of a bucket of ranks, by node id (`bucket_of`), or the prefix of all."""
+        """Return the key of one bucket of ranks (`bucket_of` a node id); without `bucket`, the prefix of all."""
         return f"{self.attempt(number, term)}ranks/{'' if bucket is None else bucket}"
 
     def roster(self, number: int, term: int, bucket: int | None = None) -> str:

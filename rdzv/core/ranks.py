@@ -16,8 +16,8 @@ others by a method
 
     choose(candidates, kept, count)
 
-which returns `count` of the candidates, given in order of arrival; `kept` are members in any case. Without the method,
-the first to arrive are admitted.
+which returns `count` of the candidates, given in order of arrival; the nodes in `kept` become members in any case.
+Without the method, the first to arrive are admitted.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> S
 class by_topology:  # noqa: N801  an order like the others, that also selects
     """The order by an attribute's value, the node's domain, then by name, both in natural order.
 
-    If not all can be members, at most one domain is split. As far as the count allows, domains of current members come
-    first, then those that arrived first. Nodes without the attribute form one domain.
+    If not all nodes can be members, at most one domain is split. As far as the count allows, domains of current members
+    are chosen first, then the domains that arrived first. Nodes without the attribute form one domain.
     """
 
     attribute: str
@@ -168,7 +168,7 @@ def order_named(name: str | RankOrder) -> RankOrder:
 
 
 def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
-    """Return rank and last finished step of the (first) record with the latest step."""
+    """Return rank and last finished step of the first record with the latest step; None if no step is finished."""
     progress = [-1 if record.progress is None else record.progress for record in records]
     most = max(progress)
     return (progress.index(most), most) if most >= 0 else None

@@ -1,7 +1,7 @@
 """Pure: the state and the cost of a run, as data for `rdzv status --json` and the HTTP server.
 
-`docs/status.schema.json` describes the fields. `VERSION` increases when one is removed or changes its meaning; new ones
-may be added at any time.
+`docs/status.schema.json` describes the fields. `VERSION` increases when a field is removed or changes its meaning; new
+ones may be added at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
 
 VERSION: Final = 1
-WORST_NAMED: Final = 1  # nodes in the closing line, if lost more than once
+WORST_NAMED: Final = 1  # nodes lost more than once that the closing line names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class RunStatus:
     coordinator: str | None  #: the coordinator's node, or None
     world_size: int = 0  #: the size of the last round; 0 if there was none
     banned: Mapping[str, Ban] = field(default_factory=dict)  #: the banned nodes: by whose command, and why
-    #: The attributes with a value, "rack=17", whose nodes are banned, also later ones
+    #: The bans of all nodes with an attribute, also later ones, by "rack=17"
     banned_where: Mapping[str, Ban] = field(default_factory=dict)
     #: The agreed settings of the run, by name; empty before the first node has joined
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -71,8 +71,8 @@ class RunStatus:
     last_call_left: float | None = None  #: seconds left of the last call; None without one
     closing: Closed | None = None  #: how the run was closed, or None
     closed_at: float | None = None  #: the hour of closing, in seconds since 1970; None if not recorded
-    standstill: str = ""  #: that no member progresses, in the coordinator's words; else empty
-    waits_for: str = ""  #: the reason without durations, which is unchanged until something happens
+    standstill: str = ""  #: the coordinator's sentence that no member makes progress; empty if one does
+    waits_for: str = ""  #: the reason without durations, so that it does not change with time alone
     #: The attributes of nodes outside of the round: waiting ones, and missing ones of the last round
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     last_members: tuple[Participant, ...] = ()  #: the members of the last round of a closed run
@@ -343,7 +343,7 @@ class Account:
         return f"{self.run_id}: {long_duration(self.seconds)}; {shares}; {losses}{named}"
 
     def plain(self) -> dict[str, Any]:
-        """Return it as JSON's types, and in words."""
+        """Return the cost as JSON's types, and in words."""
         return {
             "seconds": self.seconds,
             "training": self.spent.trained,
@@ -357,7 +357,7 @@ class Account:
 
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return the cost of a run until `now` (None: its last known hour), in which it has waited `waited` for nodes."""
+    """Return the cost of a run until `now` (None: its last known hour), at which it has waited `waited` for nodes."""
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other

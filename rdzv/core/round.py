@@ -60,8 +60,8 @@ class Round(Stored, kw_only=True):
     size: int
     buckets: int
     host: str  # rank 0's address
-    port: int  # free there
-    lease: int | None = None  # of the round's store; it lapses soon after the last coordinator
+    port: int  # free at that address
+    lease: int | None = None  # of the round's store; it lapses soon after the last coordinator has gone
     # Rank and last finished step of the member that has finished the most; None if no step is finished.
     newest: tuple[int, int] | None = None
     in_steps: bool = False  # a member uses `rounds()`, so members agree where to stop
@@ -80,7 +80,7 @@ class Round(Stored, kw_only=True):
             return None
         two_bytes = struct.pack(">H", after)  # a search in the bytes is twenty times faster than unpacking them
         at = self.arrivals.find(two_bytes)
-        while at > 0 and at % 2:  # across two entries
+        while at > 0 and at % 2:  # found across two entries
             at = self.arrivals.find(two_bytes, at + 1)
         return at // 2 if at >= 0 else None
 

@@ -5,8 +5,8 @@ So a member that fails writes its name into the round's store before it ends its
 is to blame, and the other members meet again. But a killed member writes nothing. So the first to write waits until a
 death would have been announced. If one is, that was the cause, and no member is to blame.
 
-The first `Ending` of a round counts for a member, except that a loss also counts after an agreement to leave: a member
-that still works may wait for the lost one.
+The first `Ending` of a round counts for a member. But after an agreement to leave, the first other ending counts, too:
+a member that still works may wait for one that has gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ASK_WITHIN: Final = 2.0  # seconds for a call to the round's store; then a member continues without its answer
+ASK_WITHIN: Final = 2.0  # seconds for a call to the round's store; then a member continues without an answer
 # Seconds from the end of a dead member's lease to the news: 0.1 to expire it, the rest for a new coordinator.
 NEWS_OF_A_LOSS: Final = 1.0
 
@@ -30,9 +30,9 @@ class EndKind(Enum):
     """The kinds of `Ending`."""
 
     LOST = "lost"  # a member has died
-    LEFT = "left"  # others have failed, too; a lost member is not known yet
-    FAILED = "failed"  # a member has left before the agreed step
-    DROPPED = "dropped"
+    LEFT = "left"  # a member has left without agreement, or before the agreed step
+    FAILED = "failed"  # another member has reported that its work failed
+    DROPPED = "dropped"  # this node is no longer in the round
     CLOSED = "closed"
     AGREED = "agreed"  # all members leave before the same step
 
@@ -47,7 +47,7 @@ class Ending:
 
     @property
     def others_have_gone(self) -> bool:
-        """True unless all agreed to leave: then a failure of the work is due to the members that have gone."""
+        """True unless all agreed to leave. If True, a failure of the work is due to the members that have gone."""
         return self.kind is not EndKind.AGREED
 
 
@@ -56,7 +56,7 @@ class Phase(Enum):
 
     AT_WORK = "at work"
     AT_END = "at its end"  # its work is done; it waits for the others to finish
-    FAILED = "failed"  # it asks which member failed first; if itself, it waits for news of a loss
+    FAILED = "failed"  # it asks which member failed first; if it did, it waits for news of a loss
 
 
 class Outcome(Enum):

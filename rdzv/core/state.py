@@ -50,13 +50,13 @@ class NodeRecord(Stored, kw_only=True):
     incarnation: str  # random; distinguishes two processes with one name
     arrived_after: int = -1  # the last round that it knew; -1 for none
     address: str = ""
-    port: int = 0  # free there
+    port: int = 0  # free at that address
     payload: Any = None
     attributes: Mapping[str, str] = MappingProxyType({})  # for rank orders by topology, and for bans
     requested_rank: int | None = None
-    sends_from: str = ""  # its own end of its connection to the store; empty if the user has set `address`
-    store_at: str = ""  # the store's end of it; empty in the same case
-    server: str = ""  # the server of the store there; empty if there is only one
+    sends_from: str = ""  # its own address in its connection to the store; empty if the user has set `address`
+    store_at: str = ""  # the store's address in that connection; empty in the same case
+    server: str = ""  # the id of the store's server there; empty if the store has only one
     machine: str = ""  # equal for nodes that share one loopback interface, and only for these; empty if unknown
     lapsed_in: int = -1  # the round from which an outage has dropped it; -1 for none
     checks: bool = False  # checks that it reaches rank 0 before it accepts a round
@@ -64,10 +64,10 @@ class NodeRecord(Stored, kw_only=True):
     cut_off: tuple[str, ...] = ()  # addresses of rank 0s that it did not reach while others did
     gave_up: Prose = ""  # which round it gave up before this arrival, and why
     left: bool = False  # leaves by itself, and is about to delete this record
-    stopped: bool = False  # it leaves at the agreed step, or past its body: see `StepGate.has_stopped`
-    why: Prose = ""
+    stopped: bool = False  # it leaves at the agreed step, or after its body: see `StepGate.has_stopped`
+    why: Prose = ""  # why it leaves
     release: str = ""  # of this package; empty if unknown
-    since: float = 0.0  # of this arrival, on its clock, in seconds since 1970; 0 if unknown
+    since: float = 0.0  # when it arrived, on its clock, in seconds since 1970; 0 if unknown
     progress: int | None = None  # the last step that it has finished, -1 for none; None if it does not use `rounds()`
     came_from: tuple[int, int] | None = None  # revision of its round in a lost store, and its rank there
     arrival: int = 0  # the revision of this write, which identifies the arrival
@@ -83,7 +83,7 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastCoordinator:
-    """The coordinator before, and how its lease ended, if it did and that is known."""
+    """The coordinator before, and how its lease ended; empty if it has not, or if that is unknown."""
 
     node_id: str
     cause: Cause = ""
@@ -101,7 +101,7 @@ class Closed(Stored, kw_only=True):
 
     @classmethod
     def of(cls, value: bytes) -> Closed:
-        """Unpack the key's value; an unreadable one is a closing, too, as commits fail while the key exists."""
+        """Unpack the key's value; an unreadable one counts as a closing, too: commits fail while the key exists."""
         try:
             return cls.unpack(value)
         except RendezvousStateError as error:
@@ -109,7 +109,7 @@ class Closed(Stored, kw_only=True):
 
 
 _WITH = "with/"  # no node has this name: names have no slash
-WITH = "nodes with "  # before "rack=17": the name in a status for all nodes with that attribute
+WITH = "nodes with "  # in a status, "nodes with rack=17" stands for all these nodes
 
 
 def ban_name(where: str) -> str:
@@ -182,14 +182,14 @@ class Progress(Stored, kw_only=True):
     waiting: int = 0  # waiting nodes that a regroup now would admit; 0 without live members
     spares: int = 0  # waiting nodes for which there is no room
     # Newcomers that arrived after this revision are spares. None: there are no spares, or `spare_ids` names them. 0:
-    # any newcomer may be one, as a rank order chose more than can be named.
+    # any newcomer may be a spare, as a rank order chose more spares than can be named.
     spares_after: int | None = None
     last_call_left: float | None = None  # seconds left at the write; None if none runs
     lost: int = 0  # members of the last round that have died
     lost_ids: tuple[str, ...] = ()
     departed: int = 0  # members that have left it
     departed_ids: tuple[str, ...] = ()
-    last_arrival: int = 0  # the latest waiting node's arrival
+    last_arrival: int = 0  # the arrival of the waiting node that came last
     problem: Prose = ""  # why no round completes though there are enough nodes: a `rank_order` that fails, for example
     spare_ids: tuple[str, ...] = ()  # the spares that an order has chosen, if they can be named
     absent: Absent = Absent()
@@ -210,7 +210,7 @@ class Progress(Stored, kw_only=True):
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def still_naming(self, node_id: str, before: Progress) -> Progress:
-        """Return this progress, naming a lost node if `before` did: there may be more losses than names."""
+        """Return this progress; if `before` named this lost node, so does the result, although names are limited."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self
         why = tuple(one for one in before.why_lost if one[0] == node_id)
@@ -265,12 +265,12 @@ class Head:
     Attributes:
         closed_over: The progress before the closing, which says which nodes were spares.
         progress_at: When this node received the progress, on its clock.
-        progress_found: True if the watch found the progress there, so that its age is unknown.
+        progress_found: True if the progress came in the watch's snapshot, so that its age is unknown.
         lost_store_at: When this node received `lost_store`, on its clock.
-        lost_store_told: The revision of that write.
+        lost_store_told: The revision at which `lost_store` was written.
         hosted: Nodes in the process that serves the store.
         moves: True if the host of the store is about to leave: no new node may arrive here.
-        moves_over: The progress before that: the members that leave meet again in the next store.
+        moves_over: The progress before `moves`: members that leave after it meet again in the next store.
     """
 
     coordinator: Coordinator | None = None
@@ -347,7 +347,7 @@ class Draining:
     """These members are to leave, the first of them within `seconds_left`."""
 
     node_ids: tuple[str, ...]
-    seconds_left: float = field(compare=False)  # it falls continuously: that is no change
+    seconds_left: float = field(compare=False)  # falls continuously, which is not a change
     reason: str = ""
 
 

@@ -13,8 +13,8 @@ asked; the node writes that it asked, then reads the step. At least one sees the
 waits for the decision. (CPython's locks keep these single accesses in one order.)
 
 A member that has begun no step answers None. If all do, all leave at once, except that a body may make newcomers wait
-until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a second decision,
-the only one possible.
+until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a second decision. No
+other decision is replaced.
 
 A member that leaves before the agreed step, with its body unfinished, is a loss for the others (`has_stopped`).
 """
@@ -110,8 +110,8 @@ class Agreement:
     def __init__(self) -> None:
         self.listens: bool = False
         self.hears: bool = False
-        self._answers: dict[str, Begun] = {}  # the last of each node, of any round
-        self._asked: Stop | None = None  # the last one written here
+        self._answers: dict[str, Begun] = {}  # the last answer of each node, of any round
+        self._asked: Stop | None = None  # the last record that this coordinator wrote
 
     def answered(self, node_id: str, begun: Begun | None) -> None:
         """Record a member's answer; None: see `hears`."""
@@ -158,7 +158,7 @@ class Agreement:
         return Stop(round=round, decided=True, step=step, why=why, for_newcomers=for_newcomers), seen
 
     def wrote(self, stop: Stop) -> None:
-        """Record that this was written, at its `revision`."""
+        """Record that this coordinator has written `stop`, at its `revision`."""
         self._answers = {who: begun for who, begun in self._answers.items() if begun.round == stop.round}
         self._asked, self.listens = stop, True
 
@@ -216,7 +216,7 @@ class StepGate:
     # ------------------------------------------------------------------------------------------ the node's side
 
     def ask(self) -> int | None:
-        """Close the gate; return the largest step that the member has begun, except after its body."""
+        """Close the gate; return the largest step that the member has begun, None if its body has finished."""
         self._asked = True
         return None if self.at_end else self.begun
 

@@ -5,12 +5,12 @@
         within: float
         reason: str = ""
 
-A record is packed as a map by name, without fields that have their default; or, with `by_place`, as a list, for records
-that are many or go to every node. A later release may add keys to a map, and values at the end of a list. Nested
-records are always lists.
+A record is packed as a map by name, without fields that have their default. With `by_place`, it is packed as a list:
+for records that are many or go to every node. A later release may add keys to a map, and values at the end of a list.
+Nested records are always lists.
 
-Other programs may write under the same prefix, so every read checks the value: see `store.records`. So does every
-write: a value that could not be read is an error of its writer.
+Other programs may write under the same prefix, so every read checks the value: see `store.records`. Every write does,
+too: a value that cannot be read back is its writer's error.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def pack(plain: object) -> bytes:
 
 
 def unpack(what: str, value: bytes, build: Callable[[Any], T]) -> T:
-    """Return what `build` makes of a key's value; raise `RendezvousStateError` about `what` if it fails."""
+    """Return the result of `build` for a key's value; raise `RendezvousStateError` about `what` if it fails."""
     try:
         return build(msgpack.unpackb(value, raw=False, strict_map_key=False))
     except Exception as error:  # msgpack and the builders raise many unrelated classes for foreign data

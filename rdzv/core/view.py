@@ -1,14 +1,13 @@
 """Pure: folds the events of nodes into a `View`, the coordinator's picture of its run.
 
-An event changes one node, so each costs the same small time, however many nodes there are. A node's state follows from
-its record:
+An event changes one node, so its cost does not depend on their number. A node's state follows from its record:
 
     record                                         node
     ------------------------------------------     ------------------------------------------------------
     written by the arrival in the last round       live member of that round
     written by another arrival                     waiting for the next round; left out if it did not reach rank 0
-    written with `left`                            has left by itself (a coordinator's marker looks alike)
-    deleted without that                           gone; lost if it was a live member
+    written with `left`                            has left by itself (a coordinator's marker has `left`, too)
+    deleted without `left`                         gone; lost if it was a live member
 
 `enough_since` is the begin of the last call: when enough nodes had arrived. Later arrivals do not move it. If too few
 remain, the last call ends; it begins anew when there are enough again (promise R11).
@@ -48,7 +47,7 @@ UNSEEN = "it went while nobody coordinated"  # between the last coordinator's re
 
 
 class _Missed(NamedTuple):
-    """A member that has gone: left by itself, or else lost; and why, if known."""
+    """A member that has gone: it has left by itself, or else was lost; and why, if known."""
 
     left: bool
     why: str = ""
@@ -80,8 +79,8 @@ class Answered(NamedTuple):
 class View:
     """The coordinator's picture of its run. Only the deciding task changes it, and only between two acts.
 
-    Without `tells_causes`, the store (etcd) does not say how a key's lease ended. Then the lease of a deleted record
-    has lapsed, unless the record was written with `left` before. `expected` nodes count as missing until they arrive.
+    Without `tells_causes`, the store (etcd) does not say how a key's lease ended. Then a deleted record's lease counts
+    as lapsed, unless the record was written with `left` before. `expected` nodes are missing until they arrive.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class View:
         self.seen: int = 0  # the latest revision folded in
         self.round: Round | None = None
         self.members: dict[str, Member] = {}  # all members of the last round
-        self.live: set[str] = set()  # those that are still in it
+        self.live: set[str] = set()  # the members that are still in it
         self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
         self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that gave up a round
@@ -111,7 +110,7 @@ class View:
         self.agreement: Agreement = Agreement()
         self._stuck: dict[str, str] = {}  # members to expel, and why
         self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once
-        self._unnamed: dict[bool, int] = {True: 0, False: 0}  # further gone members: left, and lost
+        self._unnamed: dict[bool, int] = {True: 0, False: 0}  # the numbers of further gone members: left, and lost
         self._lost_before: set[str] = set()  # members lost by the round before the last
         self._records: dict[str, NodeRecord] = {}
         self._inherited: Progress | None = None
@@ -236,7 +235,7 @@ class View:
     def _fold_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
         there, record = self._records.get(node_id), None
         if event.kind == "put":
-            # An unreadable record replaces the node's: the node is gone.
+            # If an unreadable value has replaced its record, the node counts as gone.
             with contextlib.suppress(RendezvousStateError):
                 record = NodeRecord.unpack(event.value, node_id=node_id, arrival=event.revision)
         if record is not None and not record.left:
@@ -290,10 +289,10 @@ class View:
 
     @property
     def expected_back(self) -> set[str]:
-        """The nodes that were lost in an outage, once the record of one says that it came back from it.
+        """The lost nodes that may come back, once the record of one says that it came back from an outage.
 
-        An outage ends for all nodes that it cut off. Killed nodes look alike, so only the last call limits the wait for
-        them. If the other nodes have met meanwhile, those lost by the round before count, too.
+        An outage ends for all nodes that it cut off. Killed nodes cannot be told from these, so only the last call
+        limits the wait. If the other nodes have completed a round meanwhile, nodes lost by the round before count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()
@@ -305,7 +304,7 @@ class View:
         # A snapshot is in order of name; nodes are admitted in order of arrival.
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         said, self._inherited = self._inherited, None
-        # Of unnamed ones only the numbers are known.
+        # Of the gone members that the report does not name, only the numbers are known.
         unnamed = max(said.departed - self.departed_count, 0) if said else 0
         for node_id in self.members:
             if node_id not in self._records and node_id not in self._missed:
@@ -406,7 +405,7 @@ class Picture:
     view: View
     head: Head
     told: Progress | None = None  # the last progress written, by this coordinator or the one before
-    told_at: float = 0.0
-    resized_at: int = 0  # of the last applied resize
-    unbanned_at: int = 0  # of the last lifted ban in the history
+    told_at: float = 0.0  # when that was
+    resized_at: int = 0  # the revision of the last applied resize
+    unbanned_at: int = 0  # the revision of the last lifted ban in the history
     obstacle: Obstacle | None = None

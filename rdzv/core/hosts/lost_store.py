@@ -35,7 +35,7 @@ def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: 
     if round is not None:
         number, at = max(number, round.number), round.revision
         awaited = round.size - _gone_from(round, head.moves_over or head.progress, head.hosted)
-    else:  # none completed in this store: its nodes still await members of the store before
+    else:  # no round completed in this store: its nodes still await members of the store before
         awaited -= sum(one.last_round == at > 0 for one in head.hosted.values())
     return LostStore(
         generation=1 if before is None else before.generation + 1,
@@ -56,7 +56,7 @@ def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hos
     named = (*told.lost_ids, *told.departed_ids) if told is not None else ()
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
-        return gone  # the unnamed ones may include those in the lost process
+        return gone  # unnamed members may include those in the lost store's process
     lost_with_it = (node_id for node_id, one in hosted.items() if _was_in(round, one) and node_id not in named)
     return gone + sum(1 for _ in lost_with_it)
 

@@ -3,7 +3,7 @@
 A kernel refuses a connection only if no process listens. So a process that wants to serve first listens, as a
 candidate, and then asks all other hosts. It serves once each has refused the connection, or has answered that its store
 has ended. Two processes cannot both serve: the one that listened later reaches the other. This needs no clock and no
-count of nodes. Silence is no proof: such a host may be at work.
+count of nodes. Silence proves nothing: a host that does not answer may still serve.
 
 A candidate gives way to a store that serves, and to an earlier candidate in the list; it waits for a later one.
 """
@@ -22,14 +22,14 @@ class Answer(Enum):
     ENDED = "has ended"
     REFUSED = "refuses"  # at each address of its name
     LOST = "is lost"  # an operator says so
-    SILENT = "does not answer"  # or not like a store
+    SILENT = "does not answer"  # or answers unlike a store
 
 
 PROOFS = frozenset({Answer.ENDED, Answer.REFUSED, Answer.LOST})
 
 
 class Candidacy(NamedTuple):
-    """A candidate's place in the list of hosts, and the places of hosts proven not to serve since."""
+    """A candidate's place in the list of hosts, and the places of hosts proven not to serve."""
 
     place: int
     proven: frozenset[int] = frozenset()
@@ -41,5 +41,5 @@ class Candidacy(NamedTuple):
         return self._replace(proven=self.proven | {host}) if answer in PROOFS else self
 
     def missing(self, hosts: int) -> list[int]:
-        """Return the places, of `hosts`, without a proof; with none left, the candidate may serve."""
+        """Return the places without a proof, in a list of `hosts`; if there are none, the candidate may serve."""
         return [host for host in range(hosts) if host != self.place and host not in self.proven]

@@ -1,6 +1,6 @@
 """Pure: excerpts of a report for metrics and for a page, and the changes between two excerpts.
 
-A page gets hours instead of ages, which change with time alone, so that it is sent real changes only.
+A page gets hours instead of ages. Ages change with time alone, and a page is sent real changes only.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the changes for a page in the state `before`; empty if only time has passed.
 
-    A state has the store, the id of the `chosen` run, all `runs` in numbers, and the chosen `run`'s report.
+    A state has the store, the id of the `chosen` run, a summary of each of all `runs`, and the chosen `run`'s report.
     """
     known = {one["run_id"]: _news(one) for one in before["runs"]}
     runs = [one for one in now["runs"] if known.pop(one["run_id"], None) != _news(one)]

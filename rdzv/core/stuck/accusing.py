@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from store.messages import Event
 
-ACCUSERS: Final = 2  # of one member are believed
+ACCUSERS: Final = 2  # this many accusers of one member are believed
 SOMEBODY: Final = ""  # the accused if its name is unknown
 WHY_MOST: Final = 120  # characters of `why`
 
@@ -59,7 +59,7 @@ class Accusations(dict[str, Accusation]):
         return [one for one in every if one.round == round and one.accused == SOMEBODY and one.by in live]
 
     def standing(self, *, round: int, live: Collection[str]) -> list[Accusation]:
-        """Return the accusations of live members of a round by others."""
+        """Return the accusations of live members of a round by other live members."""
         return [
             one
             for one in self.values()
@@ -67,7 +67,7 @@ class Accusations(dict[str, Accusation]):
         ]
 
     def believed(self, *, round: int, live: Collection[str]) -> tuple[str, str] | None:
-        """Return the live member with the most accusers, and why, in words; None if they are too few.
+        """Return the live member with the most accusers, and their reasons; None if there are too few.
 
         Expel it before the next call: its own accusations must not count.
         """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import SupportsIndex
 
-FINISHED: Final = -1  # the round of a member that has finished
+FINISHED: Final = -1  # `BeatNote.round` of a member that has finished
 WAITS_AFTER: Final = 0.5  # seconds; shorter waits for peers are not reported
 LABEL_BYTES_MOST: Final = 64  # of `what`, as a note has at most 128 bytes
 
@@ -60,8 +60,8 @@ class _Waiting:
 class Beats:
     """The progress of one member in one round.
 
-    The member's thread and its node's write attributes of their own, each a whole tuple at once, so that the other
-    never reads half a change.
+    The member's thread and its node's thread write different attributes, each as one whole tuple, so that neither reads
+    half a change.
 
     Attributes:
         clock: Returns seconds on the member's clock, in any thread.

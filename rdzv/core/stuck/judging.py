@@ -7,7 +7,7 @@ round's store and this one does not. If no member makes progress, that is report
 
 A member that waits for another in a collective makes no progress either. So no member is judged while
 
-- a member is busy, as it said;
+- a member has said that it is busy;
 - a member or the store is disconnected, or was a moment ago: a disconnected member is judged by its lease;
 
 and for `stall_timeout` after that. Ages are those at the time of a note; a node sends an extra note when its member has
@@ -92,7 +92,7 @@ class Stalls:
             if self._get_on(one, others := [other for name, other in members.items() if name != node_id])
             and all(self._was_heard_since(one, other) for other in others)
         }
-        # If some of these wait in the round's store, the others are the cause.
+        # If some stuck members wait in the round's store, only those that do not wait there are the cause.
         stuck = {node_id: why for node_id, why in stuck.items() if not quiet[node_id].note.waits} or stuck
         if quiet and len(quiet) == len(members) and not stuck:
             return Verdict(standstill=self._standstill(list(members.values())))

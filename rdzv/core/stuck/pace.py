@@ -1,7 +1,7 @@
 """Pure: slow or stuck members of a round, by their steps, for `rdzv status`, the metrics and the page.
 
-A member is stuck by the coordinator's rule (`rdzv.core.stuck.judging`) at half of its time, so it is shown before it is
-dropped. The computation takes one pass, as displays call it often.
+A member is shown as stuck by the coordinator's rule (`rdzv.core.stuck.judging`), but after half of its time, before it
+is dropped. The computation takes one pass, as displays call it often.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NODE_STATES: Final = (
 )
 """The states of a node in words, the most urgent first."""
 
-WELL_FROM: Final = NODE_STATES.index("waiting")  # this and the later ones need no operator
+WELL_FROM: Final = NODE_STATES.index("waiting")  # this state and the later ones need no operator
 SHOWN_PART: Final = 0.5  # a member is stuck after this part of `stall_timeout`; if that is unset, ...
 STUCK_AFTER: Final = 30.0  # ... after these seconds, or ...
 STUCK_STEPS: Final = 10  # ... after the time of this many steps, if longer
 SLOW_PART: Final = 0.8  # a member with less than this part of the median rate is slow
-BEHIND: Final = 10.0  # so is a member that is behind by the median steps in these seconds ...
-BEHIND_STEPS: Final = 3  # ... and by more than these, as notes are of different times
+BEHIND: Final = 10.0  # so is one that is behind by more steps than the median rate gives in these seconds, ...
+BEHIND_STEPS: Final = 3  # ... but by more than this many, as notes are of different times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class StepOf:
 class Pace:
     """The progress of a round's members together."""
 
-    told: int = 0  # members that report steps
+    told: int = 0  # the number of members that report steps
     step: int | None = None  # the largest begun step
     age: float = 0.0  # seconds since the last member began a step
     rate: float = 0.0  # the median, in steps per second; 0 if unknown
