@@ -1,4 +1,4 @@
-"""Shell: the same loop for blocking callers: `rdzv.sync.rounds`.
+"""Shell: one loop over the rounds of a run, for blocking callers: `rdzv.sync.rounds`.
 
     for round in rdzv.sync.rounds(url):
         with round:
@@ -70,7 +70,7 @@ class Round(MemberOfRound):
 
     @property
     def _awaited(self) -> BodyCalls:
-        return cast("BodyCalls", self)  # it has all that these need
+        return cast("BodyCalls", self)  # it has all methods that these calls need
 
     check = blocking(BodyCalls.check)
     keep = blocking(BodyCalls.keep)

@@ -1,15 +1,15 @@
-"""Shell: a round's life for one of its members: it notices what ends the round, and acts on that, in the node's loop.
+"""Shell: a round's life for one of its members: it notices the end of the round, and acts on it, in the node's loop.
 
 All drivers of a member's rounds use it: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and torchrun's handler. They
 differ in the member's work, and in how they end it. `rdzv.core.round_life` decides whose error a failure is.
 
-**The end of a round.** A loss, a departure anywhere but at the agreed step, and being dropped end it at once. A
-closing, like every announced change, ends it where the members agree to stop; but at once if no step has begun, or if
-it is a verdict not to go on: the member that gave it has left in the middle of its step. An agreement needs no notice:
-the member meets it at its next `check`, unless all may leave at once.
+**The end of a round.** A loss, a departure other than at the agreed step, and the removal of this node end it at once.
+A closing, like every announced change, ends it at the step on which the members agree. But it ends it at once if this
+member begins no step, or if the run was given up: the member that gave it up has left in the middle of its step. An
+agreement needs no notice: the member meets it at its next `check`, unless all may leave at once.
 
-**The first member** to fail, or to end the round, is named in one key of the round's store, written once, with how it
-failed. A member that listens to that key (`hear`) stops, too: it might hang in a collective otherwise.
+**The first member** to fail, or to end the round, writes its name, and how it failed, into a key of the round's store.
+A member that listens to that key (`hear`) stops, too: it might hang in a collective otherwise.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has finished its body"
 
-# Keys beside the round's ranks: the number of finished members; the first to end it, and how its work failed.
+# Keys beside the round's ranks: the number of finished members; the first to end the round, and how its work failed.
 DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 
 LISTENS_FOR: Final = 1e9  # seconds: as long as the round lasts
 LISTENS_AGAIN: Final = 1.0  # seconds after an outage of the store
-LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds: stopped time of this process is known to this precision
+LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds; a pause of this process is measured to this precision
 
 
 @dataclass(eq=False)
@@ -67,11 +67,11 @@ class Life:
     on_end: Callable[[Ending], object]
     _: KW_ONLY
     lets_newcomers_wait: bool = False  # waiting nodes do not interrupt work that begins no step
-    finished: str = FINISHED  # why the run is closed once all members have finished
+    finished: str = FINISHED  # the reason for closing the run once all members have finished
     phase: Phase = Phase.AT_WORK
     blames_others: bool = False  # others caused an error of its work
-    all_have_finished: bool = False  # it was the last to finish
-    # By whether others have gone; each is set once, from any thread.
+    all_have_finished: bool = False  # this member was the last to finish
+    # By `Ending.others_have_gone`; each is set once, from any thread.
     _endings: dict[bool, Ending] = field(default_factory=dict)
     _awaits: anyio.CancelScope | None = None  # in the node's loop: cancelled at the round's end
 
@@ -89,21 +89,21 @@ class Life:
 
     @property
     def has_failed(self) -> bool:
-        """True if it has ended by a failure or a loss, not by an announced change."""
+        """True if the round has ended by a failure or a loss, not by an announced change."""
         gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Look for the round's end from now on."""
         self.membership.listeners.add(self)
         self.changed()
 
     def stop(self) -> None:
-        """Stop listening."""
+        """Stop looking."""
         self.membership.listeners.remove(self)
 
     def changed(self) -> None:
-        """Look whether it has ended; from any thread."""
+        """Look whether the round has ended; from any thread."""
         ending = None if self.others_have_gone else self._look()
         if ending is not None:
             self.end(ending)
@@ -114,7 +114,7 @@ class Life:
         """Note an ending; `round_life` decides which counts. From any thread."""
         if self._note(ending):
             self.on_end(ending)
-            if self.phase is not Phase.AT_WORK:  # then this is the node's thread, where awaiting is possible
+            if self.phase is not Phase.AT_WORK:  # then this is the node's thread, in which `_awaits` may be cancelled
                 self._wake()
 
     def _note(self, ending: Ending) -> bool:
@@ -132,7 +132,7 @@ class Life:
             return Ending(kind=EndKind.DROPPED, reason=why)
         head, progress, round = membership.head, membership.progress, membership.round
         at_end = self.phase is Phase.AT_END
-        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # all may leave at once: it begins no step
+        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # it begins no step
         for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
                 case NodesLost(node_ids=ids) as lost:
@@ -148,13 +148,13 @@ class Life:
         if progress is None:
             return None
         if at_end and progress.live < round.size:
-            # It comes to no further agreed step: either all finish, and the run is closed, or the others stop, and it
-            # goes on with them. `rdzv run` stops without steps.
+            # This member comes to no agreed step any more. Either all finish, and the run is closed; or the others
+            # stop, and it meets again with them. Launchers (`rdzv run`) stop without agreed steps.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         has_left = progress.live + progress.lost + progress.departed < round.size
         if self.phase is Phase.AT_WORK and has_left and round.in_steps and not gate.decided:
-            # It rejoined from the middle of a step, in which the others wait for it: it failed, and could not ask which
-            # member was first.
+            # A member has rejoined from the middle of a step, in which the others wait for it: it has failed, and could
+            # not ask which member failed first.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 
@@ -165,9 +165,9 @@ class Life:
 
     @property
     def _left_early(self) -> bool:
-        """Return True if a member has left anywhere but at the agreed step: the others wait for it in their step.
+        """True if a member has left other than at the agreed step: the others wait for it in their step.
 
-        It counts, too, if this body goes on without `check` and waits for a member that left at the agreed step.
+        A member that leaves at once for newcomers counts, too: a body without `check` may go on, and wait for it.
         """
         progress = self.membership.progress
         return progress is not None and progress.left_early
@@ -185,7 +185,7 @@ class Life:
 
         `failure` is the work's error, or says in words for others how it failed. `in_node` runs a coroutine in the
         node's loop. `release` releases others' waits, after this member has reported its failure: else others, which
-        fail because of it, would report first. For blocking callers, both return without waiting.
+        fail because of it, would report first. For blocking callers, both block instead of awaiting.
         """
         verdict = gave_up(failure)
         if verdict is not None:
@@ -200,14 +200,15 @@ class Life:
             return Outcome.RAISE
         if not is_own or self.others_have_gone:
             if self.ending is None and self.membership.gate.is_awaited:
-                # The error is of another round. The others wait in their step: a new arrival would count as stopped.
+                # The error is from another round, and the others wait for this member in their step. A new arrival
+                # without a departure would count as a stop at the agreed step.
                 await in_node(self._leave())
             return Outcome.MEET_AGAIN
         self.phase = Phase.FAILED
         if await in_node(self._fails_first(failure)):
             await release()
             await in_node(self._await_news())
-        self.blames_others = True in self._endings  # an ending noted meanwhile
+        self.blames_others = True in self._endings  # others may have gone meanwhile
         return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
 
     async def _leave(self) -> bool:
@@ -259,7 +260,7 @@ class Life:
             return False
         if self.membership.round.size == 1:
             return False
-        with contextlib.suppress(RendezvousError):  # it may hasten the news; its failure costs nothing else
+        with contextlib.suppress(RendezvousError):  # an accusation only hastens the news of a loss
             await suspect(self.node, how or repr(failure))
         return True
 
@@ -273,7 +274,7 @@ class Life:
                 began = anyio.current_time()
                 await anyio.sleep(LOOKS_FOR_NEWS_EVERY)
                 took = anyio.current_time() - began
-                # Without the time for which this process was stopped: it is about to read the news of that time.
+                # Time for which this process was stopped does not count: it has yet to read the news of that time.
                 left -= took if took < LOOKS_FOR_NEWS_EVERY + STOOD_STILL else 0.0
         return self.others_have_gone
 
@@ -283,7 +284,7 @@ class Life:
     async def _store(self) -> SharedStore:
         link, round = await self.node.connect(), self.membership.round
         store = shared_store(self.node, self.membership, link.store)
-        store.prefix = self.node.keys.attempt(round.number, round.term)  # where members' data leaves room
+        store.prefix = self.node.keys.attempt(round.number, round.term)  # there, a store full of members' data has room
         return store
 
     # ------------------------------------------------------------------------------------------ who was first
@@ -291,7 +292,7 @@ class Life:
     async def be_first(self, how: str = "") -> bool:
         """Report that this member ends the round, and how its work failed, if it did; return True if it is the first.
 
-        If it cannot report, it is cut off, or no longer in the round: that is not its work's fault.
+        If it cannot report, return False: it is cut off, or no longer in the round, which is not its work's fault.
         """
         said = f"{self.node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):
@@ -328,7 +329,7 @@ def names_of(gone: NodesLost | NodesLeft) -> str:
 
 
 async def suspect(node: Node, why: str) -> None:
-    """Accuse an unknown member. One whose process has hung up on the store is lost at once, without `gone_ttl`."""
+    """Accuse an unknown member. One that has disconnected from the store is lost at once, before `gone_ttl`."""
     link, membership = await node.connect(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):

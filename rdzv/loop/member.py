@@ -67,23 +67,23 @@ async def done(work: Awaitable[T] | T) -> T:
 
 
 class RoundLoop(Generic[SomeRound]):
-    """The loop over the rounds of a run, for both twins. Over a blocking handler it is a coroutine that never waits."""
+    """The loop over the rounds of a run, for both twins. With a blocking handler, its coroutines block, never await."""
 
     def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: Options) -> None:
         self.node: Node = node
         self.options: Options = options
         self._make = make
         self._handler = handler
-        # True makes a closing the end of the loop instead of an error; None before the first round
+        # If the run was open at first, a closing ends the loop; else it is an error. None before the first round
         self._was_open: bool | None = None
-        self._finished = -1  # of this node
+        self._finished = -1  # the last step that this node has finished
         self.last: SomeRound | None = None  # the last round given, or left
 
     async def next(self) -> SomeRound | None:
         """Leave the last round, meet again, and return the next one; None at the end of the loop.
 
         Raises:
-            RunGivenUpError: A member has given the run up; or it has had as many rounds without a step as it may.
+            RunGivenUpError: A member has given the run up, or `no_progress` rounds have passed without a step.
             RendezvousError: The next round was not reached, and a retry would not help.
         """
         if self.last is None:
@@ -114,7 +114,7 @@ class RoundLoop(Generic[SomeRound]):
         return None
 
     async def _leave(self, round: SomeRound) -> None:
-        """Note the round's progress of this node and, if counted, of the run."""
+        """Record this node's progress in the round and, with `no_progress`, count the run's."""
         self.last = round
         gate, progress = round.gate, self.options.progress
         # Catching up with a member that had finished more is no progress of the run.
@@ -133,10 +133,10 @@ class RoundLoop(Generic[SomeRound]):
                 await done(self._handler.change_tally(count))
 
     async def _give_up_without_progress(self) -> None:
-        """Give the run up after too many rounds without a step; called once all have met, and so have counted them."""
+        """Give the run up after too many rounds without a step; called once all have met: all have counted by then."""
         if not self.options.no_progress:
             return
-        fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # this changes nothing
+        fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # `bytes` changes nothing
         if fruitless < self.options.no_progress:
             return
         reason = (
@@ -207,7 +207,7 @@ class MemberOfRound(ABC):
         newest = round.newest
         self.newest: tuple[int, int] | None = newest
         self.gate: StepGate = membership.gate
-        finished = node.progress  # as reported by this member's arrival; from these, `newest` was computed
+        finished = node.progress  # as in this member's record; `newest` was computed from all members' records
         self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
         self.store = info.store
         self._info = info
@@ -242,7 +242,7 @@ class MemberOfRound(ABC):
 
     @property
     def has_got_on(self) -> bool:
-        """True if this member has finished a step in it, by `check` and `beat`, or its body."""
+        """True if this member has finished a step in this round, by `check` and `beat`, or its body."""
         return self._membership.beats.got_on
 
     def beat(self, step: SupportsIndex) -> None:
@@ -262,10 +262,10 @@ class MemberOfRound(ABC):
         """Get the body out of the round; from the node's thread."""
 
     async def _release(self) -> None:  # noqa: B027  by default there is nothing
-        """Release the preparations of `begin` at the round's end, also if cancelled; maybe called twice."""
+        """Release the preparations of `begin` at the round's end, also if cancelled; may be called twice."""
 
     async def _conclude(self, error: BaseException | None) -> bool:
-        """Act on the body's end; return True to swallow its error. A verdict in an error group is raised alone."""
+        """Act on the body's end; return True to swallow its error. A `GiveUp` in an error group is raised alone."""
         try:
             outcome = await self.life.conclude(
                 error, in_node=lambda work: done(self._handler.call(work)), release=self._release
@@ -294,7 +294,7 @@ class MemberOfRound(ABC):
 
 
 class BodyCalls(MemberOfRound):
-    """The calls of a body to its round. In the blocking twin they never wait, and become plain methods."""
+    """The calls of a body to its round. In the blocking twin they block, never await, and become plain methods."""
 
     @abstractmethod
     async def _until_decided(self) -> None:
@@ -308,10 +308,11 @@ class BodyCalls(MemberOfRound):
         """Begin a step, or leave the round together with all other members, before the same step.
 
         With nothing pending it costs no message. If the round is over, or ends here, the body is cancelled here; the
-        blocking twin raises `RoundChanged`, which leaving the block swallows. So does a late call from another task.
+        blocking twin raises `RoundChanged`, which leaving the block swallows. A late call from another task raises it,
+        too.
 
         Args:
-            step: The step that is about to begin; each time a larger one, any kind of whole number.
+            step: The step that is about to begin: an integer of any type, larger each time.
         """
         if self.life.ending is None:
             step = self._membership.beats.beat(step)
@@ -347,6 +348,6 @@ class BodyCalls(MemberOfRound):
         await done(self._handler.accuse(rank, why, in_round=self.number))
 
     async def participants(self) -> list[Participant]:
-        """Return all members, by rank, with address, payload and attributes. Reads from every member."""
+        """Return all members, by rank, with address, payload and attributes. The cost grows with their number."""
         members: list[Participant] = await done(self._info.participants())
         return members

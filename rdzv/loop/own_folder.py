@@ -1,4 +1,4 @@
-"""Shell: a temporary folder that is removed with its process; after SIGKILL, when the next one is made.
+"""Shell: a temporary folder that is removed when its process ends; after SIGKILL, when another process makes one.
 
 A folder belongs to the process that holds a lock on a file in it: process ids differ between containers and hosts.
 """
@@ -23,13 +23,13 @@ LEFT_AFTER: Final = 60.0  # seconds; a younger folder without a lock may be unde
 
 
 def make_own_folder(prefix: str) -> Path:
-    """Make a folder for this process's lifetime, and remove dead processes'; an OSError says which path to set."""
+    """Make a folder for this process's lifetime, and remove the folders of dead processes."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=prefix))
     except FileNotFoundError as error:
         why = "no folder for temporary files can be written to; set TMPDIR to one that can"
         raise OSError(errno.EROFS, why) from error
-    _lock(folder)  # held until the process ends: the descriptor is not kept
+    _lock(folder)  # held until the process ends, as nothing closes the descriptor
     for other in folder.parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = other.stat(follow_symlinks=False)

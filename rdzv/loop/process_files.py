@@ -1,4 +1,4 @@
-"""Shell: the files by which processes without rdzv report: the steps that they begin, and PyTorch's error files.
+"""Shell: the files of processes that do not use rdzv: the steps that they begin, and PyTorch's error files.
 
     echo 1204 > "$RDZV_BEAT_DIR/$LOCAL_RANK"
 
@@ -36,7 +36,7 @@ def start_to_follow(handler: Known, folder: Path) -> None:
 
 
 def forget_beats(folder: Path) -> None:
-    """Delete the steps of another round; make the folder anew if `/tmp` was cleaned up."""
+    """Delete the steps of an earlier round; make the folder anew if `/tmp` was cleaned up."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def forget_beats(folder: Path) -> None:
 
 
 def look_at_beats(membership: Membership, folder: Path) -> None:
-    """Read the last step of a node's processes now."""
+    """Read and record the step of a node's processes now."""
     step = _last_of(folder)
     if step is not None:
         membership.beats.beat(step)

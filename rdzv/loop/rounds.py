@@ -16,7 +16,7 @@ Each round comes once. Its body ends in one of these ways, and the loop goes on,
                                           have gone, the error is theirs, and the next round follows
     the run is closed                     the loop ends
 
-`rdzv.core.round_life` decides whose an error is.
+`rdzv.core.round_life` decides whose error it is.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def rounds(
         url: As for `rdzv.connect`.
         on_waiting: What happens to a body that never calls `check` when nodes wait to join: it is cancelled at once
             (`now`), or left alone until the round ends otherwise (`wait`). A body that calls `check` leaves there.
-        progress: Returns the last step that this node has finished, -1 for none, if the steps given to `check` do not.
-            Called before the first round, and after each.
+        progress: Returns the last step that this node has finished, -1 for none; needed if the steps given to `check`
+            do not tell. Called before the first round, and after each.
         no_progress: The run is given up everywhere after this many rounds in a row that ended by a failure or a loss
             before any member had finished a step; 0: never. Rounds with an announced end do not count.
         overrides: As for `rdzv.connect`.
 
     Raises:
         GiveUp: The body has raised it.
-        RunGivenUpError: A body of another member has, or there was no progress.
+        RunGivenUpError: The body of another member has raised `GiveUp`, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
     """
     options = Options(on_waiting=on_waiting, progress=progress, no_progress=no_progress)
@@ -77,7 +77,7 @@ def rounds(
 
 
 def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
-    """Return the built-in handler of a URL, unconnected; raise RendezvousSettingsError if it is wrong or foreign."""
+    """Return a URL's built-in handler, unconnected; raise RendezvousSettingsError if the URL is wrong or foreign."""
     handler = create_handler(url, overrides)
     if not isinstance(handler, Handler):
         what = f"the backend of {shown(url.partition('?')[0])} is a third party's"
@@ -88,7 +88,7 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
 async def rounds_made_by(
     make: Callable[..., SomeRound], handler: Handler, options: Options
 ) -> AsyncGenerator[SomeRound, None]:
-    """Yield rounds of another class, made by `make`, over a handler, which this enters, and leaves for good."""
+    """Yield the rounds of a run, made by `make`; enter the handler, and close it in the end."""
     try:
         async with handler:
             handler.node.close_with(asyncio.get_running_loop())
@@ -96,7 +96,7 @@ async def rounds_made_by(
             while (round := await loop.next()) is not None:
                 yield round
     except GeneratorExit:
-        await handler.aclose()  # again: `asyncio.run` cancels the first, and Python throws this into it
+        await handler.aclose()  # again: `asyncio.run` cancels the first close, then Python throws GeneratorExit in here
         raise
 
 
