@@ -107,6 +107,8 @@ class SimulatedJournal(Journal):
         """Return the bytes that a write may have: unlimited."""
         return sys.maxsize
 
+    room_to_steer = room
+
     def _growth(self) -> int:
         return 0
 

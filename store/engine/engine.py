@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 NOBODY: Final = MappingProxyType[int, float]({})
 WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB
+PAGES_BYTES = 4 * 4096  # that a write takes of a full disk beside its own
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next tick follows a millisecond later
 WAITS_AT_ONCE = 512  # waits that are looked at in the step of their change: about 4 ms ...
 WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
@@ -62,6 +63,7 @@ class Engine:
     Attributes:
         read_only: The reason why nothing can be written now, or None.
         writable_bytes: The limit of a write on a full disk; 0 if no write is accepted.
+        steering_bytes: What keys that steer may take of a full disk now; each write takes some of it.
         postponed: Waits at which `do_chore` will look.
     """
 
@@ -73,6 +75,7 @@ class Engine:
         self.read_only: str | None = None
         self._only_deletes: str | None = None
         self.writable_bytes: int = 0
+        self.steering_bytes: int = 0
         self._state = state = State(self.limits)
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
         self._watches, self._waits = state.watches, state.waits
@@ -258,9 +261,14 @@ class Engine:
             raise LimitExceeded(
                 f"nothing was written, because the store takes no writes now: {self.read_only}; reading goes on"
             )
-        if self._only_deletes is not None and not all(type(each) in TAKE_AWAY for each in operations_of(request)):
+        is_short = self._only_deletes is not None
+        writes = [each for each in operations_of(request) if type(each) not in TAKE_AWAY] if is_short else []
+        if writes:
             size = self._state.written_bytes(request)
-            if size > self.writable_bytes:
+            cost = size + len(writes) * PAGES_BYTES
+            if cost <= self.steering_bytes and all(self.groups.steers(getattr(each, "key", "")) for each in writes):
+                self.steering_bytes -= cost
+            elif size > self.writable_bytes:
                 small = f" and writes of {self.writable_bytes} bytes" if self.writable_bytes else ""
                 raise LimitExceeded(
                     f"nothing was written, because the store takes only deletes{small} now, and this has {size}: "

@@ -180,6 +180,7 @@ class Durability:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
             engine.only_deletes, engine.writable_bytes = why, 0
+            engine.steering_bytes = await self._in_thread(journal.room_to_steer)
             await anyio.sleep(TRY_AGAIN_AFTER)
             await self._in_thread(journal.has_room)
         log.warning("store %s can write again", engine.store_id)

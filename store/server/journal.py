@@ -236,6 +236,11 @@ class Journal:
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
+    def room_to_steer(self) -> int:
+        """The bytes that keys that steer may take in a second while `only_deletes`; most room is for deletes."""
+        room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
+        return max(room, 0) // 4
+
     def _probe(self) -> bool:
         assert self._database is not None, "it has been written to before"
         try:

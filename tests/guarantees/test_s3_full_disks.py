@@ -119,6 +119,7 @@ async def test_s3_on_a_full_disk_deletes_are_taken_and_leases_lapse(
             stored = await fill(client, size)
             kept.cancel()
             unkept_since = time.monotonic()
+            await report(client)
             # First one by one, then many at once. With a log that cannot be emptied, delete only some of them.
             one_by_one = stored[: 20 if read else 100]
             for key in one_by_one:
@@ -136,6 +137,17 @@ async def test_s3_on_a_full_disk_deletes_are_taken_and_leases_lapse(
                 await asyncio.sleep(0.1)
         await writes_again(client, min(size, 100_000))
         assert server.returncode is None
+
+
+async def report(client: store.Client) -> None:
+    """Write as a coordinator does, which is taken; and much more often, after which deletes must still be taken."""
+    taken = 0
+    async with asyncio.timeout(20.0):
+        while not taken:
+            for number in range(300):
+                with contextlib.suppress(LimitExceeded):
+                    taken += await client.put("/rdzv/job/head/progress", bytes(1000 + number)) > 0
+            await asyncio.sleep(0.1)
 
 
 async def until_taken(client: store.Client, key: str) -> bool:

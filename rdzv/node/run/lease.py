@@ -52,8 +52,9 @@ def is_too_long(error: LimitExceeded) -> bool:
 
 
 def has_no_room(error: StoreError) -> bool:
-    """Return True if a write was refused because the store is full, or the run has used up its share of it."""
-    return isinstance(error, LimitExceeded) and " would hold " in str(error)
+    """Return True if a write was refused because the store or its disk is full, or the run's share is used up."""
+    text = str(error)
+    return isinstance(error, LimitExceeded) and (" would hold " in text or text.startswith("nothing was written"))
 
 
 def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:

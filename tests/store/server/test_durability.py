@@ -10,7 +10,7 @@ import pytest
 from store.engine.changeset import Saved
 from store.engine.engine import Engine
 from store.errors import StoreUsageError
-from store.messages import Put
+from store.messages import Failed, Get, Put, Transact
 from store.server.durability import TRY_AGAIN_AFTER, Durability
 from tests.support.limits import limits_with
 from tests.support.virtual_time import passes
@@ -65,6 +65,9 @@ class ByHand:
     def room(self) -> int:
         return self.free
 
+    def room_to_steer(self) -> int:
+        return 40_000
+
 
 async def at_once(work: Callable[[], Any]) -> Any:
     """Call it here: this stands in for the thread in which the server waits for the disk."""
@@ -79,7 +82,7 @@ class Store:
         self.engine = Engine(store_id="it", limits=limits_with(**limits), durable=True)
         self.engine.connect(1, session_id=b"s" * 16, now=0.0)
         self.engine.take_facts()
-        self._asked = 0
+        self.asked = 0
         self.durability = Durability(
             self.engine,
             cast("Journal | None", journal),
@@ -93,8 +96,8 @@ class Store:
         self.durability.start()
 
     def put(self, value: bytes = b"") -> None:
-        self._asked += 1
-        self.engine.apply(Put("k", value), peer=1, request_id=self._asked, acknowledged=0, now=0.0)
+        self.asked += 1
+        self.engine.apply(Put("k", value), peer=1, request_id=self.asked, acknowledged=0, now=0.0)
         self.durability.record()
 
 
@@ -142,6 +145,12 @@ async def test_a_failing_disk_costs_the_unwritten_changes_and_is_retried_until_i
     await passes(TRY_AGAIN_AFTER)
     assert (engine.store_id, engine.read_only) == ("it", None)
     assert engine.only_deletes == "the disk does not take it (no room)"
+    engine.connect(1, session_id=b"s" * 16, now=0.0)
+    for key, size, taken in [("head/x", 500, True), ("kept/x", 1, False), ("nodes/x", 9, True), ("head/x", 9, False)]:
+        put = Transact(when=(), then=(Put(f"/rdzv/1/{key}", bytes(size)),), otherwise=(Get("k"),))
+        one.asked += 1
+        answer = engine.apply(put, peer=1, request_id=one.asked, acknowledged=0, now=0.0).response
+        assert isinstance(answer, Failed) is not taken, "there is a little room for keys that steer"
     journal.free = 1000
     await passes(2 * TRY_AGAIN_AFTER)
     assert [engine.writable_bytes, journal.starts] == [1000, 2], "of a large write it is known that it would fail"
