@@ -11,8 +11,8 @@ is a defect, and raises at once.
     WITHDRAWN   the node is deleting its record; until that is done, no other is sent
 
 In any state the lease may lapse (`GONE`), or the caller give up (`WITHDRAW`). A late answer must not bring back an
-ended record: so answers are possible in ABSENT and WITHDRAWN. A member that rejoins sends its new record over the old
-one; if that is refused (`KEPT`), it is still a member.
+ended record: in ABSENT and WITHDRAWN, an answer changes nothing. A member that rejoins sends its new record over the
+old one; if that is refused (`KEPT`), it is still a member.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _ABSENT, _SENT, _STANDING, _TAKEN_IN, _WITHDRAWN = State
 
 TRANSITIONS: Final[Mapping[Happening, Mapping[State, State]]] = {
     Happening.SEND: {_ABSENT: _SENT, _SENT: _SENT, _TAKEN_IN: _SENT},
-    # On a lease that has lapsed meanwhile, a written record went with the lease.
+    # In ABSENT, the lease has lapsed since the record was sent, and the record with it.
     Happening.WRITTEN: {_ABSENT: _ABSENT, _SENT: _STANDING, _WITHDRAWN: _WITHDRAWN},
     Happening.REFUSED: {_ABSENT: _ABSENT, _SENT: _ABSENT, _WITHDRAWN: _WITHDRAWN},
     Happening.KEPT: {_ABSENT: _ABSENT, _SENT: _TAKEN_IN, _WITHDRAWN: _WITHDRAWN},
@@ -69,9 +69,9 @@ class Arrival(Generic[L]):
 
     def __init__(self) -> None:
         self.state: State = State.ABSENT
-        self.record: NodeRecord | None = None  # the stored one; while another is under way, the one before
-        self.lease: L | None = None  # of the node's records, while it is renewed
-        self.began: int = 0  # the revision of the first record, or 0; older keys concern another process
+        self.record: NodeRecord | None = None  # the stored record, also while another is being sent
+        self.lease: L | None = None  # of the node's records, while the node renews it
+        self.began: int = 0  # the revision of the first record, or 0; older drains are of an earlier process
         self._sent: NodeRecord | None = None
 
     @property
@@ -110,7 +110,7 @@ class Arrival(Generic[L]):
         self._happens(Happening.TAKE_IN)
 
     def gone(self) -> None:
-        """Note that the record is gone from the store; its lease may be."""
+        """Note that the record is gone from the store, and perhaps its lease."""
         self._happens(Happening.GONE)
         self.record = self._sent = None
 
@@ -125,7 +125,7 @@ class Arrival(Generic[L]):
         return self.state is State.SENT
 
     def withdraw(self) -> None:
-        """Note that the node takes its record back. Once that has ended, the record is `gone`."""
+        """Note that the node begins to take its record back; at the end, it calls `gone`."""
         self._happens(Happening.WITHDRAW)
 
     def _happens(self, happening: Happening) -> None:

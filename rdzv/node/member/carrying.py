@@ -20,19 +20,19 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 def learn(part: Part, link: Link) -> None:
-    """Set `part.known` by the head of this link, whose store is lost, unless the node knows of a later store."""
+    """Set `part.known` from the head of this link, whose store is lost, unless the node knows of a later store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
     if settings and head.lost_store is not None and not link.has_arrived:
         settings = head.lost_store.settings  # the run's; this node has only its own so far
-    if settings and resized is not None:  # members take it when they arrive
+    if settings and resized is not None:  # members adopt a resize when they next arrive
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
     lost = known_of(
         head, revision=link.follower.seen, settings=settings, tally=part.tally, host=link.host, now=link.store.time()
     )
     if not part.settings.endpoint.has_successors:
-        lost = lost.replace(awaited=0)  # no other host: all meet where they were
+        lost = lost.replace(awaited=0)  # with a single host, no member can be at work in another store
     before = part.known
     if before is None or before.store_id == link.store.store_id or lost.generation > before.lost.generation:
         part.known = Known(link.store.store_id, lost)
@@ -52,9 +52,9 @@ async def tell(part: Part, link: Link) -> None:
         lease = (await link.run_lease()).id
         writes: list[Operation] = [Put(keys.lost_store, lost.pack(), lease=lease)]
         for key, value in ((keys.settings, lost.settings), (keys.closed, lost.closed), (keys.tally, lost.tally)):
-            if value and round is None:  # else nodes have met by what is there
+            if value and round is None:  # else a round has completed with the present values
                 writes.append(Put(key, value, lease=lease))
-        if there is not None:  # it is replaced as a whole
+        if there is not None:  # the other node's knowledge is replaced as a whole
             if there.closed and not lost.closed:
                 writes.append(Delete(keys.closed))
             writes.extend(Delete(keys.bans + name) for name in there.bans if name not in lost.bans)

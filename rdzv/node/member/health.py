@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from store import Store
 
 
-UNFIT_MOST = 64  # nodes whose failed checks a run keeps, the last ones
+UNFIT_MOST = 64  # nodes whose failed checks a run keeps: the latest
 
 
 async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
-    """Run the user's health check in its own loop; if it hangs, it ends with its caller."""
+    """Run the user's health check in the loop `there`; cancel it when the caller is cancelled."""
     call = Call(examine(check), there)
     try:
         return await call
@@ -44,10 +44,10 @@ async def examine(check: Callable[[], Any]) -> str | None:
 
 
 async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
-    """Publish why a node stays out, or that it does not; raise RendezvousRefusedError if its check failed."""
+    """Write a failed check, and raise RendezvousRefusedError; after a passed check, delete an earlier failure."""
     key = keys.unfits + node_id
     if failure is None:
-        await store.delete(key)  # it may have failed before
+        await store.delete(key)  # the failure of an earlier check
         return
     # A node that restarts again and again under new names must not fill the store.
     others = [entry for entry in await store.list(keys.unfits, keys_only=True) if entry.key != key]

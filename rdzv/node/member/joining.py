@@ -50,8 +50,8 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; else it has their ranks
 HEARD_WITHIN = 4.0  # seconds to hear rank 0's verdict on a round: rank 0 first listens for a while
 HEAR_AFTER = 1.0  # seconds; most checks are over by then, and need no verdict
-TICK = 0.25  # seconds; a process that is paused for longer counts one
-TRIED_LEAST = WITHIN / 2  # seconds of attempts before the verdict, for which a node counts as cut off from rank 0
+TICK = 0.25  # seconds of `_tried`; a pause of the process, however long, counts as one tick
+TRIED_LEAST = WITHIN / 2  # seconds of attempts, at least, before a node counts as cut off from rank 0
 CUT_OFF_MOST = 8  # addresses of unreached rank 0s that a node remembers
 TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
 # Seconds until a node that is left out looks if rank 0 answers now; doubled after each look, and each time that it is
@@ -108,11 +108,11 @@ class Joining:
         except BaseException as error:
             if isinstance(error, StoreReplaced):
                 part.end_membership(f"the store is lost: {error}", dropped=True)
-                part.arrival.began = 0  # another store counts from 1 again
+                part.arrival.began = 0  # revisions of another store begin at 1 again
             with anyio.CancelScope(shield=True):
                 if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
                     await link.step_down()  # a node that may not take part decides nothing, not even for a moment
-                is_late = isinstance(error, RendezvousTimeoutError)  # with a silent store, the record lapses
+                is_late = isinstance(error, RendezvousTimeoutError)  # if the store is silent, let the record lapse
                 await self.leaving.leave(link, within=RELEASE_SOON if is_late else RELEASE_WITHIN)
             raise
         finally:
@@ -145,7 +145,7 @@ class Joining:
                 part.wait_for(f"the store at {part.settings.endpoint.url} {what}: {error}")
                 if not clock.left(now):
                     raise part.timeout(link) from error
-                if lacks_room:  # what the last round shared is deleted once its members have gone
+                if lacks_room:  # the last round's shared keys are deleted once its members have gone
                     if not told:
                         log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
                     told = True
@@ -234,7 +234,7 @@ class Joining:
                         deadline = self.clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
-                        # freeze it: once the record is gone, the live reason is that of another wait
+                        # freeze the text: once the record is gone, the live reason would be another wait's
                         part.reason = part.reason
                         round_now = await self.leaving.give_up(link, me)
                         if round_now is None:
@@ -285,14 +285,14 @@ class Joining:
             with part.listeners.listening(wakeup):
                 while not checking.done():
                     if membership.over is not None or membership.lost_ids:
-                        return None  # the caller learns of that as in any round
+                        return None  # the caller learns of the loss as in any round
                     await wakeup.sleep_until(None)
             return checking.result()
         finally:
             await cancel_and_wait(checking)
 
     async def _check_the_way(self, membership: Membership) -> Verdict | None:
-        """Check; if not all members have come, publish the verdict as rank 0, or else wait for rank 0's."""
+        """Check the way to rank 0. On a problem, publish a verdict as rank 0, or else wait for that of rank 0."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
         async def names_of(ranks: Collection[int]) -> list[str]:

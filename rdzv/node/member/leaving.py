@@ -85,12 +85,12 @@ class Leaving:
         stopped: bool = False,
         why: str = "",
     ) -> TransactionResult:
-        """Write that this node leaves, if its record is still this one, then delete the record."""
+        """Write that this node leaves, if its record is still that of `arrival`, then delete the record."""
         record, lease = self._part.arrival.record, self._part.arrival.lease
         assert record is not None
         assert lease is not None
         key = self._part.keys.node(self._part.node_id)
-        # It stays on its lease, so it goes even if this node dies before the deletion.
+        # The record stays on its lease, so it ends even if this node dies before the deletion.
         result = await link.store.transact(
             when=(when.mod_revision(key) == arrival, *conditions),
             then=(Put(key, record.replace(left=True, stopped=stopped, why=why).pack(), lease=lease.id),),
@@ -136,5 +136,5 @@ class Leaving:
             (entry,) = result.results
             if isinstance(entry, Entry) and (known is None or entry.mod_revision != known.revision):
                 return Round.unpack(entry.value, revision=entry.mod_revision)
-        part.arrival.gone()  # deleted, or it had gone
+        part.arrival.gone()  # the record is deleted, or had gone before
         return None

@@ -31,7 +31,7 @@ LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
 
 
 class Noticing:
-    """Compares the run's news with its node's state, while a link is open."""
+    """Reacts to the events that concern its node, while a link is open."""
 
     def __init__(self, part: Part, link: Link) -> None:
         self._part = part
@@ -47,7 +47,7 @@ class Noticing:
         """Look at each event that may concern this node, and when a look is due."""
         with self._part.listeners.listening(self):
             again: float | None = None
-            self.changed()  # since the link was made
+            self.changed()  # an event may have come since the link was made
             while True:
                 await self._wakeup.sleep_until(again)
                 again = await self._look()
@@ -94,7 +94,7 @@ class Noticing:
             return
         if self._answered is not membership and lease is not None:
             begun = Begun(round=membership.round.number, step=membership.gate.ask())
-            # A record that has changed is no longer in the round: its answer would be of another one.
+            # If the record has changed, the node has left this round, and does not answer for it.
             await link.store.transact(
                 when=membership.fence(part.keys),
                 then=(Put(part.keys.begun + part.node_id, begun.pack(), lease=lease.id),),
@@ -104,10 +104,9 @@ class Noticing:
     async def _notice_drain(self, link: Link, membership: Membership) -> float | None:
         """Delete the record of a member that should have left by now; return when it is to leave, if that is later.
 
-        If its process serves the store, and another host may follow, no round completes here any more.
-
-        The record is deleted without a word (`left`): the member may be in the middle of a step, in which the others
-        would wait for it.
+        Until then, if its process serves the store and another host may follow, `moving` keeps further rounds from
+        completing here. The record is not marked as `left` first, so the others see a loss: the member may be in the
+        middle of a step, in which they would wait for it.
         """
         part = self._part
         leaving, record = part.drained(link.follower.head), part.arrival.record
@@ -117,7 +116,7 @@ class Noticing:
                 await link.store.put(part.keys.moving, b"", ttl=left + part.settings.close_timeout)
             return leaving.until
         if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
-            return None  # its record under way comes first; the answer wakes this task
+            return None  # no record, or one is being sent: the answer wakes this task
         if await self._delete(link, record) and membership.over is None and part.arrival.stands(record.arrival):
             reason = f": {leaving.reason}" if leaving.reason else ""
             part.put_out(link, f"it was to leave, and its time is over{reason}")

@@ -1,4 +1,4 @@
-"""Shell: the notes of a node's steps that go with its keep-alives, and one when the member becomes quiet."""
+"""Shell: notes about a member's steps, sent with its node's keep-alives, and at once if it becomes quiet."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAY_WAIT_AFTER = 1.5  # seconds of a wait in the round's store
-LOOKS_PER_LIMIT = 4  # while no limit applies to the member
-NOTES_PER_LIMIT = 3  # at least: a quiet member is judged by the others' progress since
+LOOKS_PER_LIMIT = 4  # while no limit applies, and after one was exceeded
+NOTES_PER_LIMIT = 3  # at least: the others' progress meanwhile shows that a quiet member is stuck
 
 
 class OwnBeats:
@@ -51,7 +51,7 @@ class OwnBeats:
         return membership.beats.note(away=away).pack() if says else b""
 
     def send_from(self, loop: NodeLoop) -> None:
-        """Send a note now, as its news must be known; from any thread."""
+        """Send a note now, and not with the next keep-alive; from any thread."""
 
         async def send() -> None:
             if self._link is not None:
@@ -92,10 +92,10 @@ class OwnBeats:
             return None
         limit = self._limits[1 if beats.first else 0]
         if limit is None or not beats.counts:
-            return now + min(limits) / LOOKS_PER_LIMIT  # before its next report could be too old
+            return now + min(limits) / LOOKS_PER_LIMIT  # a limit may apply by then
         since, every = beats.quiet_since(), limit / NOTES_PER_LIMIT
         next_note = math.inf
-        if every < self._renewed_every:  # the keep-alives alone would be too late
+        if every < self._renewed_every:  # the keep-alives alone would be too rare
             if now >= self._noted_at + every:
                 self._noted_at = now
                 link.keeping.renew_now()
@@ -105,7 +105,7 @@ class OwnBeats:
         if self._told != (membership, since):
             self._told = membership, since
             link.keeping.renew_now()
-        # A member that continues from here must be noticed when it is quiet again.
+        # The member may continue, and become quiet again.
         return min(now + limit / LOOKS_PER_LIMIT, next_note)
 
 

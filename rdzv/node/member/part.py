@@ -1,4 +1,4 @@
-"""Shell: one node's state in its run, as far as it knows; all rooms of its membership read and write it.
+"""Shell: one node's state in its run, as far as it knows; all files of this folder read and write it.
 
 It outlives the link to a store. Only the node's loop writes it; any thread may read it.
 """
@@ -68,13 +68,13 @@ class Part:
     membership: Membership | None = None  # the last round that it was in; `over` says if it still is
     known_round: int = -1  # the last round that it knows of; -1 for none
     unreached: bool = False  # see `NodeRecord`
-    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that only others reached, since a round lasted
-    times_left_out: int = 0  # how often it was left out for that, since then
+    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that only others reached; cleared once a round lasts
+    times_left_out: int = 0  # how often it was left out for that; 0 once a round lasts
     given_up: str = ""  # the round that it gave up, and why, for its next record; cleared once a round lasts
     leaves_because: str = ""  # the reason that this node gives for leaving, for the others
     lapses: int = 0  # leases lost while waiting for this round
     lapsed_in: int = -1  # see `NodeRecord`
-    refusal: RendezvousError | None = None  # an error of the run about this node, since its arrival
+    refusal: RendezvousError | None = None  # the error with which `overruled` ends this node's wait
     progress: int | None = None  # for its next arrival; see `NodeRecord`
     known: Known | None = None  # what it knows of a store that was lost, if any was
     tally: bytes = b""  # the run's shared counters, as last read or written
@@ -118,7 +118,7 @@ class Part:
         """Return the error for a call whose time is over."""
         away = link is None or not link.in_reach
         problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
-        reason = self.reason  # the coordinator's reason for all nodes already has it
+        reason = self.reason  # it may contain `given_up`, which nodes report to the coordinator
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"
         return RendezvousTimeoutError(
@@ -153,7 +153,7 @@ class Part:
         reason = f": {closed.reason}" if closed.reason else ""
         by = f" by {closed.by}" if closed.by else ""
         message = f"run {self.keys.run_id} is closed{by}{reason}"
-        if spare and not closed.given_up:  # then no node of it ends with success
+        if spare and not closed.given_up:  # of a run that was given up, no node ends with success
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
@@ -215,7 +215,7 @@ class Part:
         if link.follower.error is not None:
             self.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
             return
-        # The later round may hold the sent record: on etcd an answer and a push come by two ways.
+        # A later round may hold a record that is being sent: on etcd, pushes may come before the answer.
         membership.take(link.follower.head, rejoins=self.arrival.state is State.SENT)
         if not self.is_member:
             self._note_end(membership)
@@ -249,6 +249,6 @@ class Part:
         self.listeners.changed()
 
     def note_lapse(self) -> None:
-        """Remember the involuntary end: when it rejoins, this node reports that others may rejoin, too."""
+        """Remember a lost lease for the next record: others may have lost theirs in the same outage, and rejoin."""
         if self.membership is not None and self.membership.over is None:
             self.lapsed_in = self.membership.round.number

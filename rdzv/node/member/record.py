@@ -1,7 +1,7 @@
-"""Shell: writes a node's record: one transaction makes an arrival, on its lease, under the run's settings.
+"""Shell: writes a node's record: an arrival is one transaction, conditional on the run's settings.
 
-It also grants the lease. The first node's transaction writes the settings and takes the role of coordinator, too. If
-another live node holds the name, this node waits.
+It also grants the record's lease. The first node's transaction writes the settings and takes the role of coordinator,
+too. If another live node holds the name, this node waits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer
-BANS_LOOKED_FOR_MOST = 64  # conditions of an arrival, of etcd's 128; a node that waits looks for all bans
+BANS_LOOKED_FOR_MOST = 64  # by an arrival's conditions, of which etcd accepts 128; a waiting node looks for all bans
 LAPSES_MOST = 4  # more lost leases in one wait make a lease no longer
 TTL_MOST = 30.0  # seconds, unless the settings ask for more; a dead node may be taken for alive that long
 
@@ -58,7 +58,7 @@ class Recording:
         self._ban_keys = [part.keys.banned(name) for name in names[:BANS_LOOKED_FOR_MOST]]
 
     async def write(self, me: Me) -> tuple[Me, Role | None]:
-        """Write this node's record; return it, and the role if it was free and this node has it now."""
+        """Write this node's record; return its arrival, and the role if it was free and this node has it now."""
         part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
         while True:
@@ -78,7 +78,7 @@ class Recording:
                 result, sent_at = await self._send(record, lease, role, run, expected=expected)
             except LeaseNotFound:
                 part.note_lapse()
-                part.arrival.lapsed()  # now: the report of the lease's keeper comes later
+                part.arrival.lapsed()  # at once: the lease's keeper reports it later
                 link.known_run_lease = None
                 expected = 0
                 continue
@@ -109,7 +109,7 @@ class Recording:
 
     def _say_silent(self) -> None:
         part, link = self._part, self._link
-        if link.in_reach and not part.arrival.revision:  # else the link tells of it, by the keep-alives
+        if link.in_reach and not part.arrival.revision:  # else the link warns, by the keep-alives
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
             log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
 
@@ -139,14 +139,14 @@ class Recording:
         agreed = when.value(keys.settings) == part.agreed.value
         if run is not None:
             agreed = when.value_if_any(keys.settings) == part.agreed.value
-            # Also if they are there, so that a node that looked before this arrival does not rewrite them.
+            # Even if they exist: so no node that looked for others before this arrival rewrites them.
             writes += [Put(keys.settings, part.agreed.value, lease=run.id), note_of_run(keys, run)]
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
-            writes.append(Delete(keys.drains + part.node_id))  # announced of an earlier process
+            writes.append(Delete(keys.drains + part.node_id))  # a drain of an earlier process
         if part.settings.endpoint.has_successors and is_served_here(link.store.store_id):
             last = 0 if part.membership is None else part.membership.round.revision
-            of_run = run or link.known_run_lease  # it outlives the node, and ends with the process
+            of_run = run or link.known_run_lease  # the key outlives the node, and ends with the store's process
             writes.append(Put(keys.hosted + part.node_id, b"%d" % last, lease=of_run.id if of_run else lease.id))
         if role is not None:
             writes.append(Create(keys.coordinator, part.node_id.encode(), lease=role.lease.id))
@@ -154,7 +154,7 @@ class Recording:
         conditions = [agreed, when.mod_revision(own) == expected, *map(when.missing, self._ban_keys)]
         if part.settings.endpoint.has_successors:
             conditions.append(when.missing(keys.moving))
-        if not expected:  # a member that rejoins stays with the others, for as long as the store lingers for them
+        if not expected:  # a member that rejoins stays with the others while the ending store serves them
             conditions.append(when.missing(keys.ending))
         part.arrival.send(record)
         sent_at = link.store.time()
@@ -244,7 +244,7 @@ class Recording:
 
 
 def ending_error(part: Part, link: Link, me: Me) -> StoreEndingError:
-    """Return the error by which this node looks for the next store; raise if the run is closed."""
+    """Return the error after which this node looks for the next store; raise if the run is closed."""
     part.refuse_if_closed(link.follower.head, me)
     return StoreEndingError(f"the store at {link.host} is ending: the node that hosts it is done")
 
@@ -255,7 +255,7 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
     address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
     if address is None:
         if settings.endpoint.info.family == "tcp" and not link.in_reach:
-            # Never use a host name instead: most of the world's hosts cannot resolve it.
+            # Never use a host name instead: most hosts cannot resolve it.
             await link.in_reach_again(within=math.inf)
         if link.store.failure is not None:
             raise link.store.failure
@@ -290,7 +290,7 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
 
 
 def came_from(part: Part) -> tuple[int, int] | None:
-    """Return the round and rank of this node in a lost store's last round, if it was a member."""
+    """Return the revision of a lost store's last round and this node's rank in it, if it was a member."""
     known, last = part.known, part.membership
     if not part.settings.endpoint.has_successors or known is None or last is None:
         return None
