@@ -1,4 +1,4 @@
-"""Shell: asks the store about accused members if one accusation alone is not enough to expel them."""
+"""Shell: asks the store about members with one accuser, which is not enough to expel them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 class AccusationWatch:
     """Asks the store about members with one accuser, during a coordinator's term.
 
-    Two accusers are enough (`View.to_expel`). One is enough if the lease of the accused is not being renewed: its
+    Two accusers expel a member (`View.to_expel`). One is enough if the lease of the accused is not being renewed: its
     connections have closed, or its keep-alives have stopped. So a killed member is lost before its lease ends. If the
     accused is unknown, the leases of all members are read; those that end within `gone_ttl` count, as their processes
     have closed their connections.
@@ -47,7 +47,7 @@ class AccusationWatch:
         self._keys = office.keys
         self._view = office.view
         self._gone_ttl = gone_ttl
-        self._asked: set[tuple[int, str, str]] = set()  # about which the store was asked
+        self._asked: set[tuple[int, str, str]] = set()  # (round, accused, by) that were looked into
         self._news = asyncio.Event()
 
     def look(self) -> None:
@@ -96,7 +96,7 @@ class AccusationWatch:
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _remaining(self, node_id: str, *, at_most: float = math.inf) -> float:
-        """Return the part of its TTL that a node's lease has left; 1 if that is over `at_most` seconds, or no lease."""
+        """Return the part of its TTL that a node's lease has left; 1 if that is over `at_most` s, or no lease."""
         record = await self._store.get(self._keys.node(node_id))
         if record is None or record.lease is None:
             return 1.0

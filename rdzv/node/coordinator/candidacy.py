@@ -49,7 +49,7 @@ class Candidacy:
         self._lost_terms = 0  # terms in a row that ended because the lease lapsed
 
     def begin(self, role: Role | None) -> None:
-        """Take the role whenever it is free."""
+        """Stand for election from now on; with `role`, which the arrival has taken, coordinate at once."""
         self._link.resign = self._step_down
         self._follower.listeners.add(self)
         if role is not None:

@@ -34,7 +34,7 @@ class Office:
     Attributes:
         view: The picture of the run.
         term: The create_revision of the coordinator's key.
-        in_office: The conditions of every write.
+        in_office: The conditions of every write: this node is the coordinator.
         wakeup: Wakes the deciding task.
         inbox: Facts that are not in the picture yet, in order of arrival.
         failed: The error that ended another task of the term.
@@ -70,7 +70,7 @@ class Office:
         return None
 
     async def forget(self, number: int, term: int) -> None:
-        """Delete all keys of a round or of an attempt at it; the ranks last: a listing finds them."""
+        """Delete all keys of a round or of an attempt at it; the ranks last, by which `_clear_away` finds a round."""
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.in_office)
         await self.store.delete_prefix(self.keys.attempt(number, term), when=self.in_office)
 
@@ -99,7 +99,7 @@ class SharedLease:
     renews the lease, then its successor.
 
     Attributes:
-        used: True if a round's keys are on it, or its commit is pending.
+        used: True if a round has the lease, or the commit of one is pending.
     """
 
     def __init__(self, store: Store, *, ttl: float) -> None:
@@ -117,7 +117,7 @@ class SharedLease:
         return self._lease.id
 
     async def keep(self, round: Round | None) -> None:
-        """Renew the lease until cancelled; at first that of `round`, if any."""
+        """Renew the lease until cancelled; begin with the lease of `round`, if any."""
         if round is not None and round.lease is not None:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
             await self._renew()

@@ -21,7 +21,7 @@ LOOKS_EVERY_PER_NODE = 0.0005  # ... or per node, if longer: a response has some
 
 
 async def look_for_stalls(office: Office, settings: Settings) -> None:
-    """Bring stuck members, and that no member makes progress, to the deciding task, until cancelled."""
+    """Report stuck members, and a standstill of all, to the deciding task, until cancelled."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
         first_step_timeout=settings.first_step_timeout,

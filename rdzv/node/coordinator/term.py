@@ -9,7 +9,7 @@ keys of an attempt at a round have the term in their names, so those of a dead c
 
 A commit is one transaction, conditional on all facts of the decision: the term, the last round, that the run is open,
 its settings, and each member's arrival. If any has changed, nothing is written, and the next event leads to a new
-decision. It also writes the ranks; if these exceed one transaction, they are written before.
+decision. It also writes the ranks; if these exceed one transaction, they are written before it.
 
 If a store accepts fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
 nodes' keys, waits until its own watch delivers it, and decides anew: it then knows all earlier events. An event during
@@ -59,11 +59,11 @@ T = TypeVar("T")
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ORDER_WITHIN = 1.0  # seconds for a user's rank order; then it is reported as the reason for the wait
+ORDER_WITHIN = 1.0  # seconds; a user's rank order that takes longer is reported as the reason for the wait
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
 SHARED_TTL_LEAST = 30.0  # seconds that a round's shared store outlives the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... or so many TTLs of a member, if longer: then no member is left to read it
-KEEP_HOUR_EVERY = 60.0  # seconds; a store that was restarted has lost the note
+KEEP_HOUR_EVERY = 60.0  # seconds between notes of the hour: a restarted store has lost the last one
 REFUSED_PAUSE = 0.2  # seconds before the next decision after a refused act, if no event comes
 OVERHEAD_BYTES = 40  # of a condition or a write, beside its key and value
 WRITE_BYTES_MOST = 1024 * 1024  # in one transaction; etcd accepts 1.5 MiB
@@ -85,7 +85,7 @@ class Term:
         self._office = Office(self._store, self._keys, self._view, term=role.term, run_lease=run_lease)
         self._wakeup = self._office.wakeup
         self._picture = Picture(view=self._view, head=self._follower.head)
-        self._marked: Complete | None = None  # the decision before the last marker, whose ranks are written
+        self._marked: Complete | None = None  # the decision whose ranks were written before the last marker
         self._said = ""
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
@@ -119,9 +119,9 @@ class Term:
                 await self._shared.give_back()
 
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
-        """Restore the state of the coordinator before from the store. The watch opens concurrently."""
+        """Restore the previous coordinator's state from the store. The watch opens concurrently."""
         head = self._follower.head
-        # The progress in the store: the watched one may be older. A known report is not repeated.
+        # The watched progress may be older than the stored one. As `told`, the latter is not reported again.
         progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []
@@ -189,7 +189,7 @@ class Term:
             await self._fold_until(seen or 0)
 
     def _learn(self, **changes: Any) -> None:
-        """Replace fields of the picture by a copy; a running `decide` keeps the former one."""
+        """Replace the picture by a changed copy; a `decide` that runs in a thread keeps the former one."""
         self._picture = replace(self._picture, **changes)
 
     async def _carry_out(self, act: Act) -> int | None:
@@ -311,7 +311,7 @@ class Term:
         return 0
 
     def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
-        """Return a write of the progress; `hour`: the run's, if not yet set."""
+        """Return a write of the progress; `hour`: the run's, if the role does not have it yet."""
         said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.hour()))
         return self._office.put(self._keys.progress, said.pack())
 
@@ -344,12 +344,12 @@ class Term:
             return 0
 
     async def _make_room(self, progress: Progress) -> None:
-        """Once more nodes are needed, delete what the last round shared: it might fill the store for newcomers."""
+        """If more nodes are needed, delete the last round's shared keys: they may leave newcomers no room."""
         if progress.phase is Phase.GATHERING and self._view.round is not self._made_room_of:
             await self._clear_shared()
 
     async def _clear_shared(self) -> None:
-        """Delete what the last round shared; no member is at work in it."""
+        """Delete the last round's shared keys; no member works with them any more."""
         if (last := self._view.round) is not None:
             self._made_room_of = last
             await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.in_office)
@@ -412,7 +412,7 @@ class Term:
                 return await self._mark()
             del conditions[self._store.operations_max :]
             commit.append(Delete(keys.marker))
-        # Together: if the last round's keys fill the store, the members have room as soon as they hear of this one.
+        # Both at once: even in a store full of the last round's keys, members have room once they hear of this one.
         committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
         result = await _beside(self._clear_shared(), committing)
         if not result.succeeded:
@@ -463,7 +463,7 @@ class Term:
         return round
 
     async def _mark(self) -> int:
-        """Write the marker; return its revision: once folded, the picture has all earlier events of the nodes."""
+        """Write the marker; return its revision: once it is folded, the picture has all earlier events of the nodes."""
         marker = NodeRecord(node_id="", incarnation="", left=True)  # readers of nodes skip it
         in_office = self._office.in_office
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
