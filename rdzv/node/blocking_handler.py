@@ -3,7 +3,7 @@
 Each call begins in the process's node thread (`node.loops`), where the node lives; the caller, in any thread, waits for
 the result. Ctrl-C, or a signal handler that raises, ends the wait at once; the node thread still completes or undoes
 the call. An interrupted `next_rendezvous` takes the node's arrival back, and the next call waits for that. Shared
-stores have their own socket. A third-party backend is an async handler, in a thread with its own event loop.
+stores have their own socket. A third-party backend's handler is async, and runs in the node thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 def blocking_method(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], T]:
-    """Make the blocking method of a verb, in the node's loop, or of a third party's method."""
+    """Make a blocking method: it runs a verb in the node's loop, or a third party's method of its name."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -100,8 +100,8 @@ class Handler(Known, RendezvousHandler):
             joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
             return self._info(result_of(joining))
         except BaseException:
-            # A signal handler may raise before, during or after the call; the node knows which. A failed call is
-            # undone.
+            # A signal handler may raise before, during or after the call; the node knows which. A failed call has
+            # undone its work already.
             if joining is None or not joining.has_failed:
                 try:
                     self._abandon(node, ticket)
@@ -145,7 +145,7 @@ class Handler(Known, RendezvousHandler):
         return found
 
     def changes(self) -> BlockingChanges:
-        """Return the changes of the round, as `Handler.changes` does; `poll(seconds)` gives one, or None."""
+        """Return the changes of the round, like the async handler's `changes`; `poll(seconds)` gives one, or None."""
         changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._elsewhere("changes")
         return BlockingChanges(changes(), self.call)
 
@@ -228,8 +228,8 @@ class BlockingStream(Generic[T]):
         self._opened = opened
         self._call = call
         self._stream: AsyncIterator[T] | None = None
-        self._turn = asyncio.Lock()  # for a call in the handler's loop
-        self._taken: list[T] = []  # from the stream, and not given yet: a signal handler may have raised meanwhile
+        self._turn = asyncio.Lock()  # around each read, in the handler's loop
+        self._taken: list[T] = []  # items that were read and not returned, as a signal handler raised
 
     def __enter__(self) -> Self:
         self._stream = self._call(self._opened.__aenter__())
@@ -237,7 +237,7 @@ class BlockingStream(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         async def leave() -> None:
-            async with self._turn:  # an interrupted read still ends
+            async with self._turn:  # after an interrupted read, which goes on there
                 await self._opened.__aexit__(None, None, None)
 
         with contextlib.suppress(RendezvousStateError):  # the handler is closed

@@ -1,12 +1,12 @@
 """Shell: the handler for async callers: a front of the node, which decides nothing.
 
 The node lives in its own loop (`node.loops`), so its caller may be busy for any time. Each call begins a coroutine
-there, and waits for it. If the caller is cancelled, natively or by anyio, once or twice, the call still ends well:
+there, and waits for it. If the caller is cancelled, natively or by anyio, once or twice, the call still ends cleanly:
 
 - `next_rendezvous` is undone: the node's arrival is taken back. The first cancel waits for that, at most two seconds; a
   second one does not wait.
-- `leave`, `set_closed`, `drain`, `resize`, `ban`, `unban` and `aclose` complete. The first cancel of `aclose` waits.
-- Calls that only read end.
+- Calls that write (`leave`, `set_closed`, `drain`, `resize`, `ban`, ...) and `aclose` complete. The first cancel of
+  `aclose` waits for that. Calls that only read are cancelled.
 
 Two things run in the caller's loop: the user's health check, and the round's shared store, which has its own client, so
 that large values do not delay the node's keep-alives.
@@ -90,7 +90,7 @@ class Handler(Known, RendezvousHandler):
         try:
             await self.call(self.node.connect())
         except BaseException:
-            await self.aclose()  # the caller holds no handler to close, and a hosted store would be served for ever
+            await self.aclose()  # the caller has no handler to close, and a hosted store would be served for ever
             raise
         return self
 
@@ -108,7 +108,7 @@ class Handler(Known, RendezvousHandler):
             await self._end_with(withdrawn, closing)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
-                await self._end_with(withdrawn, closing)  # a second cancel leaves the node to itself
+                await self._end_with(withdrawn, closing)  # a second cancel does not wait; the node still closes
             raise
         finally:
             await self.shared_client.aclose()
@@ -117,14 +117,14 @@ class Handler(Known, RendezvousHandler):
     async def _end_with(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
         """Disconnect the shared store once the node has left its round, then wait until the node is closed.
 
-        Not before: waiting callers learn that the round is over. Not after: a hosted store is served until all have.
+        Not before: waiting callers learn that the round is over. Not after: a hosted store waits for its clients.
         """
         await withdrawn.end()
         await self.shared_client.aclose()
         await closing.end()
 
     async def call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
-        """Run work in the node's loop and wait for it."""
+        """Run work in the node's loop and wait for it; if cancelled, cancel the work, unless `see_to_its_end`."""
         call = self.start(work)
         try:
             await call.end()
@@ -166,7 +166,7 @@ class Handler(Known, RendezvousHandler):
         assert membership is not None, "the node is in a round"
 
         def supersede(reason: str) -> None:
-            # Waits in the shared store block on that socket: only breaking it ends them.
+            # Waits in the shared store block on the client's socket: only breaking it ends them.
             client.interrupt(ConnectionLost(reason, maybe_applied=False))
 
         membership.call_when_over(supersede)
@@ -181,9 +181,9 @@ class Handler(Known, RendezvousHandler):
 
         Raises:
             RendezvousClosedError: The run is closed; the message has the reason.
-            RendezvousTimeoutError: It did not happen within `join_timeout`; the message says what was missing.
+            RendezvousTimeoutError: No round within `join_timeout`; the message has the reason.
             RendezvousSettingsError: The run was started with other settings, or this handler without `min_nodes`.
-            RendezvousGracefulExitError: This node was a spare, and the run is closed; or it waits, and is to leave.
+            RendezvousGracefulExitError: This node was a spare, and the run is closed; or it was drained while waiting.
             RendezvousConnectionError: The store cannot be reached.
             RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.
@@ -195,7 +195,7 @@ class Handler(Known, RendezvousHandler):
             return self._info(result_of(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
-            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # if the store is silent, the undoing goes on
+            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # if the store is silent, the node goes on undoing
                 await undoing.end()
             raise
 

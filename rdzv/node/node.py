@@ -1,7 +1,7 @@
 """Shell: a node: it connects, takes part in its run, and answers its callers. It lives in a loop of its own.
 
-Everything here runs in one event loop (`loops.NodeLoop`), which no caller can block, except members marked "from any
-thread". So a call of a caller that is cancelled, interrupted or busy is still completed or undone here.
+Everything runs in one event loop (`loops.NodeLoop`) that no caller can block, except methods marked "from any thread".
+So the node completes or undoes a call even if its caller is cancelled, interrupted or busy.
 
 From `connect` to `aclose` a node holds a `Link` to a store. When the store is replaced the link ends: the node is out
 of its round, is told so, and `next_rendezvous` makes a new link. `Part` is the node's state in the run.
@@ -51,15 +51,15 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds to find another store after the last one was lost
-EARLIER_CALLER = 0.1  # seconds more for a caller that waits for an earlier caller's attempt, and takes over its error
-NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, drawn anew each time; the host of a store waits for all to disconnect
+EARLIER_CALLER = 0.1  # seconds over join_timeout, to get the error of an earlier caller's attempt
+NEXT_STORE_EVERY = (0.1, 0.3)  # seconds between looks, at random; the ending store's host waits until all disconnect
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One call of `next_rendezvous`, by which its caller gives it up: then it is `abandoned`."""
+    """One call of `next_rendezvous`; `Node.abandon` takes it, and marks it as `abandoned`."""
 
     task: asyncio.Task[Any] | None = None
     abandoned: bool = False
@@ -74,11 +74,11 @@ class Node:
 
     Attributes:
         listeners: Woken at every change of the node's state; from any thread.
-        withdrawn: Set once a closing node has left its round; it serves the store until all have disconnected.
-        time: The clock for the deadlines of drains, once it has connected; from any thread.
+        withdrawn: Set once a closing node has left its round; a store that it hosts still waits for other clients.
+        time: The clock for the deadlines of drains, once the node has connected; from any thread.
         hosts_store: True if this process serves the run's store; from any thread.
-        store_settings: Returns the settings with the one host, of several, at which its store is.
-        handed_on: True if the store that it found is shutting down, and it looks for another one, or starts it.
+        store_settings: Returns the settings with only the host of the present store.
+        handed_on: True while the node looks for another store, or may start it, because the last one is shutting down.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Node:
         rng: random.Random | None = None,
         port: HeldPort | None = None,
     ) -> None:
-        rng = rng or random.Random(secrets.randbits(64))  # its own seeding would read 2.5 kB
+        rng = rng or random.Random(secrets.randbits(64))  # by default it would read 2.5 kB as its seed
         self.settings = settings
         self.keys: Keys = Keys(settings.prefix, settings.run_id)
         self.node_id: str = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
@@ -136,7 +136,7 @@ class Node:
         self.part.on_lease_lost = lambda: callback() if self.head.closed is None else None
 
     def close_with(self, caller: asyncio.AbstractEventLoop) -> None:
-        """Close this node once that loop, which alone runs its member, was closed without a cancel of its tasks."""
+        """Close this node if the caller's loop, which alone runs the member, is closed without cancelling its tasks."""
 
         def look() -> None:
             if caller.is_closed() and not self._closed:
@@ -224,7 +224,7 @@ class Node:
             await anyio.sleep_forever()
 
     def _who_waits(self) -> str:
-        """Return in words which callers wait now, for the store and what else; empty if none."""
+        """Return in words that the node waits for the store, and for which event; empty if it does not wait."""
         what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
         waits = self.joining or (self.membership is not None and self.membership.beats.longest_wait)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
@@ -240,7 +240,7 @@ class Node:
                 learn(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
-            if self.head.round is not None:  # perhaps of others that it waited for; another store's comes after it
+            if self.head.round is not None:  # perhaps without this node; the next store's rounds have later numbers
                 self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
             self._store_gone = self._link.gone
@@ -292,8 +292,8 @@ class Node:
     ) -> Membership:
         """Leave the current round, if any, and return once this node is a member of the next.
 
-        `ticket` identifies this call, for `abandon`. `examine` runs the user's health check, where that may run; it
-        returns why it failed, or None.
+        `ticket` identifies this call, for `abandon`. `examine` runs the user's health check outside this loop,
+        and returns why it failed, or None.
         """
         if not self.settings.can_join:
             raise RendezvousSettingsError(
@@ -303,7 +303,7 @@ class Node:
         clock = JoinClock(self.settings.join_timeout, now=anyio.current_time())
         with anyio.move_on_after(self.settings.join_timeout) as limit:
             await self._end_join(abandoned_only=True)
-            async with self._leaving_call:  # a cancelled one completes all the same
+            async with self._leaving_call:  # wait for a `leave`, which completes even if its caller was cancelled
                 pass
         if limit.cancelled_caught:
             raise self.part.timeout(self._link)
@@ -347,7 +347,7 @@ class Node:
                 raise self.part.timeout(self._link)
 
     async def _find_store(self, link: Link, error: Exception) -> Link:
-        """Close the link to a lost store, and return a link to the next, which this node may start if the old ended."""
+        """Close the link to a lost store; return a link to the next, which this node may start itself."""
         while True:
             async with self._connecting:
                 if self._link is link:
@@ -371,7 +371,7 @@ class Node:
         if ticket.task is not None:
             await self._end_join()
         elif not self._closed:
-            # It had brought a round that no caller has seen. The next call waits for the end of this.
+            # It returned a round that its caller has not seen. The next call waits until the node has left it.
             ticket.task = asyncio.current_task()
             try:
                 await self._leaving.leave(self._link)
@@ -384,7 +384,7 @@ class Node:
         if join is None or join.task is None or (abandoned_only and not join.abandoned):
             return
         task = join.task
-        if not abandoned_only and not task.cancelling():  # once: a second cancel would break into its clean-up
+        if not abandoned_only and not task.cancelling():  # once: a second cancel would interrupt its clean-up
             task.cancel()
         await asyncio.wait([task])
 
@@ -426,7 +426,7 @@ class Node:
         await tell(self.part, link)
 
     def note_tally(self, tally: bytes) -> None:
-        """Remember the run's shared counters, for a store after this one."""
+        """Remember the run's shared counters, for the next store if this one is lost."""
         self.part.tally = tally
 
     def send_steps(self) -> None:
@@ -440,7 +440,7 @@ class Node:
 
     @property
     def needs_store(self) -> bool:
-        """True if it joins a round or is in one, of a run not known to be closed."""
+        """True if this node joins a round or is in one, and the run is not known to be closed."""
         return (self.joining or self.part.is_member) and self.head.closed is None
 
     @property
@@ -451,7 +451,7 @@ class Node:
 
     @property
     def is_draining(self) -> bool:
-        """True if this node is to leave; from any thread."""
+        """True if a drain of this node was announced; from any thread."""
         return self.part.drained(self.head) is not None
 
     async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
