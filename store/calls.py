@@ -130,7 +130,7 @@ class Cuts:
     """The ends of one client's connections, for the keepers of its leases. Safe to use from several threads.
 
     After an end the server may expire a lease early; a restarted server gives each its full TTL. So listeners are
-    called with the time of each end, with infinity once connecting is refused, and with the time at which that changes.
+    called with the time of each end, with infinity once connecting is refused, and with the time when it no longer is.
     `look` checks for an end: some clients read only during a call.
     """
 
@@ -189,7 +189,7 @@ class Calls(ABC):
         when: Iterable[Condition] = (),
         timeout: float | None = None,
     ) -> int:
-        """Write a key and return the revision; it is deleted after `ttl`, or with `lease`."""
+        """Write a key and return the revision; the key is deleted after `ttl`, or with `lease`."""
         request = Put(key, value, ttl, _id_of(lease))
         return (await self.call(_guarded(request, when), timeout=timeout)).revision
 
@@ -387,11 +387,11 @@ class Lease:
         self.ttl: float = ttl  # as granted
 
     async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
-        """Renew it once. The store keeps a note of at most 128 bytes until the next keep-alive: see `Calls.notes`."""
+        """Renew the lease once. The store keeps a note of at most 128 bytes until the next time: see `Calls.notes`."""
         await self._store.call(KeepAlive(lease=self.id, note=note), timeout=timeout)
 
     async def revoke(self, *, timeout: float | None = None) -> None:
-        """End it now, and delete its keys."""
+        """End the lease now, and delete its keys."""
         await self._store.call(Revoke(lease=self.id), timeout=timeout)
 
     async def time_to_live(self, *, timeout: float | None = None) -> float:
@@ -453,7 +453,7 @@ class Block(contextlib.AbstractContextManager[T]):
 
 
 class AtOnce(Calls):
-    """A blocking store as `Calls`, for coroutines that then never wait."""
+    """A blocking store as `Calls`; its coroutines never wait."""
 
     def __init__(self, store: BlockingCalls) -> None:
         self.blocking = store

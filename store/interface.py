@@ -54,7 +54,7 @@ class Watch(ABC):
 
     @abstractmethod
     async def __aenter__(self) -> Self:
-        """Open it; no later event is missed."""
+        """Open the watch; no later event is missed."""
 
     @abstractmethod
     async def __aexit__(
@@ -164,7 +164,7 @@ class BlockingWatch(ABC):
 
     @abstractmethod
     def __enter__(self) -> Self:
-        """Open it; no later event is missed."""
+        """Open the watch; no later event is missed."""
 
     @abstractmethod
     def __exit__(

@@ -123,7 +123,7 @@ class Keeping:
             raise
         held = HeldLease(self, id=lease.id, ttl=lease.ttl)
         held.keep(sent_at=sent_at, on_lapse=on_lapse, terms=terms)
-        if cuts is not None and cuts.last != before:  # during the grant
+        if cuts is not None and cuts.last != before:  # a connection ended during the grant
             held.heard(cuts.last)
         return held
 
@@ -137,7 +137,7 @@ class Keeping:
         self._kept[lease] = None
 
     def drop(self, lease: HeldLease) -> bool:
-        """Stop keeping it; return True if it was kept."""
+        """Stop keeping a lease; return True if it was kept."""
         was_kept = lease in self._kept
         self._kept.pop(lease, None)
         if not self._kept:
@@ -172,7 +172,7 @@ class HeldLease:
         self.kept: bool = False
         self.lost: str | None = None
         self.task: asyncio.Task[None] | None = None
-        self._wanted = False  # renew it at once
+        self._wanted = False  # `renew_now` was called
         self._sleeping: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -184,7 +184,7 @@ class HeldLease:
         note: NoteOf | None = None,
         terms: LeaseTerms | None = None,
     ) -> None:
-        """Keep it until it is released: a request sent at `sent_at`, on the client's clock, has granted it.
+        """Keep the lease until it is released: a request sent at `sent_at`, on the client's clock, has granted it.
 
         `on_lapse` gets the reason if it is lost. `note` returns the note of a keep-alive; its argument is True if the
         store was out of reach. `terms` are those of the grant, if they may end it early.
@@ -199,7 +199,7 @@ class HeldLease:
 
     @property
     def ours_until(self) -> float:
-        """The time at which it may be gone, on the client's clock."""
+        """The time, on the client's clock, at which the lease may be gone."""
         return self._belief.until
 
     def heard(self, cut_at: float) -> None:
@@ -227,7 +227,7 @@ class HeldLease:
             self._on_lapse(why)
 
     def renew_now(self) -> None:
-        """Renew it at once."""
+        """Renew the lease at once."""
         self._wanted = True
         if self._sleeping is not None:
             _wake(self._sleeping)
@@ -250,7 +250,7 @@ class HeldLease:
                     belief.renewed(sent_at, cut_before=now())
                     # Counted from the sending: a cut may have delayed the answer, and another may follow.
                     pause = max(sent_at + renew_every - now(), 0.0)
-                    if self._wanted:  # during the keep-alive, with a newer note
+                    if self._wanted:  # since the sending, for a newer note
                         pause = 0.0
                 except LeaseNotFound:
                     keeping.heard()
@@ -280,7 +280,7 @@ class HeldLease:
             self._sleeping = None
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Revoke it within `within` seconds, also if it may not have been granted."""
+        """Revoke the lease within `within` seconds, also if it may not have been granted."""
         if self.kept and not self._keeping.drop(self):
             return  # lost, or released before
         if self._timer is not None:

@@ -23,7 +23,7 @@ from store.errors import (
 from store.records import Record, Unfit, shown
 
 CHOSEN_LEASE_LEAST = 2**62  # lease ids chosen by clients; a server's own are below
-GONE_TTL = 0.1  # seconds that a lease outlives its process; a living one reconnects in a few ms
+GONE_TTL = 0.1  # seconds that a lease outlives its process; a living process reconnects in a few ms
 
 
 def key_bytes(key: str) -> int:

@@ -18,11 +18,11 @@ class WatchCursor:
 
     @property
     def resumable(self) -> bool:
-        """True if nothing is lost by closing it now and opening it again later."""
+        """True if nothing is lost by closing the watch now and opening it again later."""
         return self._next is not None
 
     def opening(self) -> tuple[Watch, Event | None]:
-        """Return the request that opens it now, and its reader's first event, if any."""
+        """Return the request that opens the watch now, and its reader's first event, if any."""
         if self._next is not None:
             return Watch(prefix=self._prefix, start_revision=self._next), None
         reset = Event(kind="reset", revision=0) if self._seen_any else None
@@ -30,7 +30,7 @@ class WatchCursor:
         return Watch(prefix=self._prefix, snapshot=self._snapshot), reset
 
     def opened(self, revision: int) -> None:
-        """Note that the server has opened it, and will send every change after `revision`."""
+        """Note that the server has opened the watch, and will send every change after `revision`."""
         if self._next is None and not self._snapshot:
             self._next = revision + 1
 

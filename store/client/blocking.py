@@ -86,7 +86,7 @@ class Client(interface.BlockingStore):
         return self.shared.store_id
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and return its response; see `BlockingCalls.call`."""
+        """Make one request; see `BlockingCalls.call`."""
         shared, parks = self.shared, waits(request)
         shared.check_usable()
         timeout = time_limit(timeout, None if parks else self.timeout)
@@ -128,7 +128,7 @@ class Client(interface.BlockingStore):
         return client
 
     def interrupt(self, error: StoreError) -> None:
-        """Make every call under way, and every later one, raise `error`. From any thread."""
+        """Make all calls raise `error`; see `BlockingStore.interrupt`."""
         self.shared.fail(error)
         for channel in list(self.shared.channels):
             if channel not in self._free:
@@ -237,7 +237,7 @@ class Watch(interface.BlockingWatch):
         self._channel.interrupt()
 
     def batches(self) -> Iterator[list[Event]]:
-        """Yield one list of events per revision; see `interface.BlockingWatch`."""
+        """Yield one list per revision; see `interface.BlockingWatch`."""
         for event in self._rest:
             yield [event]
         # A signal's handler may raise at any call. So an assignment marks a batch as given, and the cursor moves later.
@@ -286,7 +286,7 @@ class Watch(interface.BlockingWatch):
                 self._reopen()
 
     def _reopen(self) -> None:
-        """Reopen it, without a time limit; the next batch may be a `reset`."""
+        """Reopen the watch, without a time limit; the next batch may be a `reset`."""
         while not self._channel.ended:
             try:
                 self._open()

@@ -75,7 +75,7 @@ class Shared:
     outages: Outages = field(init=False)
     cuts: Cuts = field(init=False)
     _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets that the peer closed
-    _seen_revision: int = 0  # by closed channels
+    _seen_revision: int = 0  # the latest of closed channels
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_id)
 
@@ -217,7 +217,7 @@ class Channel:
         now = time.monotonic()
         if now >= deadline:  # an attempt without time would fail at once
             raise _Expired
-        # Pause also after a welcome: a server may close soon after each.
+        # Also after a welcome: a server may close soon after each.
         if self._attempt or now - self._welcomed_at < LASTED:
             pause = self._patience.pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:

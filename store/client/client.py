@@ -76,7 +76,7 @@ class Watch(interface.Watch):
         self._release(at_server=True)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Yield one list of events per revision; see `interface.Watch`."""
+        """Yield one list per revision; see `interface.Watch`."""
         for event in self._rest:
             yield [event]
         while True:
@@ -105,7 +105,7 @@ class Watch(interface.Watch):
             self._release(at_server=True)
 
     def lagged(self, revision: int) -> None:
-        """Reopen it: the server closed it because this client reads too slowly."""
+        """Reopen the watch: the server closed it because this client reads too slowly."""
         self._cursor.nothing_before(revision)
         self._release()
         self.resume()
@@ -121,12 +121,12 @@ class Watch(interface.Watch):
             self._release()
 
     def resume(self) -> None:
-        """Reopen it if it is not open."""
+        """Reopen the watch if it is not open."""
         if self._id is None and self._ended is None and not self._overrun and self._client.connected:
             self._opening = asyncio.create_task(self._reopen(), name=f"reopen a watch at {self._client.name}")
 
     def end(self, error: StoreError) -> None:
-        """Raise an error in its reader, after the buffered events; the first one counts."""
+        """Raise an error in the watch's reader, after the buffered events; the first error counts."""
         if self._ended is None:
             self._ended = error
         self._news.set()
@@ -153,7 +153,7 @@ class Watch(interface.Watch):
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, timeout: float | None) -> None:
-        """Ask the server to open it. Events may come before the answer."""
+        """Ask the server to open the watch. Events may come before the answer."""
         request, reset = self._cursor.opening()
         if reset is not None:
             self._push([reset])
@@ -175,7 +175,7 @@ class Watch(interface.Watch):
         return self._id is not None and not self._client.awaits_answer(self._id)
 
     def _release(self, *, at_server: bool = False) -> None:
-        """Note that it is not open; with `at_server`, close it there."""
+        """Note that the watch is not open; with `at_server`, close it there."""
         if self._id is not None:
             if at_server and self._client.connected:
                 self._client.cancel(self._id)
@@ -309,7 +309,7 @@ class Client(Reconnecting):
         item.settle(error if error is not None else response)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and return its response; see `Store.call`."""
+        """Make one request; see `Store.call`."""
         timeout = time_limit(timeout, None if waits(request) else self.timeout)
         self.check_usable()
         if self._has_room and not self._turns.locked():

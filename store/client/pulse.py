@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HEARTBEATS_OF_BUSY = 6.0  # before hanging up, if the other system acknowledges; else one
 WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells watches the store's revision
 LATE = 0.1  # seconds; if a look is later, the loop was busy
-LOOKS = 8  # at most, in one wait
+LOOKS = 8  # the most in one wait
 SOON = 0.001  # seconds by which a timer may be early
 
 
@@ -86,7 +86,7 @@ class Pulse:
             self.asked_at = now
         elif self.asked_at is not None and late >= LATE:  # answers may be unread
             self.asked_at = min(self.asked_at + late, now)
-            if not self._postponed:  # else a busy loop would never look
+            if not self._postponed:  # else a busy loop would postpone every look
                 self._postponed = True
                 return Say.NOTHING, now
         self._postponed = False

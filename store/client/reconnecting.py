@@ -85,7 +85,7 @@ class Link(asyncio.Protocol):
         return await self._spoken
 
     def take_up(self) -> None:
-        """Give it to the client, with the bytes received so far."""
+        """Give the connection to the client, with the bytes received so far."""
         self.pulse = Pulse(self._owner.patience, self._loop.time())
         self.expect_answer()  # the welcome is due
         early, self._early = self._early or [], None
@@ -93,7 +93,7 @@ class Link(asyncio.Protocol):
             self._owner.received(self, data)
 
     def write(self, data: bytes) -> None:
-        """Send data, unless it is closing, where uvloop would raise."""
+        """Send data, unless the transport is closing, where uvloop would raise."""
         assert self.transport is not None, "it was made before anybody has something to say on it"
         if not self.transport.is_closing():
             self.transport.write(data)
@@ -130,24 +130,24 @@ class Link(asyncio.Protocol):
             search.cancel()
 
     def leave(self, reason: str) -> None:
-        """Close it, after the written data was sent."""
+        """Close the connection, after the written data was sent."""
         self.farewell = reason
         if self.transport is not None:
             self.transport.close()
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         self.end()
         if self.transport is not None:
             self.transport.abort()
 
     def reason(self) -> str:
-        """Return why it ended."""
+        """Return why the connection ended."""
         return self.farewell or describe(self.error)
 
     @property
     def error(self) -> Exception:
-        """The error that ended it."""
+        """The error that ended the connection."""
         error = self._error or ConnectionResetError()
         spoken = self._spoken.done() and self._spoken.result()
         if spoken or not isinstance(error, ConnectionResetError):
@@ -296,7 +296,7 @@ class Reconnecting(interface.Store):
 
     @property
     def _addresses(self) -> Addresses | None:
-        return self._dial.addresses if isinstance(self._dial, TcpDial) else None  # None in memory
+        return self._dial.addresses if isinstance(self._dial, TcpDial) else None  # None for connections in memory
 
     @property
     def connected(self) -> bool:

@@ -148,7 +148,7 @@ def _find(path: Path) -> None:
 
 def _load(database: sqlite3.Connection) -> Saved:
     """Return all of a store, after SQLite's own check, in a transaction that stays open."""
-    database.execute("BEGIN")  # one moment, beside a server that writes
+    database.execute("BEGIN")  # reads as of one moment, while a server writes
     (health,) = database.execute("PRAGMA integrity_check(1)").fetchone()
     if health != "ok":
         raise sqlite3.DatabaseError(health)

@@ -27,7 +27,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def refusal(path: Path, size: int = PROBE_BYTES) -> OSError | None:
-    """Return the error of a write of this size beside a file, or of a look at the file, or None."""
+    """Return the error of opening a file, or of a write of this size beside it, or None."""
     probe, numbers = path.with_name(f".{path.name}.probe"), []
     try:
         if path.exists():

@@ -59,7 +59,7 @@ def in_words(error: OSError) -> str:
 
 
 def take_lock(directory: Path) -> IO[str]:
-    """Lock a directory, created if missing, while the file is open; `StoreUsageError` if another has it."""
+    """Lock a directory, created if missing, until the returned file is closed; `StoreUsageError` if it is locked."""
     try:
         _make(directory, mode=0o700)
         file = open(directory / LOCK, "a+", encoding="utf-8", opener=_for_the_owner)  # noqa: SIM115 - held open
@@ -216,11 +216,11 @@ class Mark:
             if self._file is None:
                 self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
                 if os.fstat(self._file).st_size > len(line):
-                    os.ftruncate(self._file, 0)  # it is another program's
+                    os.ftruncate(self._file, 0)  # another program wrote it
             os.pwrite(self._file, line, 0)
 
     def close(self) -> None:
-        """Make it durable, and close it."""
+        """Make the mark durable, and close its file."""
         number, self._file = self._file, None
         if number is not None:
             with contextlib.suppress(OSError):

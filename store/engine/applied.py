@@ -48,7 +48,7 @@ class Work:
 
 
 class Applied(NamedTuple):
-    """The result of a request. Without a response it is parked; with `work`, more follows."""
+    """The result of a request. Without a response the request is parked; with `work`, more follows."""
 
     response: Response | None
     deliveries: tuple[Delivery | Answer | Overtaken, ...] = ()

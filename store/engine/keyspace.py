@@ -6,8 +6,8 @@ Memory is also counted by groups (promise S6): the keys that begin with the same
 Past the limits there is a little more room for the keys by which a rendezvous decides (`steers`): else the data
 of its members could fill the store, and no loss would be reported.
 
-Keys are in short sorted lists, so that an insert moves few pointers. They are ordered by code point, as UTF-8 bytes,
-and so etcd's, are.
+Keys are in short sorted lists, so that an insert moves few pointers. Their order, by code point, is that of UTF-8
+bytes, and of etcd.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 ENTRY_OVERHEAD = 300  # bytes per key: the entry, two dictionaries, the index
-GROUP_PARTS = 2  # between slashes: one run
+GROUP_PARTS = 2  # between slashes, in the name of a group: one run
 STEERING = frozenset(  # the part of a key after its group, as named by the rendezvous
     ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
@@ -216,7 +216,7 @@ class SortedKeys:
         if not self._chunks:
             return found
         if after is not None and after < prefix:
-            after = None  # do not list the keys between the two
+            after = None  # else the keys between `after` and `prefix` would be listed
         at = self._chunk_of(prefix if after is None else after)
         place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
         while at < len(self._chunks) and len(found) < most:

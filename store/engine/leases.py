@@ -70,7 +70,7 @@ class LeaseRecord:
 
     @property
     def cause(self) -> Cause:
-        """The reason for its expiry; "" if it is ending already."""
+        """The reason why the lease expires; "" if it is ending already."""
         if self.ending:
             return ""
         if self.gone_at <= self.lapses_at:
@@ -90,7 +90,7 @@ class Leases:
         self._order: list[int] = []  # a heap of slot numbers; some slots may be empty
         self._last_id = 0
         self._served = 0.0
-        self._looked_at = math.inf  # no time has passed at the first look
+        self._looked_at = math.inf  # so that no time passes at the first look
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -169,7 +169,7 @@ class Leases:
         return self._shorten(peer, self.processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
-        kept = self._kept_by.get(peer, set())  # shrinks meanwhile: a renewal by another peer removes a lease
+        kept = self._kept_by.get(peer, set())  # a renewal by another peer removes a lease
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
                 lease = self._leases[kept.pop()]

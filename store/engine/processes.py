@@ -54,7 +54,7 @@ class Processes:
 
     def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a connection, which may replace `previous`."""
-        if previous is not None:  # its end means nothing now
+        if previous is not None:  # the end of a replaced connection means nothing
             self._detach(previous)
         if not id:
             return

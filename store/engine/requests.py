@@ -347,7 +347,7 @@ class Requests:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
         start = self._keys.revision + 1
         if request.start_revision is not None:
-            start = max(request.start_revision, self._history.began + 1)  # before that: from the beginning
+            start = max(request.start_revision, self._history.began + 1)  # an earlier start: the beginning
         if start > self._keys.revision + 1:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._state.check_size(request.prefix, "prefix")
@@ -422,7 +422,7 @@ class Requests:
     def _look_back(self, watcher: Watcher, since: int) -> int:
         """Answer a wait if it has ended at this revision or a later one; return the number of keys looked at.
 
-        After many revisions, the next step goes on.
+        After many revisions, the next step continues.
         """
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}

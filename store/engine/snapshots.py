@@ -132,7 +132,7 @@ class Snapshots:
         """End a snapshot that was read or dropped."""
         if self.unread.pop(snapshot, self) is None:
             self._own -= snapshot.bytes
-            newest = next(reversed(self.unread), None)  # in the order of their revisions
+            newest = next(reversed(self.unread), None)  # `unread` is in the order of revisions
             self._newest = -1 if newest is None else newest.revision
 
     def changing(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:

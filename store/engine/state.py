@@ -113,7 +113,7 @@ class State:
             raise LimitExceeded(f"{what.format(amount, of=of)}; {limit} is {shown_most}: {remedy}")
 
     def check_memory(self, more: int, for_keys: Collection[str] = ()) -> None:
-        """Refuse a request that would pass the memory limit, less a spare part for keys that steer."""
+        """Refuse a request that would pass the memory limit, of which a spare part is for keys that steer."""
         kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
         # The history may grow to its limit. A slow reader loses its snapshot before writes are refused.
@@ -267,11 +267,11 @@ class State:
 
     def _check_lease(self, lease: int, write: Write) -> None:
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
-            return  # it keeps its lease
+            return  # an existing key keeps its lease
         record = self.lease(lease)
         if write.key in record.keys:
             return
-        if record.anonymous:  # this transaction may delete its one key
+        if record.anonymous:  # it ends with its one key, which this transaction may delete
             raise StoreUsageError(
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(write.key)} on"
             )

@@ -25,10 +25,10 @@ Watcher = tuple[int, int]  # the peer, and the id of its watch
 
 CLOSED_AT_ONCE = 512  # watches of one peer: half a millisecond
 SWEPT_AT = 1024  # freed revisions that are worth a sweep
-WATCH_OVERHEAD = 600  # bytes per watch, the first of its prefix and peer: three dictionaries
+WATCH_OVERHEAD = 600  # bytes of the first watch of a prefix and of a peer: three dictionaries
 COMPARISONS_MOST = 131_072  # of changed keys with watched prefixes, per request: about 20 ms
 LONG_KEY = 1024  # characters that double the time of a comparison
-LENGTHS_FEW = 10  # of a group, and of no group: even 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
+LENGTHS_FEW = 10  # of a group's prefixes, and of no group's: 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
 EVENT_OVERHEAD = 200  # bytes per event, by sys.getsizeof, rounded up
 
 

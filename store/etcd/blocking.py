@@ -54,7 +54,7 @@ class Client(interface.BlockingStore):
         self._made_in = process_id()
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and return its response; see `BlockingStore.call`."""
+        """Make one request; see `BlockingStore.call`."""
         call = self._begun(partial(self._client.call, request, timeout=timeout))
         if not waits(request):
             return self._result(call)
@@ -87,7 +87,7 @@ class Client(interface.BlockingStore):
         return Client(self._cluster, timeout=self.timeout, **self._options)
 
     def interrupt(self, error: StoreError) -> None:
-        """Make every call, under way or later, raise `error`. From any thread."""
+        """Make all calls raise `error`; see `BlockingStore.interrupt`."""
         failed = self._failed = self._failed or error
         if self._thread is not None and self._made_in is process_id():
             self._thread.soon(lambda: self._client.fail(failed))
@@ -157,7 +157,7 @@ class Watch(interface.BlockingWatch):
             self._reading.cancel()
 
     def batches(self) -> Iterator[list[Event]]:
-        """Return one list of events per revision; see `interface.BlockingWatch`."""
+        """Yield one list per revision; see `interface.BlockingWatch`."""
         for event in self._rest:
             yield [event]
         ready = self._watch.ready

@@ -159,7 +159,7 @@ class Client(interface.Store):
         await self.members.start()
 
     async def aclose(self) -> None:
-        """Close it; pending calls raise `ConnectionLost`."""
+        """Close the client; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_id():
             return  # in a forked child: the connection is the parent's
         useful = not isinstance(self._failed, StoreReplaced)
@@ -227,7 +227,7 @@ class Client(interface.Store):
         raise unsent(self._failed)
 
     async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and return its response; see `Store.call`."""
+        """Make one request; see `Store.call`."""
         limit = time_limit(timeout, None if messages.waits(request) else self.timeout)
         deadline = math.inf if limit is None else self.time() + limit
         guard: tuple[messages.Condition, ...] = ()

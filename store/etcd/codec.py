@@ -171,7 +171,7 @@ def compare(condition: Condition) -> Fields:
 
 
 def broken(conditions: Sequence[Condition]) -> ConditionFailed:
-    """Return the error if one of these conditions does not hold."""
+    """Return the error which says that one of these conditions does not hold."""
     return ConditionFailed(" or ".join(condition.broken for condition in conditions[:4]))
 
 

@@ -44,7 +44,7 @@ class Watch(interface.Watch):
         self._cursor = cursor
         self._stream: Subscription | None = None
         self.ready: deque[list[Event]] = deque()
-        self._reset: Event | None = None  # the first event after it is open again
+        self._reset: Event | None = None  # the event to yield once the watch is open again
         self._closed = False
         self._population: int | None = None  # the number of keys, if known
 
@@ -62,7 +62,7 @@ class Watch(interface.Watch):
         self._release()
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Return one list of events per revision; see `interface.Watch`."""
+        """Yield one list per revision; see `interface.Watch`."""
         for event in self._rest:
             yield [event]
         while True:

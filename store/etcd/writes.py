@@ -76,7 +76,7 @@ class Writing:
         return tuple(placed)
 
     async def done(self) -> Response:
-        """Carry it out once, and return its response."""
+        """Carry out the write once, and return its response."""
         used: frozenset[int] = frozenset()
         try:
             plan, result = await self._decided_and_sent()
@@ -141,7 +141,7 @@ class Writing:
             if found is None and receipt.revision:
                 if doubt.any:
                     raise self._nobody_knows()
-                self._lapsed(receipt)  # its lease lapsed while this process was paused; nothing was done
+                self._lapsed(receipt)  # its lease lapsed during a pause, and nothing was done
                 return None
             revision = found.mod_revision if found is not None else 0
             self._free(receipt, revision)

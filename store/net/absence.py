@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-FIRST: Final = (3.0, 10.0, 30.0)  # seconds after which it is logged; later each time after twice as long
+FIRST: Final = (3.0, 10.0, 30.0)  # seconds of absence at which it is logged; later at each doubling
 FORGOTTEN_AFTER: Final = 10.0  # seconds without a failed attempt, until an outage is forgotten
 
 _waiting: defaultdict[str, list[object]] = defaultdict(list)  # by store, the oldest first

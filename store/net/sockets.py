@@ -31,7 +31,7 @@ SO_MEMINFO = 55  # <asm-generic/socket.h>: a socket's memory ...
 MEMINFO_BYTES = 4  # ... first that of received data
 PROBES_ANSWERED = 1  # if more probes are unanswered, the peer is gone
 PASSED_ON = sys.platform == "linux"  # accepted connections inherit their listener's options
-SYSTEM_TELLS = sys.platform == "linux"  # the system tells how much sent data is unacknowledged
+SYSTEM_TELLS = sys.platform == "linux"  # the system tells the bytes not acknowledged
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
 FILES_UNLIMITED = 1_048_576  # stands for "no limit": Linux's default for fs.nr_open
 
@@ -51,7 +51,7 @@ CALLED = frozenset(
 
 def raised_by_handler(error: BaseException | None) -> bool:
     """Return True if a signal's handler, and no package called here, raised this error."""
-    if error is None or threading.current_thread() is not threading.main_thread():  # where handlers run
+    if error is None or threading.current_thread() is not threading.main_thread():  # handlers run there
         return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -51,24 +51,24 @@ class Flag:
         self._waiting: list[Callable[[], object]] = []  # callbacks of waiters; each access is atomic
 
     def is_set(self) -> bool:
-        """Return True if it is set."""
+        """Return True if the flag is set."""
         return self._is_set
 
     def set(self) -> None:
         """Wake all waiters, from any thread."""
         self._is_set = True  # first: a new waiter sees it, or is in the list
         while self._waiting:
-            with contextlib.suppress(IndexError):  # another thread wakes the last
+            with contextlib.suppress(IndexError):  # another thread has taken the last
                 self._waiting.pop()()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Call back once it is set: now, or later in the thread that sets it."""
+        """Call `callback` once the flag is set: now, or later in the thread that sets it."""
         self._waiting.append(callback)
         if self._is_set:
             self.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set; return False after `timeout` seconds.
+        """Wait until the flag is set; return False after `timeout` seconds.
 
         A signal just before a lock's wait, or in another thread, does not interrupt it, so the wait is cut into short
         ones.
@@ -140,7 +140,7 @@ class Call(Generic[T]):
         self.over.set()
 
     async def end(self) -> None:
-        """Wait until it is over. Cancelling this does not cancel it."""
+        """Wait until the call is over. Cancelling this wait does not cancel the call."""
         here = asyncio.get_running_loop()
         over: asyncio.Future[None] = here.create_future()
 
@@ -166,13 +166,13 @@ class Call(Generic[T]):
         return self.result()
 
     def abandon(self) -> None:
-        """Cancel it if it did not begin before its loop closed."""
+        """Cancel the call if it did not begin before its loop closed."""
         if self._task is None:
             self._work.close()
         self.over.set()
 
     def cancel(self) -> None:
-        """Cancel it, if it is not over."""
+        """Cancel the call, if it is not over."""
         with contextlib.suppress(RuntimeError):  # its loop has ended
             self._there.call_soon_threadsafe(lambda: self._begin().cancel())
 
@@ -237,7 +237,7 @@ class LoopThread:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         finally:
-            # `_running` keeps the thread and its loop: 300 kB.
+            # Else `_running` would keep the thread and its loop: 300 kB.
             _running.pop(self._thread, None)
             for call in tuple(self._calls):
                 call.abandon()

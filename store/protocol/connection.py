@@ -236,7 +236,7 @@ class ClientConnection:
         """End the connection; return the abandoned requests, which are not repeated."""
         self.welcomed = None
         for item in self.in_flight.values():
-            item.parts.clear()  # the repeated request starts again
+            item.parts.clear()  # a repeated request gets all parts again
         dropped = [item for item in self.in_flight.values() if item.abandoned]
         for item in dropped:
             self._forget(item)

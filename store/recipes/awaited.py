@@ -40,7 +40,7 @@ class Held:
 
     @property
     def fence(self) -> Condition:
-        """The condition that it is still held, for `when=` of a write."""
+        """The condition that the place is still held, for `when=` of a write."""
         return when.create_revision(self.key) == self.token
 
 
@@ -68,7 +68,7 @@ class _Asking:
         return await self.store.call(request, timeout=self.left)
 
     def taken(self) -> None:
-        """Note that another holds it, which ends an attempt with `timeout=0`."""
+        """Note that another holds the place, which ends an attempt with `timeout=0`."""
         self._seen_taken = True
         if self._timeout == 0:
             raise StoreTimeoutError(self._late)

@@ -46,7 +46,7 @@ SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 class Conversations:
     """All peers of a server, and their requests. `stopwatch` measures turns; `clock` is the time of requests.
 
-    `on_request` is called after each request with its kind, "ok" or the kind of error, and its seconds.
+    `on_request` is called after each request: see `Server.on_request`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Conversations:
         if self._durability.leaving:
             return  # the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
-        data = bytes(self.buffer[:size])  # copied: it may wait for a turn, and all peers share the buffer
+        data = bytes(self.buffer[:size])  # copied: all peers share the buffer
         if self._pass_comes and (self._busy or self.dispatcher.owes_much(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._done_at_once(peer, data, now):

@@ -33,8 +33,8 @@ AT_ONCE = 64  # notifications that are queued before other peers have a turn
 CAUGHT_UP_AT_ONCE = 1024  # pending notifications of one peer; with more, its requests wait
 WRITTEN_AT_ONCE = 16  # peers written to between looks at the clock ...
 BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or this many bytes, about a millisecond
-POSTPONED_MOST = 64  # changes with postponed waits; then requests wait
-ANNOUNCEMENTS_MOST = 256  # changes with pending notifications; then requests wait
+POSTPONED_MOST = 64  # changes with postponed waits; with as many, requests wait
+ANNOUNCEMENTS_MOST = 256  # changes with pending notifications; with as many, requests wait
 
 
 class Dispatcher:

@@ -132,7 +132,7 @@ class Durability:
                 await asyncio.wait([self._probing])
             # The loop handles the writer's last reports before this await returns.
             if not await self._in_thread(lambda: journal.stop(within=STOP_WITHIN)):
-                self._cut()  # no held or later frame may be sent
+                self._cut()  # held and later frames must not be sent
 
     def _became_durable(self, number: int) -> None:
         self.pending_commits.written(number)

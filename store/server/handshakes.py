@@ -95,8 +95,7 @@ class Handshakes:
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
-            # The client came back before its old connection ended. An orderly close would wait for a network that may
-            # be cut.
+            # The client came back before this one ended: its network may be cut, which would delay a close.
             replaced.abort()
         self._table.proved(peer)
         durable = self._durability.journal is not None

@@ -81,7 +81,7 @@ LONG_LOG = (
     "%s is %d bytes long, and grows with each write, since another program reads the database all the while: end that "
     "program, a backup or a shell of SQLite"
 )
-GROUPS_LONG = 3  # ... if it stays so for this many groups
+GROUPS_LONG = 3  # ... if it stays long for this many groups
 IDLE_SECONDS = 1.0  # without writes before room is given back
 FREE_PAGES_KEPT = 1024  # for reuse: 4 MiB, or a quarter of the file if that is more
 FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte
@@ -122,7 +122,7 @@ class Journal:
         self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # the number of the last durable group
         self._untidy = True  # there may be room to give back
-        self._long_for = 0  # groups
+        self._long_for = 0  # groups that found the log long
         self._grows = self._free_bytes = 0  # the growth of the database, and its free room
         self.appended: int = 0
         self.commits: int = 0
@@ -232,7 +232,7 @@ class Journal:
         return not self.only_deletes
 
     def room(self) -> int:
-        """Return the most bytes of one write, which is stored three times: as entry, in the history and in the log."""
+        """Return the most bytes of one write: it is stored as entry, in the history and in the log."""
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
@@ -409,7 +409,7 @@ class Journal:
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
         (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
         self._free_bytes = free * PAGE_BYTES
-        with contextlib.suppress(FileNotFoundError):  # a directory that was moved is still written to
+        with contextlib.suppress(FileNotFoundError):  # SQLite still writes to a moved directory
             self._grows = max(pages * PAGE_BYTES - self._path.stat().st_size, 0)
             self.log_bytes = self._log.stat().st_size
         return self._grows

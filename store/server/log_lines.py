@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1000  # lines: one for each node of a large job with a wrong token
 PER_SECOND = 10.0  # lines after that: about 100 MB a day
-NEARLY = 0.8  # of a limit: warn from here on
-BELOW = 0.7  # of a limit: below, it is no longer near
+NEARLY = 0.8  # of a limit
+BELOW = 0.7  # of a limit
 
 
 class RationedLog:

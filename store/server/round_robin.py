@@ -26,7 +26,7 @@ class RoundRobin(Generic[P]):
 
     def __init__(self) -> None:
         self._fresh: OrderedDict[P, int] = OrderedDict()  # peers without a turn yet, by arrival number
-        self._used: OrderedDict[P, None] = OrderedDict()  # peers that have used up one
+        self._used: OrderedDict[P, None] = OrderedDict()  # peers that have used up a turn
         self.came: int = 0
         self.spent: float = 0.0
 

@@ -107,7 +107,7 @@ class Connection:
         finally:
             if not answering.done():
                 await cancel_and_wait(answering)
-            # Read, or asyncio logs the error as lost.
+            # Read it, or asyncio logs the error as never retrieved.
             refusal = None if answering.cancelled() else answering.exception()
             self.under_way -= 1
             await self._close_if_idle()
@@ -169,7 +169,7 @@ class Connection:
             problem = self._explained(error)
         except StoreError as error:
             problem = error
-        except asyncio.CancelledError:  # `close` has notified them, but gRPC has not
+        except asyncio.CancelledError:  # by `close`, which has ended the watches
             pass
         finally:
             call.cancel()

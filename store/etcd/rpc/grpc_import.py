@@ -6,7 +6,7 @@ import os
 
 # Else gRPC logs to standard error; callers get this client's errors.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# Its fork() handlers wait for its threads; `connection` refuses a child.
+# gRPC's fork() handlers wait for its threads; `connection` refuses use in a forked child.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 try:

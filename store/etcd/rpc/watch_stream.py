@@ -27,7 +27,7 @@ class Outgoing:
     """The messages to send over a stream, as an iterator for gRPC, which must be closed."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # two for each watch, at most
+        self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # at most two for each watch
 
     def send(self, **request: pb.WatchCreateRequest | pb.WatchCancelRequest) -> None:
         """Send a request."""
@@ -99,7 +99,7 @@ class WatchStream:
             return  # closed meanwhile
         if message.canceled:
             del self._subscriptions[id]
-            self.unsubscribe(subscription)  # the others of its reader
+            self.unsubscribe(subscription)  # the reader's other watches
             subscription.fail(self._refusal(message))
         elif not subscription.take(message):
             self.unsubscribe(subscription)

@@ -43,7 +43,7 @@ class Stranger(Protocol):
     """A connection that can be closed."""
 
     def abort(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
 
 
 @dataclass(slots=True)
@@ -115,7 +115,7 @@ class ConnectionTable:
         """Note that a connection has authenticated."""
         row, now = self._strangers.get(who), self.clock()
         if row is not None:
-            row.give_up = None  # its deadline ends
+            row.give_up = None  # it has no deadline now
             if now - row.since >= self._slowest or now - self._slowest_at > LATELY:
                 self._slowest, self._slowest_at = now - row.since, now
         self.is_served(who)
@@ -179,7 +179,7 @@ class ConnectionTable:
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
     def _to_make_way(self, *, beside: bool) -> Stranger | None:
-        if not self._is_full(0, beside=beside):  # unregistered connections have not been silent
+        if not self._is_full(0, beside=beside):  # `coming` ones are new, and cannot make way
             return None
         among = beside and len(self._strangers) < self._strangers_max  # only the share of `beside` is used up
         silent_since = self.clock() - max(YIELD_AFTER, min(self._patience(), YIELD_MOST))

@@ -29,7 +29,7 @@ ACCEPT_AT_ONCE = 64  # connections, before the loop serves other sockets
 LOOK_AGAIN = 0.05  # seconds between looks for room
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_AFTER = 0.5  # seconds, when files have run out
-QUIET_FOR = 60.0  # seconds between log lines about it
+QUIET_FOR = 60.0  # seconds between log lines about that
 
 
 class TcpListener:
@@ -140,7 +140,7 @@ class EndWhenAlone:
         self._loop = loop
 
     def note(self) -> None:
-        """Check, in that loop, if any client is connected."""
+        """Check, in the server's loop, if any client is connected."""
         if self._wanted and self._alone():
             self.taken = True
             self._left.set()
