@@ -4,8 +4,8 @@
     ─┬─   ────┬─────  ─┬──  ──────────┬──────────
    scheme  endpoint  run_id       parameters
 
-`split_url` checks only the form, as the rest is a foreign backend's matter. `Endpoint` checks scheme and hosts, and
-looks up no names.
+`split_url` checks only the form, as a third party's backend checks the rest itself. `Endpoint` checks scheme and hosts,
+and looks up no names.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Endpoint:
     """The address of the store."""
 
     scheme: str
-    # Names or addresses without brackets, and ports; of an etcd cluster, or of hosts that may serve the store in turn.
+    # Names or addresses without brackets, with ports: an etcd cluster's, or of hosts that may serve the store in turn.
     hosts: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Endpoint:
             )
         written = authority.split(",")
         port = SCHEMES[scheme].port
-        if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # hosts without a port have the last one
+        if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # hosts without a port have the last one written
             port = next((last for host in reversed(written) if (last := _host_and_port(host, 0)[1])), port)
         return cls(scheme=scheme, hosts=tuple(_host_and_port(host, port) for host in written))
 
@@ -160,8 +160,8 @@ class UrlParts:
         return f"{self.scheme}://{self.authority}/{quote(self.run_id, safe='')}" + (f"?{query}" if query else "")
 
 
-# RFC 3986, appendix B, and underscores, as in PyTorch's backends. `urllib.parse.urlsplit` drops newlines and tabs, and
-# in some versions rejects several IPv6 hosts.
+# RFC 3986, appendix B; also underscores in a scheme, as in names of PyTorch's backends. `urllib.parse.urlsplit` drops
+# newlines and tabs, and in some versions rejects several IPv6 hosts.
 _URL: Final = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<authority>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>[^#]*))?", re.ASCII
 )
@@ -170,7 +170,7 @@ _URL: Final = re.compile(
 def split_url(url: str) -> UrlParts:
     """Split `scheme://host[:port]/run_id?parameters`; raise `RendezvousSettingsError` for another form.
 
-    A "+" is a plus sign, unlike in forms.
+    A "+" is a plus sign, not a blank as in HTML forms.
     """
     given: object = url
     if not isinstance(given, str):

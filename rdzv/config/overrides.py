@@ -1,7 +1,7 @@
 """Pure: the keywords of `connect`, for type checkers.
 
-Text is read as in a URL, so that a script can pass its command line's values; None is ignored. The parameters of
-foreign backends are not here: their users write them in the URL.
+Text is read as in a URL, so that a script can pass its command line's values; None is ignored. The parameters of third
+parties' backends are not here: their users write them in the URL.
 """
 
 from __future__ import annotations

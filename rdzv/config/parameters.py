@@ -1,7 +1,7 @@
 """Pure: the description of a parameter: its type, and the places in which it may be given.
 
-Each is a field of `settings.Settings`, whose declaration drives the parsing of URLs, keywords and the environment, and
-the documentation.
+Each parameter is a field of `settings.Settings`. Its declaration drives the parsing of URLs, keywords and the
+environment, and the documentation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Source(Enum):
     KEYWORD = ""
 
     def spell(self, name: str) -> str:
-        """Return a parameter's name as written there."""
+        """Return a parameter's name as written in this place."""
         return f"RDZV_{name.upper()}" if self is Source.ENVIRONMENT else name
 
 
@@ -73,7 +73,7 @@ def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
 
 
 RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
-# These are the defaults of PyTorch's `dynamic_rendezvous.create_handler`, if one of the pair is missing.
+# If one of the pair is missing, it has the default of PyTorch's `dynamic_rendezvous.create_handler`.
 KEEP_ALIVE: Final = {
     one.name: one
     for one in (

@@ -1,7 +1,7 @@
 """Pure: the settings of a run that is resized: they get a new minimum and maximum, and keep the earlier ones.
 
-A node is started with the numbers of its time. So a node with any earlier pair of numbers, which are under
-`RESIZED_FROM`, gets the present ones. A node with other numbers gets an error (promise R18).
+A node may be started with numbers from before a resize. If they are an earlier pair, listed under `RESIZED_FROM`, it
+gets the present ones. A node with other numbers gets an error (promise R18).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMER_MOST: Final = 16  # pairs: the first, which most nodes have, and the last
 
 
 def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
-    """Return a run's settings with other numbers of nodes; None keeps one. Raise an error if they contradict."""
+    """Return a run's settings with other numbers of nodes; None keeps one. Raise an error if both contradict."""
     old = [agreed["min_nodes"], agreed["max_nodes"]]
     given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
     read = [None if value is None else PARAMETERS[name].read(value) for name, value in given.items()]

@@ -1,18 +1,18 @@
 """Pure: the user's settings, from keywords, a URL or the environment: checked once, then frozen.
 
-`parse` returns `Settings`. Each field declares a parameter (`PARAMETERS`); docs/all-parameters.md is made of the text
-below the field. If a parameter is given in several places, this order decides:
+`parse` returns `Settings`. Each field declares a parameter (`PARAMETERS`); the text below it is its row in
+docs/all-parameters.md. If a parameter is given in several places, this order decides:
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
-torchrun's `--rdzv-conf` is passed on as keywords. Only there and in a URL, a parameter may have an older name, such as
-`timeout`, or PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`; if one of the pair is
-missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored. A wrong value is an
-error, with the parameter, the value, the limit and the remedy. Unknown names are errors, but not in the environment, in
-which launchers set RDZV_ROUND and others.
+torchrun's `--rdzv-conf` is passed on as keywords. In `--rdzv-conf` and URLs, but nowhere else, a parameter may have an
+older name, such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`.
+If one of the pair is missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored. A
+wrong value is an error, with the parameter, the value, the limit and the remedy. Unknown names are errors, but not in
+the environment, in which launchers set RDZV_ROUND and others.
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. A form overrides the other
-form in a weaker place; two forms in one place must not contradict each other.
+form of a weaker place; both forms in one place are an error.
 
 `Settings` checks all values, so `dataclasses.replace` does, too. Files are not read here; the caller passes the
 environment.
@@ -76,7 +76,7 @@ class Settings:
     node_unit: int = parameter(1, whole_number(1))
     """The world size is a multiple of this."""
     unit_within: str | None = parameter(None, kinds.TEXT)
-    """An attribute that all nodes of a unit share; their ranks are adjacent, and nodes of no full unit are spares."""
+    """An attribute that all nodes of a unit share; their ranks are adjacent. Nodes outside full units are spares."""
     join_timeout: float = parameter(600.0, duration(), aliases=("timeout",))
     """Limits `next_rendezvous`; paused during a last call, and for spares."""
     last_call_timeout: float = parameter(30.0, duration())
@@ -86,15 +86,15 @@ class Settings:
     expected: tuple[str, ...] = parameter(None, kinds.NAMES, derive=lambda _: ())
     """Nodes that are reported missing by name until they arrive; the same for every node."""
     expected_file: str | None = parameter(None, kinds.PATH)
-    """A file with more of them, one per line; # begins a comment."""
+    """A file with more expected nodes, one per line; # begins a comment."""
     waits_end_on_loss: bool = parameter(True, kinds.FLAG)
-    """Waits in the round's store end with `MembersLostError` when a member is lost; PyTorch's wait on."""
+    """Waits in the round's store end with `MembersLostError` when a member is lost; PyTorch's stores wait on."""
 
     # Ending a node or a run.
     close_timeout: float = parameter(30.0, duration())
     """Limits leaving and closing, and the time that a store stays up for other nodes."""
     store_gone_timeout: float = parameter(5.0, duration())
-    """Time to wait for another store once nothing listens where one in memory was."""
+    """Time to wait for a new store once no process listens at the address of one in memory."""
     closed_ttl: float = parameter(86400.0, duration(1.0, because=", long enough for every node to see it"))
     """Time for which a closed run is remembered."""
     ttl: float = parameter(
@@ -107,14 +107,14 @@ class Settings:
         default_text=f"{DISCONNECT_TTL:g} s, or `ttl` if that is less",
         derive=lambda it: min(DISCONNECT_TTL, it.ttl),
     )
-    """The same once its connection has closed; at most `ttl`."""
+    """Time for which a node counts as alive once its connection has closed; at most `ttl`."""
     gone_ttl: float = parameter(
         None,
         duration(GONE_TTL_MIN, because=", which a living process needs to come back", example=f"{GONE_TTL:g}"),
         default_text=f"{GONE_TTL:g} s, or `disconnect_ttl` if that is less",
         derive=lambda it: min(GONE_TTL, it.disconnect_ttl),
     )
-    """The same once all connections of its process have closed without a goodbye; at most `disconnect_ttl`, at least
+    """The same if all connections of its process have closed without a goodbye; at most `disconnect_ttl`, at least
     three round trips.
     """
     stall_timeout: float | None = parameter(
@@ -126,7 +126,7 @@ class Settings:
     first_step_timeout: float | None = parameter(
         None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )
-    """The same for the first step of a round, which compiles and loads."""
+    """As `stall_timeout`, for the first step of a round, which compiles and loads."""
 
     # The store, and access to it.
     prefix: str = parameter(
@@ -146,7 +146,7 @@ class Settings:
     insecure: bool = parameter(False, kinds.FLAG)
     """The store started here is open to every client that reaches it."""
     limits: Limits | None = parameter(None, kinds.LIMITS, default_text="those of `rdzv serve`", family="tcp")
-    """Of the store started here: a `store.Limits`, or `keys_max:5000,leases_max:900` ([limits.md](limits.md))."""
+    """Limits of the store started here: `store.Limits`, or `keys_max:5000,leases_max:900` ([limits.md](limits.md))."""
     http_port: int | None = parameter(None, kinds.HTTP_PORT, family="tcp")
     """The port at which the store started here serves [HTTP](operating.md#http-health-metrics-and-a-page); needs the
     extra `http`.
@@ -164,7 +164,7 @@ class Settings:
     cert: str | None = parameter(None, kinds.PATH, encrypted_only=True)
     """A file with this node's certificate."""
     key: str | None = parameter(None, kinds.PATH, encrypted_only=True)
-    """A file with its private key."""
+    """A file with the private key of `cert`."""
     user: str | None = parameter(None, kinds.TEXT, family="etcd")
     """The user name in etcd."""
     password_file: str | None = parameter(None, kinds.PATH, family="etcd")
@@ -180,16 +180,16 @@ class Settings:
     bootstrap_check: bool | None = parameter(
         None, kinds.FLAG, default_text="true under torchrun and `rdzv run`, else false"
     )
-    """End a round if a member does not reach rank 0 within 5 s; leave it out of the next, or change rank 0."""
+    """End a round if a member does not reach rank 0 within 5 s; leave that member out of the next, or change rank 0."""
     payload: Any = parameter(None, kinds.PAYLOAD)
     """Anything small, for all members to read."""
     attributes: Mapping[str, str] = parameter(None, kinds.ATTRIBUTES, derive=lambda _: MappingProxyType({}))
-    """Names and values, as rack:r1, by which nodes are ordered or banned."""
+    """Names and values, such as rack:r1, by which nodes are ordered or banned."""
     rank_order: str | Callable[..., Any] = parameter("survivors", kinds.RANK_ORDER)
-    """Or `survivors_then_name` (torchrun's default), `in_place`, `arrival`, `name`, `requested`,
+    """`survivors`, `survivors_then_name` (torchrun's default), `in_place`, `arrival`, `name`, `requested`, or
     `topology:ATTRIBUTE`."""
     requested_rank: int | None = parameter(None, whole_number(0))
-    """The requested rank, with `rank_order=requested`."""
+    """The rank that this node requests, with `rank_order=requested`."""
     torch_store: str = parameter("rdzv", kinds.TORCH_STORE)
     """PyTorch's store: `rdzv`, or `tcp`, a TCPStore at rank 0 ([pytorch.md](pytorch.md))."""
     agent_store: bool | None = parameter(None, kinds.FLAG, default_text="true under torchrun, else false")
@@ -247,7 +247,7 @@ class Settings:
 
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
-HOSTS: Final = "hosts"  # those in the URL, if several
+HOSTS: Final = "hosts"  # the hosts in the URL, if several
 # Left out if they have their default, so that releases without them agree.
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
@@ -368,7 +368,7 @@ def _contradiction(both: str, source: Source) -> NoReturn:
 
 
 def _overlay(chosen: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Override the values of weaker places, also in the other form."""
+    """Override the values of weaker places, also those in the other form."""
     for name in values:
         for rival in _RIVALS_OF.get(name, ()):
             chosen.pop(rival, None)

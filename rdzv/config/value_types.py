@@ -1,6 +1,6 @@
-"""Pure: the types of parameters: a `Kind` converts text, or a value itself, and states the limit.
+"""Pure: the types of parameters: a `Kind` converts a parameter's text or value, and states the limit.
 
-A converted value can be converted again, unchanged. Files are not read here.
+Converting a converted value again returns it unchanged. Files are not read here.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DURATION_MAX: Final = 1e9  # seconds, below the limits of threads (`threading.TI
 # `topology` also with an attribute, as `topology:rack`.
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 PORT_MAX: Final = 65535
-TORCH_STORES: Final = ("rdzv", "tcp")  # of PyTorch's process groups: the round's, or a TCPStore at rank 0
+TORCH_STORES: Final = ("rdzv", "tcp")  # for PyTorch's process groups: the round's store, or a TCPStore at rank 0
 HOSTS: Final = ("inside", "process")  # the embedded store is in a thread of the node's process, or in its own process
-UNSPECIFIED: Final = ("0.0.0.0", "::")  # addresses to listen on, which lead to no other machine  # noqa: S104
+UNSPECIFIED: Final = ("0.0.0.0", "::")  # addresses to listen on, not to connect to  # noqa: S104
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
@@ -94,7 +94,7 @@ def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -
 
     def convert(raw: Any) -> float:
         seconds = _seconds(raw)
-        if not at_least <= seconds <= DURATION_MAX:  # also for NaN
+        if not at_least <= seconds <= DURATION_MAX:  # true for NaN, too
             raise ValueError
         return seconds
 
@@ -142,7 +142,7 @@ def _path(raw: Any) -> str:
 
 
 def _prefix(raw: Any) -> str:
-    # One prefix, however it is written, so that nodes meet.
+    # Nodes that write its outer slashes differently still meet.
     return "/" + _text(_text(raw).strip("/"))
 
 
@@ -276,5 +276,5 @@ HTTP_PORT: Final = whole_number(
     0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
 )
 FUNCTION: Final = Kind("a function", _one_that(callable), "check_gpus")
-# By a method, as a pure room does not import `ssl`.
+# Recognized by a method, as a pure room does not import `ssl`.
 TLS: Final = Kind("an ssl.SSLContext", _one_that(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")

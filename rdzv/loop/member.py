@@ -133,7 +133,7 @@ class RoundLoop(Generic[SomeRound]):
                 await done(self._handler.change_tally(count))
 
     async def _give_up_without_progress(self) -> None:
-        """Give the run up after too many rounds without a step; called once all have met: all have counted by then."""
+        """Give the run up after too many rounds without a step; called once all have met, and so have counted them."""
         if not self.options.no_progress:
             return
         fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # `bytes` changes nothing
@@ -308,8 +308,7 @@ class BodyCalls(MemberOfRound):
         """Begin a step, or leave the round together with all other members, before the same step.
 
         With nothing pending it costs no message. If the round is over, or ends here, the body is cancelled here; the
-        blocking twin raises `RoundChanged`, which leaving the block swallows. A late call from another task raises it,
-        too.
+        blocking twin raises `RoundChanged`, which leaving the block swallows. A late call from another task raises it.
 
         Args:
             step: The step that is about to begin: an integer of any type, larger each time.
