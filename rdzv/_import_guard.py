@@ -1,8 +1,8 @@
 """Checks, at import, that the package `store` is this project's, and complete.
 
 Many a script has a `store.py` beside it, and a PyPI distribution called `store` installs its files over this package:
-its `store/__init__.py` is empty, and uninstalling it removes that file. Without this check, the user would only read of
-a name that cannot be imported. Foreign code is read, and never run. Modules that lack a dependency are left alone.
+its `store/__init__.py` is empty, and uninstalling it removes that file. Without this check, the user would only read
+that a name cannot be imported. Foreign code is read, and never run. An error about a missing dependency is not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _FOLDER = Path(__file__).resolve().parents[1] / "store"
-"""Beside `rdzv`, however both were installed."""
+"""The package's folder: beside `rdzv`, however both were installed."""
 
 _MARK = "from store.messages import"
 """A line that only this project's `store/__init__.py` has."""

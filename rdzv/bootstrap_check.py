@@ -1,4 +1,4 @@
-"""Shell: checks, before a round is given out, that all members reach rank 0 at its promised address.
+"""Shell: checks, before a round is returned to callers, that all members reach rank 0 at its promised address.
 
 A round is agreed on over the store, which proves nothing about the network between the members: with a firewall, or a
 wrong address, all may reach the store and none rank 0, and the job hangs. So rank 0 listens at the promised port, each
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 WITHIN = 5.0  # seconds for all to come
 UNREACHED_NAMED = 3  # members that have not reached rank 0, in one sentence
 VERDICT_WITHIN = 2.0  # seconds more for the verdict
-TRY_AGAIN_FIRST = 0.005  # seconds; rank 0 may not listen yet: it learns of the round when the others do ...
-TRY_AGAIN_AFTER = 0.1  # ... or later; doubled after each try, up to this
+TRY_AGAIN_FIRST = 0.005  # seconds between the first two tries: rank 0 learns of the round when the others do, or later
+TRY_AGAIN_AFTER = 0.1  # seconds between the last tries; the pause is doubled until then
 LINE_BYTES_MOST = 128
 ALL_HAVE_COME = b"all have come\n"
-NO_TIME_WAIT = struct.pack("ii", 1, 0)  # linger: frees the port for its user at once
+NO_TIME_WAIT = struct.pack("ii", 1, 0)  # for SO_LINGER: frees the port for its user at once
 
 
 class Verdict(Stored, kw_only=True):
@@ -52,8 +52,8 @@ class Verdict(Stored, kw_only=True):
 def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
     """Return, as rank 0, the verdict on a round in which some ranks have not come.
 
-    `missing` has these ranks; it is empty if rank 0 could not listen. `again`: this node was such a rank 0 before, as
-    was every other candidate.
+    `missing` has these ranks; it is empty if rank 0 could not listen. `again`: this node has been rank 0 of such a
+    round before, as has every other candidate.
     """
     here = size - len(missing)
     # Of two nodes, either may be to blame: the other one is rank 0 once, before it is left out.
@@ -66,7 +66,7 @@ def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: 
 async def check_the_way(
     round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]
 ) -> tuple[str, list[int]]:
-    """Check the way to rank 0; return the problem in words, or "", and, to rank 0, the ranks that have not come."""
+    """Check the way to rank 0; return the problem in words, or "", and, on rank 0, the ranks that have not come."""
     at = f"{round.host}:{round.port}"
     if rank:
         problem = await reach(round, rank)
@@ -83,7 +83,7 @@ async def check_the_way(
 
 
 async def answers(host: str, port: int) -> bool:
-    """Return True if a machine answers within some seconds, also by a refusal: there is a way to it."""
+    """Return True if a machine accepts or refuses a connection within some seconds: the network leads to it."""
     with anyio.move_on_after(WITHIN):
         try:
             _, writer = await asyncio.open_connection(host, port)
@@ -97,7 +97,7 @@ async def answers(host: str, port: int) -> bool:
 
 
 async def all_reach(round: Round) -> list[int]:
-    """As rank 0, wait for the others; return the missing ranks. An OSError: the promised port cannot be listened on."""
+    """As rank 0, wait for the others; return the missing ranks. Raise OSError if the promised port is not available."""
     missing = set(range(1, round.size))
     complete, told = asyncio.Event(), asyncio.Event()
     untold = set(missing)
@@ -143,11 +143,11 @@ async def all_reach(round: Round) -> list[int]:
 
 
 async def reach(round: Round, rank: int) -> str:
-    """As another rank, reach rank 0, and hear that all have; return the problem in words, or ""."""
+    """As another rank, reach rank 0 and wait until all have; return the problem in words, or ""."""
     problem, reached = "it does not answer", False
     began, pause = anyio.current_time(), TRY_AGAIN_FIRST
     with anyio.move_on_after(WITHIN + VERDICT_WITHIN):
-        # a server that closed the connection at once may not be rank 0
+        # try again after a connection that was closed: its server may not be rank 0
         while not (reached and anyio.current_time() - began > WITHIN / 2):
             try:
                 reader, writer = await asyncio.open_connection(round.host, round.port)

@@ -30,7 +30,7 @@ STATUS_MAX = 255  # of a process; in a shell, from 128 on it names a signal
 
 
 def exit_status(status: SupportsIndex) -> tuple[int, str]:
-    """Return a verdict's exit status, and a remark for its reason if an invalid one was replaced by another (not 0)."""
+    """Return a verdict's exit status, never 0 for an invalid one, and a remark on an invalid one for the reason."""
     try:
         number = operator.index(status)
     except TypeError:
@@ -54,8 +54,8 @@ class RendezvousClosedError(RendezvousNonRetryableError):
 
     Attributes:
         reason: The reason of the closing, perhaps empty.
-        given_up: True for a verdict not to go on, False for the end of the work.
-        status: The exit status of that verdict, from 0 to 255; 0 for none in particular.
+        given_up: True if the run was given up, False if its work is done.
+        status: The exit status if given up, from 0 to 255; 0 for none in particular.
     """
 
     def __init__(self, message: str, *, reason: str = "", given_up: bool = False, status: int = 0) -> None:
@@ -86,7 +86,7 @@ class RendezvousGracefulExitError(RendezvousError):
 
 
 class RendezvousConnectionError(RendezvousError, ConnectionError):
-    """The store could not be reached, or is no longer the one this node knew."""
+    """The store could not be reached, or is not the one that this node used before."""
 
 
 class RendezvousStateError(RendezvousError):
@@ -97,9 +97,9 @@ class GiveUp(RendezvousError):
     """Raised in the body of a round: the run ends everywhere, with this reason.
 
     Attributes:
-        reason: Why to give up; a value that is no text, an error perhaps, is shown as Python shows it.
-        status: The exit status of every launcher, from 0 to 255; 0 for none in particular. A value outside that is
-            replaced, as the reason says: by 128 and the signal for a killed process, else by 1.
+        reason: Why to give up; the repr of a value that is no text, such as an error.
+        status: The exit status of every launcher, from 0 to 255; 0 for none in particular. An invalid status is
+            replaced, and the reason says so: -9, of a process killed by signal 9, by 128 + 9; any other by 1.
     """
 
     def __init__(self, reason: object = "", *, status: int = 0) -> None:
@@ -112,7 +112,7 @@ class GiveUp(RendezvousError):
 
 
 class RoundChanged(RendezvousError):
-    """The round is over for this member: one was lost, or all leave here together. Leaving the block swallows it."""
+    """The round is over here: a member was lost, or all leave together. Leaving the block swallows this error."""
 
 
 class RoundSupersededError(RendezvousError):

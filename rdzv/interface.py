@@ -1,7 +1,7 @@
 """The abstract handlers, async and blocking: the interface of every rendezvous, also of third parties.
 
-A backend subclasses `RendezvousHandler` and has four methods, and `aclose` if it holds resources. It may offer the
-further verbs of `rdzv.node.front.verbs` under the same names.
+A backend subclasses `RendezvousHandler` and implements four methods, and `aclose` if it holds resources. It may offer
+the other verbs of `rdzv.node.front.verbs` under the same names.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class RendezvousHandler(ABC):
             RendezvousTimeoutError: Too few nodes came in time.
             RendezvousConnectionError: The store cannot be reached.
             RendezvousStateError: The store holds foreign data.
-            RendezvousGracefulExitError: This node was a spare, and is not needed any more; or it is to leave.
+            RendezvousGracefulExitError: This node was a spare, and the run is closed; or the node is drained.
         """
 
     @abstractmethod
     async def num_nodes_waiting(self) -> int:
-        """Return how many arrivals a regroup now would admit; above 0, members should regroup."""
+        """Return how many waiting nodes a regroup now would admit; above 0, members should regroup."""
 
     @abstractmethod
     async def is_closed(self) -> bool:
@@ -83,7 +83,7 @@ class BlockingRendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """Return how many arrivals a regroup now would admit."""
+        """Return how many waiting nodes a regroup now would admit."""
 
     @abstractmethod
     def is_closed(self) -> bool:

@@ -22,7 +22,7 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """Listeners that are notified together, and groups of them.
+    """Listeners that are notified together; as a `Listener`, a group may be in another.
 
     A notification has no content. A listener is added first, then looks at the state, and again at each notification,
     so it misses no change. Any thread may add, remove and notify; each access to the table is one step of the
@@ -42,7 +42,7 @@ class Listeners:
 
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Notify this one, too, inside the context."""
+        """Notify the listener, too, inside the context."""
         self.add(listener)
         try:
             yield
@@ -50,7 +50,7 @@ class Listeners:
             self.remove(listener)
 
     def add(self, listener: Listener) -> None:
-        """Notify this one, too."""
+        """Notify the listener, too."""
         self._listeners[listener] = listener
 
     def remove(self, listener: Listener) -> bool:

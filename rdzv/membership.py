@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  it cannot have any
+class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tuple can have none
     run_id: str
     round: int
     node_id: str
@@ -47,7 +47,7 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  it cannot have an
 
     @classmethod
     def of(cls, membership: Membership, run_id: str, **rest: Any) -> Self:
-        """Return the view of a membership; `rest` is what it does not know."""
+        """Return the view of a membership; `rest` has the fields that the membership lacks."""
         round = membership.round
         return cls(
             run_id=run_id,
@@ -65,9 +65,9 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  it cannot have an
         return self._membership.over
 
     def on_superseded(self, callback: Callable[[str], None]) -> None:
-        """Call back once, with the reason for which this node is no longer in the round. From any thread.
+        """Call back once this node is no longer in the round, with the reason. From any thread.
 
-        The callback runs in the node thread, or here if there is a reason already. It must be quick.
+        The callback runs in the node thread, or here if it is out already. It must be quick.
         """
         self._membership.call_when_over(callback)
 
@@ -76,7 +76,7 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  it cannot have an
 class RendezvousInfo(_Info["SharedStore"]):
     """A member's view of a round; it also unpacks as `store, rank, world_size`.
 
-    It is a tuple of these three: only so type checkers know their types.
+    It is a tuple of these three, so that type checkers know their types.
 
     Attributes:
         run_id: The run's id.
@@ -109,7 +109,7 @@ class BlockingRendezvousInfo(_Info["BlockingSharedStore"]):
 
 
 class Previous(NamedTuple):
-    """The changes since the round before; of many nodes, the first 16 of each kind are named.
+    """The changes since the round before, with at most 16 nodes of each kind.
 
     Attributes:
         rank: The rank that this node had.
@@ -134,22 +134,22 @@ class Membership:
     beats: Beats
     node_id: str = ""
     store_id: str | None = None  # of the round's store; None for a backend without ids
-    head: Head = field(default_factory=Head)  # the last one taken in; it changes no more once the membership is over
+    head: Head = field(default_factory=Head)  # the last one taken in; unchanged once the membership is over
     over: str | None = None  # why the node is no longer in the round; None while it is
     over_at: float | None = None  # when that happened, on this node's clock
     dropped: bool = False  # it was removed by others, or lost its lease
     record_gone: bool = False  # the head reports this node as lost
-    expelled: bool = False  # by a decision, and not because its record had lapsed
+    expelled: bool = False  # lost by the coordinator's decision, not because its record lapsed
     lost_ids: tuple[str, ...] = ()  # members known by name to have died since the round completed
     muster: Any = None  # the task that counts this member once for `all_here`
     gate: StepGate = field(default_factory=StepGate)
-    listeners: Listeners = field(default_factory=Listeners)  # not users' callbacks: see `call_once`
+    listeners: Listeners = field(default_factory=Listeners)  # `call_once` adds users' callbacks
 
     def take(self, head: Head, *, rejoins: bool = False) -> None:
         """Take in the head's news of this round, all of it before any listener is notified; nothing here waits.
 
-        A departure may come in the same read as the decision after which it was no loss: the decision is set before the
-        losses. `rejoins`: this node has sent another record, which a later round may hold.
+        One read may bring a decision to stop and departures that follow it. The decision is set first, so that these
+        do not count as losses. `rejoins`: this node has sent a new record, with which a later round may admit it.
         """
         if self.over is not None:
             return
@@ -163,7 +163,7 @@ class Membership:
             self._set_over(f"round {later.number} was completed without this node", dropped=True)
         if stop is not None and stop.decided and stop.round == self.round.number and self.round.in_steps:
             gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
-        if progress is not None and self.over is None:  # else these may include this node itself
+        if progress is not None and self.over is None:  # else the lost may include this node itself
             self.lost_ids = progress.lost_ids
         self.listeners.changed()
 
@@ -179,7 +179,7 @@ class Membership:
         return unchanged, when.mod_revision(keys.node(self.node_id)) == self.arrival
 
     def end(self, reason: str, *, dropped: bool) -> None:
-        """End the membership."""
+        """End the membership, and notify the listeners."""
         self._set_over(reason, dropped=dropped)
         self.listeners.changed()
 
@@ -189,18 +189,18 @@ class Membership:
         self.over = reason
 
     def call_when_over(self, callback: Callable[[str], object]) -> None:
-        """Call back once, with the reason, when it is over; from any thread, and here if it is over already."""
+        """Call back once, with the reason, when the membership is over; from any thread, and here if it already is."""
         self.call_once(lambda: self.over, callback)
 
     def call_when_lost(self, callback: Callable[[tuple[str, ...]], object]) -> None:
-        """Call back once, with the first names, when members have died; here if some have already."""
+        """Call back once, with the first names, when members have died; here if some already have."""
         self.call_once(lambda: self.lost_ids or None, callback)
 
     def call_once(self, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
         """Call back once, with the result of `news`, as soon as that is not None; see `call_when_over`."""
         once = _Once(self.listeners, news, callback)
         self.listeners.add(once)
-        once.changed()  # another thread may have set news since a moment ago
+        once.changed()  # the news may be older than this listener
 
 
 class _Once(Generic[T]):
@@ -212,7 +212,7 @@ class _Once(Generic[T]):
         self._listeners, self._news, self._callback = listeners, news, callback
 
     def changed(self) -> None:
-        """Call back, if there is news and no other thread does."""
+        """Call back if there is news, unless another thread does."""
         news = self._news()
         if news is not None and self._listeners.remove(self):
             try:
@@ -241,7 +241,7 @@ def changes_since(
 
     `seen`: the last change of each kind that it was told of this round. It learns of its own loss by `dropped`.
     """
-    # The closing first: a caller that learns of a departure should know already not to meet again.
+    # The closing first: a caller that learns of a departure should already know that the run does not meet again.
     all_of_it: list[Change] = [] if head.closed is None else [head.closed]
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
@@ -252,7 +252,7 @@ def changes_since(
             all_of_it.append(NodesLeft(progress.departed, ids, *_what_is_known(progress, ids)))
         if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
             all_of_it.append(NodesWaiting(progress.waiting))
-        # Only members: nodes that wait, or were in an earlier round, may be drained, too.
+        # Only members are named, although nodes that wait, or were in an earlier round, may be drained, too.
         if ids := tuple(node_id for node_id in progress.draining if node_id in head.drains):
             soonest = min((head.drains[node_id] for node_id in ids), key=lambda leaving: leaving.until)
             all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))

@@ -41,8 +41,8 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractCont
 class _Connection(contextlib.AbstractContextManager[Handler]):
     """The context of `connect`, which gives a handler.
 
-    It is a class: a generator also cleans up when it is garbage-collected. At the end of a process that never left the
-    context, or in a forked child, that would wait for a thread that no longer runs.
+    It is a class and no generator: a generator also cleans up when it is garbage-collected. In a forked child, or at
+    the end of a process that never left the context, that clean-up would wait for a thread that no longer runs.
     """
 
     def __init__(self, url: str, overrides: Overrides) -> None:

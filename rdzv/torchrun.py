@@ -23,7 +23,7 @@ def get_handler_creator() -> Callable[[Any], Any]:
 
 
 def create_handler(parameters: Any) -> Any:
-    """Make a `TorchRendezvousHandler` of PyTorch's `RendezvousParameters`."""
+    """Make a `TorchRendezvousHandler` from PyTorch's `RendezvousParameters`."""
     from rdzv.torch import TorchRendezvousHandler
 
     return TorchRendezvousHandler(parameters)
@@ -42,7 +42,7 @@ def main() -> None:
         )
     from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-    from rdzv.torchrun import create_handler  # not of this module, if it runs as a script
+    from rdzv.torchrun import create_handler  # not that of `__main__`, if this runs as a script
 
     rendezvous_handler_registry.register("rdzv", create_handler)
     run.main()
