@@ -1,4 +1,4 @@
-"""Pure: checks of arguments. An invalid one is the caller's error: a plain Python exception."""
+"""Pure: checks of arguments. An invalid one raises TypeError or ValueError."""
 
 from __future__ import annotations
 

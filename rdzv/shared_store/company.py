@@ -39,7 +39,7 @@ class Company:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """Names the members missing at a barrier: `key` has the names; `absence` returns "lost 41 s ago", or ""."""
+    """Names the members missing at a barrier: `read` unpacks the value of `key`; `absence`: "lost 41 s ago", or ""."""
 
     rank: int
     key: Callable[[int], str]

@@ -63,7 +63,7 @@ class Fencing:
     seconds: float  # the limit of all its waits together
     now: Callable[[], float]  # the clock by which `call` waits
     _deadline: float = field(init=False)
-    _wait_ended: bool = False  # this member's side has ended a wait before its time
+    _wait_ended: bool = False  # the client has ended a wait early: members were lost, or the round is over
 
     def __post_init__(self) -> None:
         self._deadline = self.now() + self.seconds
@@ -81,7 +81,7 @@ class Fencing:
         left = self._deadline - self.now()
         if type(request) is not Wait:
             left = max(left, ANSWER_TIMEOUT)
-        elif left <= 0 or self._lost():  # the catcher looks if it has to wait at all
+        elif left <= 0 or self._lost():  # the catcher then looks if the keys exist already
             raise OutOfTime("there is no time to wait", timeout=self.seconds)
         try:
             if type(request) is Transact:
@@ -96,7 +96,7 @@ class Fencing:
             raise explained from error
 
     async def _transact(self, request: Transact, left: float) -> Any:
-        """Carry out a transaction with the fence among its conditions; if it fails, the fence held."""
+        """Add the fence to a transaction's conditions, and run it; raise ConditionFailed only if the fence broke."""
         reads = tuple(Get(key) for key in dict.fromkeys(condition.key for condition in self.fence))
         fenced = Transact(when=(*self.fence, *request.when), then=request.then, otherwise=(*reads, *request.otherwise))
         result: TransactionResult = await self.call(fenced, left)
@@ -147,7 +147,7 @@ class Fencing:
         if isinstance(error, StoreTimeoutError | WaitEnded):
             self._wait_ended = isinstance(error, WaitEnded)
             return OutOfTime(str(error), timeout=self.seconds)
-        if isinstance(error, StoreReplaced):  # the round was in the store before
+        if isinstance(error, StoreReplaced):  # the round was in the replaced store
             return self._superseded_error(str(error))
         if isinstance(error, UsedAfterFork):
             return RendezvousStateError(

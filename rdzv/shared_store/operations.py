@@ -53,7 +53,7 @@ ADD_MAX: Final = 2**63 - 1
 
 
 class RoundKeys(ABC):
-    """The keys of a round's store, and the begin of its calls."""
+    """The names of keys in a round's store, and the start of each of its operations."""
 
     prefix: str
     lease: int | None
@@ -142,7 +142,7 @@ class Operations(RoundKeys):
         ask = self._begin()
         may_create = not wanted
         while True:
-            # Each request fails in the other's case, and the other follows. The answer was true at the last request.
+            # If the key is missing, the second request fails; if it exists, the first. Then the other is tried.
             if may_create:
                 request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self.lease)
             else:
@@ -176,7 +176,7 @@ class Operations(RoundKeys):
         item = Put(self._queue_prefix(key) + self._unique(), value_of(value), lease=self.lease)
         writes = item, Put(mark, MARK, lease=self.lease)
         ask = self._begin()
-        starts = True  # a guess that this is the first item; if wrong, nothing happens
+        starts = True  # a guess that this is the first item; if wrong, nothing is written
         while True:
             condition = when.missing(mark) if starts else when.value(mark) == MARK
             result = await ask(Transact(when=(condition,), then=writes, otherwise=(Get(mark),)))
@@ -215,7 +215,7 @@ class Operations(RoundKeys):
     # ------------------------------------------------------------------------------------------ barrier
 
     async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until `world_size` callers have come. Each key serves one barrier; callers that gave up count."""
+        """Wait until `world_size` callers have come. Each key serves one barrier; timed-out callers still count."""
         members, last = self._value_key(f"{key}/num_members"), self._value_key(f"{key}/last_member")
         size = whole_of(world_size, "world_size")
         if size < 1:
@@ -254,7 +254,7 @@ async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
         return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
     except OutOfTime:
         missing = await _missing(ask, names, held)
-        # If all exist, they came during the look, or there was no time for a wait. They may have gone again.
+        # If none is missing, the keys came late, or there was no time to wait. They may be deleted again.
         found = None if missing else await _read(ask, held)
         if found is None:
             _give_up(ask, names, missing or names)

@@ -9,8 +9,8 @@ Names, order of arguments and meaning are those of PyTorch 2.13, except:
   `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
 - A key cannot be both a queue's and a value's.
 
-Every request is conditional on this node's membership of the round. After it, every call and every wait ends with
-`RoundSupersededError` (promises R9, R10).
+Every request is conditional on this node's membership of the round. When the membership ends, each call and wait ends
+with `RoundSupersededError` (promises R9, R10).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Twin(RoundKeys, Generic[C]):
         self.lease: int | None = lease  # of everything written, if any
         self._timeout = _seconds(timeout)
         self._company: Company = company or Company()
-        self._under_way: dict[anyio.CancelScope, bool] = {}  # by whether a loss ends it; shared by all clones
+        self._under_way: dict[anyio.CancelScope, bool] = {}  # True if a loss ends the call; shared by all clones
 
     @abstractmethod
     async def _ask(self, request: Request[Any], left: float) -> Response:
@@ -152,7 +152,7 @@ class ClientAtFirstUse:
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
         self._open = open_client
-        self._opened: AsyncExitStack | None = None  # ends the client
+        self._opened: AsyncExitStack | None = None  # closes the client
         self._client: Store | None = None
         self._of_another_store = False  # a round has completed in a store that replaces this client's
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -233,7 +233,7 @@ class SharedStore(_Twin[Caller], Operations):
     def end_waits(self) -> None:
         """End all waits, clones' included, with `MembersLostError`; from the event loop.
 
-        Later waits end as `lost` says. Existing keys are still returned.
+        Later waits end at once while `lost` names members. Existing keys are still returned.
         """
         for scope, ends_on_loss in tuple(self._under_way.items()):
             if ends_on_loss:
@@ -255,7 +255,7 @@ class SharedStore(_Twin[Caller], Operations):
                 return response
             finally:
                 del under_way[scope]
-        raise WaitEnded("members were lost")  # or this node was dropped, which is known by then
+        raise WaitEnded("members were lost")  # or this node was dropped, which `superseded` says by then
 
 
 class BlockingSharedStore(_Twin["BlockingStore"]):
@@ -283,7 +283,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
 
     @property
     def _awaited(self) -> Operations:
-        return cast("Operations", self)  # it has all that these need
+        return cast("Operations", self)  # it has the members that `Operations` needs
 
     async def _ask(self, request: Request[R], left: float) -> R:
         if not waits(request):
