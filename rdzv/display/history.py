@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from store.records import Record
 
 VERSION: Final = 1
-"""Of the result of `as_json`; it increases when a field is removed or changes its meaning."""
+"""The version of `as_json`'s result; it increases when a field is removed or changes its meaning."""
 
 
 def hour(at: float | None) -> str:
-    """Return an hour in UTC as text; empty if unknown."""
+    """Return a time, in seconds since 1970, as text in UTC; empty if unknown."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """One line. `meant` is its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is not wrapped."""
+    """One line. `meant` decides its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is not wrapped."""
 
     text: str
     meant: str = ""
@@ -49,7 +49,7 @@ class Frame:
 
 
 def draw(frame: Frame, *, height: int) -> list[Line]:
-    """Return the lines for a screen of this height, or more."""
+    """Return at least the lines for a screen of this height, if there are as many."""
     status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary(status)
     lines = [_link(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
@@ -59,7 +59,7 @@ def draw(frame: Frame, *, height: int) -> list[Line]:
     texts, most = exceptions(status), max(height // 2, 1)
     lines += [Line(text, "bad" if text.lstrip().startswith("missing") else "") for text in texts[:most]]
     if len(texts) > most:
-        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # one line counts all missing nodes
+        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # `texts` has one line for all unnamed nodes
         lines.append(Line(f"             and {len(texts) - most + unnamed:,} more that are missing, refused or wait"))
     lines += [Line(text, may_be_cut=True) for text in member_lines(status, slice(height))]
     return [line._replace(text=printable(line.text)) for line in lines]

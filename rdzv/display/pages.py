@@ -21,7 +21,7 @@ def live_page() -> str:
 def timeline_page(shown: dict[str, Any], cost: Account) -> str:
     """Return a page with a timeline, as one file."""
     data = json.dumps({"timeline": shown, "cost": str(cost)})
-    # Within a script element only its end has a meaning, and that begins with "<".
+    # Within a script element only the end tag has a meaning, which begins with "<".
     data = data.replace("<", "\\u003c")
     return _read("timeline.html").replace("/*TIMELINE*/", _read("timeline.js")).replace("/*DATA*/", data)
 

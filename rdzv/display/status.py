@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rdzv.core.report import RunStatus
 
 ALL = slice(None)
-NAMED_MOST = 4  # nodes that are refused for the same reason
+NAMED_MOST = 4  # of the nodes that are refused for the same reason
 SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 

@@ -129,8 +129,8 @@ class _Site:
             with self.runs.followed.listeners.listening(wakeup := Wakeup()):
                 while not self.leaving:
                     now = await self._shown(request.query.get("run", ""))
-                    # Send unchanged data, too: a silent store counts as gone for the page, and only a failed write
-                    # finds closed pages.
+                    # Send unchanged data, too: a page takes a silent store for lost, and only a failed write shows that
+                    # a page was closed.
                     await response.write(message(before, now))
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))

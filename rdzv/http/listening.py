@@ -3,8 +3,8 @@
 Needs the extra `http`.
 
 aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
-store's process. Here they are in the store's table. One without a request counts as unauthenticated: such connections
-are closed first if the table is full. TLS is the store's, with small buffers.
+store's process. Here they are in the store's table, and count as unauthenticated: such connections are closed first if
+the table is full. TLS is the store's, with small buffers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ VISITORS_MOST: Final = 256  # of a process that serves no store
 
 def own_table() -> ConnectionTable:
     """Return a table for a process that serves no store; call this in the listening loop."""
-    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half of it may be unauthenticated, and a share of those HTTP's
+    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half may be unauthenticated, and one in BESIDE_SHARE of that half HTTP's
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
     table = ConnectionTable(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST
@@ -75,7 +75,7 @@ class _Visitors:
             self._table.expect(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection: aiohttp's `handler` within a table and TLS."""
+        """Return the protocol of a new connection: aiohttp's `handler`, counted in the table, and with TLS if given."""
         visitor = _Visitor(self._table, handler, self._by_handler, secure=tls is not None)
         if tls is None:
             return visitor

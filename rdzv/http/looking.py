@@ -66,7 +66,7 @@ async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Cli
 class _Ended:
     """A run without nodes."""
 
-    usage: Usage  # at the last read; another usage shows a change
+    usage: Usage  # at the last read: if it differs now, the run has changed
     since: float  # the time of its first key, on the client's clock
     summary: dict[str, Any] | None = None  # its numbers, if they were read
 
@@ -83,7 +83,7 @@ class Runs:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self._over: dict[str, _Ended] = {}
-        # By run id, or "" for all: until when the answer is reused if the run has changed; and if not; the answer.
+        # By name (`FollowedRuns.changed`): until when an answer is reused after a change; and without one; the answer.
         self._told: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)
 
@@ -111,12 +111,12 @@ class Runs:
                 told, now = await look(), self._client.time()
                 self._told = {one: known for one, known in self._told.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
-                # The next change is read at once, unless this read was for a change, too, and so takes long.
+                # The next change is read almost at once, or, if this read was for a change, too, after `pause`.
                 self._told[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 
     def due_in(self, run_id: str) -> float:
-        """Return the seconds until changes of a run may be read; infinity if there are none."""
+        """Return the seconds until the unread changes of a run may be read; infinity without changes."""
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._told]
         return min((self._told[one][0] for one in unread), default=math.inf) - self._client.time()
 

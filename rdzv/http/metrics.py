@@ -57,7 +57,7 @@ GAUGES = {
     "session_ttl_seconds": "For how long a session is kept whose client is away.",
     "handshake_timeout_seconds": "Within which a client must say hello.",
 }
-"""Other figures of the server get their name as their text."""
+"""A figure that is in neither table has its name as its help text."""
 
 IN_SECONDS = ("uptime", "_ttl", "_timeout")
 OF_RUNS = {
