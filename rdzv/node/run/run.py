@@ -68,13 +68,12 @@ class Run:
             RendezvousStateError: The node is not in the run.
         """
         check_node_id(who)
-        drain, lease = Drain(within=WITHIN.read(within), reason=reason), None
+        drain = Drain(within=WITHIN.read(within), reason=reason)
+        put = Put(self.keys.drains + who, drain.pack(), ttl=drain_ttl(self.store, drain.within))
         while True:
             record = await self.store.get(self.keys.node(who))
             if record is None:
                 raise RendezvousStateError(f"no node {who} is in run {self.run_id}; `rdzv status` names those that are")
-            lease = lease or await self.store.grant(drain_ttl(self.store, drain.within))
-            put = Put(self.keys.drains + who, drain.pack(), lease=lease.id)
             # The node may have gone; another process with its name must not be drained.
             unchanged = when.mod_revision(record.key) == record.mod_revision
             if (await self.store.transact(when=(unchanged,), then=(put,))).succeeded:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.core.state import NodesLost, NodesWaiting
+from rdzv.core.state import Closed, Draining, NodesLost, NodesWaiting
 from rdzv.errors import MembersLostError, RendezvousConnectionError, RendezvousTimeoutError, RoundSupersededError
 from store import LimitExceeded, Limits
 from store.net.tasks import cancel_and_wait
@@ -146,6 +146,28 @@ async def test_a_loss_is_told_and_nodes_meet_while_others_keep_the_store_full(
             await heard[0].until(NodesWaiting, within=5.0)
             assert_one_round([*await asyncio.wait_for(run.meet(*survivors), 10), await joining])
             await newcomer.set_closed("done")
+            await cancel_and_wait(filling)
+
+
+@all_limits
+async def test_operators_steer_a_run_whose_store_others_keep_full(limits: Limits) -> None:
+    """Regression: a drain was refused where there was no memory for its lease."""
+    async with VirtualRun(limits=limits, min_nodes=1, max_nodes=3, ttl=3, last_call_timeout=1) as run:
+        a, b, c = await run.met("abc")
+        async with run.client("a stranger") as stranger:
+            put = lambda name, data: stranger.put(f"/rdzv/job/kept/{name}", data)  # noqa: E731
+            filling = asyncio.create_task(fill_for_ever(put))
+            await asyncio.sleep(3)
+            heard = await listen(run, a)
+            async with run.looked_at() as it:
+                await it.drain("b", 30.0, "maintenance")
+                await heard.until(Draining, within=1.0)
+                await b.leave()
+                await it.ban("b", "slow disk")
+                await it.resize(1, 2, reason="less")
+                assert_one_round(await asyncio.wait_for(run.meet(a, c), 10))
+                await it.close("enough")
+            await heard.until(Closed, within=1.0)
             await cancel_and_wait(filling)
 
 
