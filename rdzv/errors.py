@@ -30,7 +30,7 @@ STATUS_MAX = 255  # of a process; in a shell, from 128 on it names a signal
 
 
 def exit_status(status: SupportsIndex) -> tuple[int, str]:
-    """Return a verdict's exit status, never 0 for an invalid one, and a remark on an invalid one for the reason."""
+    """Return a verdict's exit status, and a remark for its reason if an invalid status was replaced (not by 0)."""
     try:
         number = operator.index(status)
     except TypeError:

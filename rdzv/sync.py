@@ -41,7 +41,7 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractCont
 class _Connection(contextlib.AbstractContextManager[Handler]):
     """The context of `connect`, which gives a handler.
 
-    It is a class and no generator: a generator also cleans up when it is garbage-collected. In a forked child, or at
+    It is a class, not a generator: a generator also cleans up when it is garbage-collected. In a forked child, or at
     the end of a process that never left the context, that clean-up would wait for a thread that no longer runs.
     """
 

@@ -19,7 +19,7 @@ FORMER_MOST: Final = 16  # pairs: the first, which most nodes have, and the last
 
 
 def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
-    """Return a run's settings with other numbers of nodes; None keeps one. Raise an error if both contradict."""
+    """Return a run's settings with new numbers of nodes (None: unchanged); raise an error if no round fits them."""
     old = [agreed["min_nodes"], agreed["max_nodes"]]
     given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
     read = [None if value is None else PARAMETERS[name].read(value) for name, value in given.items()]

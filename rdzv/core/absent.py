@@ -48,7 +48,7 @@ class Absent(Record, kw_only=True):
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
     count: int = 0  # the number of all missing nodes
     waited: float | None = None  # seconds that too few nodes have waited; None if none waits or enough do
-    staying: tuple[str, ...] = ()  # live members whose leaving newcomers wait for, if few
+    staying: tuple[str, ...] = ()  # live members that must leave before newcomers join, if few
     staying_at: tuple[str, ...] = ()  # their addresses
     said_at: float = 0.0  # when this was reported, in seconds since 1970; 0 if unknown
 
@@ -74,7 +74,7 @@ class Absent(Record, kw_only=True):
         return f"waiting{waited} for {names}"
 
     def describe_staying(self) -> str:
-        """Return the members for which newcomers wait, "gpu-001 and gpu-002"."""
+        """Return "gpu-001 and gpu-002", the `staying` members."""
         where = chain(self.staying_at, repeat(""))
         return _listed([_name(named(*one)) for one in zip(self.staying, where, strict=False)], len(self.staying))
 
@@ -137,7 +137,7 @@ class AbsenceBook:
             self._short_since = now - (waited or 0.0)
 
     def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> Absent:
-        """Return the report; `staying`: the members for which newcomers wait, with their addresses."""
+        """Return the report; `staying`: these members, with their addresses."""
         count = len(self._gone) + len(self._unseen)
         gone = (
             Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address, why=why)

@@ -56,9 +56,9 @@ class Chapter(Record, kw_only=True):
     node_ids: tuple[str, ...]  # the first members, by rank
     joined: int  # the number of members that were not in the round before
     joined_ids: tuple[str, ...]  # the first of these, by rank
-    after: float | None = None  # seconds since the round before completed; None if unknown or none
+    after: float | None = None  # seconds since the round before completed; None if unknown or the first
     incidents: tuple[Incident, ...] = ()
-    reached_at: tuple[str, ...] = ()  # the address of each in `node_ids`; empty where it is the name
+    reached_at: tuple[str, ...] = ()  # the address of each in `node_ids`; empty if it is the id
     at: float | None = None  # when it completed, in seconds since 1970; None if not recorded
     met: float | None = None  # seconds from the last arrival to its completion; None if unknown
     stopped: float | None = None  # seconds from its completion until a member was gone; None if none was, or unknown
@@ -66,7 +66,7 @@ class Chapter(Record, kw_only=True):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The addresses of the members in `node_ids`, except those that are the name."""
+        """The addresses of the members in `node_ids`, except those that are the id."""
         return {node_id: at for node_id, at in zip(self.node_ids, self.reached_at, strict=False) if at}
 
 

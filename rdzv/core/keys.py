@@ -43,7 +43,7 @@ class Keys:
     tally: ClassVar[_Name] = _Name("tally")
     history: ClassVar[_Name] = _Name("history")
 
-    # Prefixes that a node's id follows; it has no slash.
+    # Prefixes that a node's id follows; ids have no slash.
     nodes: ClassVar[_Name] = _Name("nodes/")
     accusations: ClassVar[_Name] = _Name("nodes//accused/")  # the ids of the accused and the accuser follow
     begun: ClassVar[_Name] = _Name("begun/")

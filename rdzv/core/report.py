@@ -357,7 +357,7 @@ class Account:
 
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return the cost of a run until `now` (None: its last known hour), at which it has waited `waited` for nodes."""
+    """Return the cost of a run until `now` (None: its last known hour), with `waited` seconds of wait for nodes."""
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other

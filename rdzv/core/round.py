@@ -90,7 +90,7 @@ class Round(Stored, kw_only=True):
 
 
 def name_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
-    """Return `least` and `arrivals` of a round, from its arrivals by rank, if they fit."""
+    """Return `least` and `arrivals` of a round, from its arrivals by rank; empty if they do not fit."""
     least = min(arrivals)
     if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
         return {}

@@ -64,7 +64,7 @@ class Outcome(Enum):
 
     MEET_AGAIN = "meet again"
     RAISE = "raise"  # the error is its own
-    GIVE_UP = "give up"  # raise; the run is closed with its verdict
+    GIVE_UP = "give up"  # raise its `GiveUp`, which closes the run
 
 
 def _leaves(failure: BaseException) -> Iterator[BaseException]:

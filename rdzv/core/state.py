@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
     @classmethod
     def _missing_(cls, _: object) -> Self:
-        """Read a phase of a later release: at least, the run is not closed."""
+        """Read a later release's phase as GATHERING: at least, the run is not closed."""
         return cls.GATHERING
 
 
@@ -184,7 +184,7 @@ class Progress(Stored, kw_only=True):
     # Newcomers that arrived after this revision are spares. None: there are no spares, or `spare_ids` names them. 0:
     # any newcomer may be a spare, as a rank order chose more spares than can be named.
     spares_after: int | None = None
-    last_call_left: float | None = None  # seconds left at the write; None if none runs
+    last_call_left: float | None = None  # seconds left of it when written; None if none runs
     lost: int = 0  # members of the last round that have died
     lost_ids: tuple[str, ...] = ()
     departed: int = 0  # members that have left it
@@ -203,14 +203,14 @@ class Progress(Stored, kw_only=True):
     def once_committed(self, number: int, *, size: int) -> Progress | None:
         """Return the progress after this round's commit; None if it must be computed: a node is left over or missing.
 
-        It is written with the round, so that each node gets one push.
+        The result is written with the round, so that each node gets one push.
         """
         if self.joined != size or self.absent.count:
             return None
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def still_naming(self, node_id: str, before: Progress) -> Progress:
-        """Return this progress; if `before` named this lost node, so does the result, although names are limited."""
+        """Return this progress with a lost node's name, if `before` had it: the limited names may have dropped it."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self
         why = tuple(one for one in before.why_lost if one[0] == node_id)

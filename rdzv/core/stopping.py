@@ -55,7 +55,7 @@ class Drain(Stored, kw_only=True):
 
     called = "a drain"
 
-    within: float  # seconds after this write, the node leaves at any step
+    within: float  # seconds from this write until the node leaves at any step
     reason: Prose = ""
 
 
@@ -190,7 +190,7 @@ class StepGate:
 
     @property
     def has_stopped(self) -> bool:
-        """True if this member is at the agreed step or past its body, so that none waits for it in a step."""
+        """True if this member is at the agreed step or past its body, so that no other waits for it in a step."""
         if self.at_end or not self.decided:
             return self.at_end
         if self.stop is None:
@@ -204,7 +204,7 @@ class StepGate:
 
     @property
     def finished(self) -> int | None:
-        """The last step that this member has finished, -1 for none; None if it knows of no step."""
+        """The last step that this member has finished, -1 for none; None if it has begun none."""
         if self.refused is not None:
             return max(self.refused - 1, -1)
         return None if self.begun is None else max(self.begun - (not self.at_end), -1)
@@ -221,7 +221,7 @@ class StepGate:
         return None if self.at_end else self.begun
 
     def decide(self, stop: int | None, *, why: str = "", for_newcomers: bool = False) -> None:
-        """Record the decision; a second one counts only after one for newcomers."""
+        """Record the decision; a second one counts only if the first was for newcomers."""
         if not self.decided or (self.for_newcomers and not for_newcomers):
             self.stop, self.why, self.for_newcomers = stop, why, for_newcomers
             self.decided = self._asked = True

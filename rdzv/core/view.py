@@ -43,7 +43,7 @@ _WHY: dict[str, str] = {
     "silent": "nothing was heard of it for its ttl",
 }
 
-UNSEEN = "it went while nobody coordinated"  # between the last coordinator's report and the next one's snapshot
+UNSEEN = "it went while nobody coordinated"  # after the last coordinator's report, before the next one's snapshot
 
 
 class _Missed(NamedTuple):
@@ -70,7 +70,7 @@ class Standstill(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A fact: a member's answer where to stop; empty: see `Agreement.hears`."""
+    """A fact: a member's answer where to stop; without one: `Agreement.hears`."""
 
     node_id: str = ""
     begun: Begun | None = None
@@ -209,8 +209,7 @@ class View:
     ) -> None:
         """Apply one event of the watch on nodes.
 
-        `last_call_timeout` dates the begin of a last call that the coordinator before began; `bans` explain deleted
-        records.
+        `last_call_timeout` tells when a last call of the coordinator before began; `bans` explain deleted records.
         """
         if event.kind == "reset":
             self.synced = False

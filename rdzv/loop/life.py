@@ -284,7 +284,7 @@ class Life:
     async def _store(self) -> SharedStore:
         link, round = await self.node.connect(), self.membership.round
         store = shared_store(self.node, self.membership, link.store)
-        store.prefix = self.node.keys.attempt(round.number, round.term)  # where members' data leaves room
+        store.prefix = self.node.keys.attempt(round.number, round.term)  # the store keeps room for these keys
         return store
 
     # ------------------------------------------------------------------------------------------ who was first

@@ -67,7 +67,7 @@ async def done(work: Awaitable[T] | T) -> T:
 
 
 class RoundLoop(Generic[SomeRound]):
-    """The loop over the rounds of a run, for both twins. With a blocking handler, its coroutines block, never await."""
+    """The loop over the rounds of a run, for both twins. With a blocking handler, its coroutines never await."""
 
     def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: Options) -> None:
         self.node: Node = node
@@ -77,7 +77,7 @@ class RoundLoop(Generic[SomeRound]):
         # If the run was open at first, a closing ends the loop; else it is an error. None before the first round
         self._was_open: bool | None = None
         self._finished = -1  # the last step that this node has finished
-        self.last: SomeRound | None = None  # the last round given, or left
+        self.last: SomeRound | None = None  # the last round that this node met in
 
     async def next(self) -> SomeRound | None:
         """Leave the last round, meet again, and return the next one; None at the end of the loop.
@@ -294,7 +294,7 @@ class MemberOfRound(ABC):
 
 
 class BodyCalls(MemberOfRound):
-    """The calls of a body to its round. In the blocking twin they block, never await, and become plain methods."""
+    """The calls of a body to its round. In the blocking twin they never await, and become plain methods."""
 
     @abstractmethod
     async def _until_decided(self) -> None:

@@ -41,7 +41,7 @@ def make_own_folder(prefix: str) -> Path:
 
 @contextlib.contextmanager
 def own_folder(prefix: str) -> Iterator[Path]:
-    """Make such a folder for the duration of the block."""
+    """Make a folder for the duration of the block, as `make_own_folder` does."""
     folder = make_own_folder(prefix)
     try:
         yield folder

@@ -35,8 +35,8 @@ class BeatNote(Stored, kw_only=True):
     what: Prose = ""  # why it is busy; else the key for which it waits
     rate: float = 0.0  # recent steps per second
     away: bool = False  # its node has just reconnected to the store
-    waits: bool = False  # for a key in the round's store
-    waited: float = 0.0  # seconds so far
+    waits: bool = False  # it waits for a key in the round's store
+    waited: float = 0.0  # seconds of that wait so far
 
 
 class _Waiting:

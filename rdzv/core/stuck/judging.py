@@ -116,7 +116,7 @@ class Stalls:
         )
 
     def _was_heard_since(self, one: Heard, other: Heard) -> bool:
-        """Return True if `other` has reported since `one` went quiet; else `other` may be what `one` waits for."""
+        """Return True if `other` has reported since `one` went quiet; else `one` may wait for `other`."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
     def _standstill(self, members: list[Heard]) -> str:
