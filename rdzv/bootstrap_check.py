@@ -6,8 +6,8 @@ other member connects and sends its rank, and rank 0 answers once all have come.
 few seconds gives the round up.
 
 Rank 0 then writes a verdict (`judge`) into a key that all read. If most members have come, the next round leaves the
-others out. If few have, rank 0 is the one that is not reached, and another node takes its place. A connection proves
-only that its peer knows of this round; a line that is too long, or wrong, is ignored.
+others out. If few have, rank 0 counts as unreachable, and another node takes its place. A connection proves only that
+its peer knows of this round; a line that is too long, or wrong, is ignored.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ docs/all-parameters.md. If a parameter is given in several places, this order de
 
 torchrun's `--rdzv-conf` is passed on as keywords. In `--rdzv-conf` and URLs, but nowhere else, a parameter may have an
 older name, such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`.
-If one of the pair is missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored. A
-wrong value is an error, with the parameter, the value, the limit and the remedy. Unknown names are errors, but not in
+If one of the pair is missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored.
+The error for a wrong value has the parameter, the value, the limit and the remedy. Unknown names are errors, but not in
 the environment, in which launchers set RDZV_ROUND and others.
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. A form overrides the other

@@ -137,7 +137,7 @@ class AbsenceBook:
             self._short_since = now - (waited or 0.0)
 
     def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> Absent:
-        """Return the report; `staying`: these members, with their addresses."""
+        """Return the report; `staying`: see `Absent`, with addresses."""
         count = len(self._gone) + len(self._unseen)
         gone = (
             Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address, why=why)

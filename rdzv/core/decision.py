@@ -129,7 +129,7 @@ class Wait:
 
 Act = Resize | Expel | Complete | Report | Ask | Wait
 
-LAST_CALL_GRACE = 10.0  # seconds after a last call in which the coordinator, or a new one, must commit
+LAST_CALL_GRACE = 10.0  # seconds after a last call for a coordinator, perhaps a new one, to commit
 MANY = 64  # nodes; larger runs report less often that only the count of arrivals has changed
 UNBANS_AT_ONCE = 16  # lifted bans per write of the history
 TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
@@ -210,7 +210,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= missing <= 0 and bool(survivors)
     if view.live or not enough:
-        # While a last call runs, wait only until its end, to report that end. The round waits for live members anyway.
+        # While a last call runs, wait only until its end, to report it. The round waits for live members anyway.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.admitted(placed):
@@ -489,7 +489,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
         return Parked(reason=reason)
-    # A last call survives its coordinator. But if it should have ended long ago, the join timeout runs again.
+    # A last call survives its coordinator. But once it should have ended long ago, the join timeout runs.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
         return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)

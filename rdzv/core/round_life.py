@@ -1,9 +1,9 @@
 """Pure: the end of a round for one of its members, and the member whose error ended it.
 
 **Blame.** When a member dies, the others fail too: their connections to it close, mostly before its death is announced.
-So a member that fails writes its name into the round's store before it ends its own connections. The first name there
-is to blame, and the other members meet again. But a killed member writes nothing. So the first to write waits until a
-death would have been announced. If one is, that was the cause, and no member is to blame.
+So a member that fails writes its name into the round's store before it ends its own connections. The member named first
+is to blame, and the others meet again. But a killed member writes nothing. So the first to write waits until a death
+would have been announced. If one is announced, it was the cause, and no member is to blame.
 
 The first `Ending` of a round counts for a member. But after an agreement to leave, the first other ending counts, too:
 a member that still works may wait for one that has gone.

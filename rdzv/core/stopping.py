@@ -8,7 +8,7 @@ the members agree on a step: the largest that any has begun, plus one.
     coordinator: every live member has answered  >  writes the decision: all leave before step `stop_of`
 
 The node's thread answers at once, while the member computes in its own. They share a `StepGate`. No member may begin a
-step that its answer does not cover, so both write first and then read: the member writes its step, then reads if it was
+step that its answer does not cover. So both write first and then read: the member writes its step, then reads if it was
 asked; the node writes that it asked, then reads the step. At least one sees the other's write; if the member does, it
 waits for the decision. (CPython's locks keep these single accesses in one order.)
 

@@ -1,6 +1,6 @@
 """Pure: folds the events of nodes into a `View`, the coordinator's picture of its run.
 
-An event changes one node, so its cost does not depend on their number. A node's state follows from its record:
+An event changes one node, so its cost does not depend on the number of nodes. A node's state follows from its record:
 
     record                                         node
     ------------------------------------------     ------------------------------------------------------
@@ -9,7 +9,7 @@ An event changes one node, so its cost does not depend on their number. A node's
     written with `left`                            has left by itself (a coordinator's marker has `left`, too)
     deleted without `left`                         gone; lost if it was a live member
 
-`enough_since` is the begin of the last call: when enough nodes had arrived. Later arrivals do not move it. If too few
+`enough_since` is when the last call began: once enough nodes had arrived. Later arrivals do not move it. If too few
 remain, the last call ends; it begins anew when there are enough again (promise R11).
 """
 

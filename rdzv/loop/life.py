@@ -94,7 +94,7 @@ class Life:
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
 
     def start(self) -> None:
-        """Look for the round's end from now on."""
+        """Look for the round's end."""
         self.membership.listeners.add(self)
         self.changed()
 

@@ -36,7 +36,7 @@ class BeatNote(Stored, kw_only=True):
     rate: float = 0.0  # recent steps per second
     away: bool = False  # its node has just reconnected to the store
     waits: bool = False  # it waits for a key in the round's store
-    waited: float = 0.0  # seconds of that wait so far
+    waited: float = 0.0  # seconds so far
 
 
 class _Waiting:
