@@ -174,7 +174,7 @@ class Engine:
         return session.number, previous
 
     def place_in(self, now: float) -> float:
-        """Return the seconds until a rejected newcomer may get a session; infinity if unknown."""
+        """See `Sessions.place_in`."""
         return self._sessions.place_in(now)
 
     def disconnect(self, peer: int, *, now: float, how: Closing) -> None:

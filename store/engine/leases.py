@@ -3,9 +3,8 @@
 Deadlines are in *served time*, which follows the server's monotonic clock, but counts at most `STALL_AFTER` between two
 looks at it: clients cannot renew leases while the server is stopped, swapped out or busy.
 
-The connection that last granted or renewed a lease keeps it. When it closes, `disconnect_ttl` limits the remaining
-time, unless another connection renews the lease. If the process seems dead (`processes`), `gone_ttl` limits it, too,
-until the process comes back.
+The connection that last granted or renewed a lease keeps it. `messages.Grant` has the effects of `disconnect_ttl` and
+`gone_ttl`, and `processes` decides if a process seems dead.
 
 Each lease is in one slot: the millisecond, about, at which `due` looks at it.
 """

@@ -121,7 +121,7 @@ class Requests:
         return handle(self, inner) if type(inner) is not Guarded else self._refused(inner)
 
     def go_on(self, work: Work) -> Response | None:
-        """Do the next step of a request that takes several."""
+        """See `Engine.go_on`."""
         if work.prefix is None:
             return self._list_part(work)
         self._open_watch(work)

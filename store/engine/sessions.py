@@ -163,7 +163,7 @@ class Sessions:
         return [self._forget(next(iter(self._abandoned)))]
 
     def place_in(self, now: float) -> float:
-        """Return the seconds until a session can make way; infinity while all are connected."""
+        """Return the seconds until a session can make way for a rejected newcomer; infinity while all are connected."""
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
     def make_room(self, bytes_max: int) -> list[bytes]:

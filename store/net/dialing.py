@@ -47,7 +47,7 @@ class TcpDial:
     async def __call__(
         self, protocol_factory: Callable[[], asyncio.Protocol], /
     ) -> tuple[asyncio.Transport, asyncio.Protocol]:
-        """Connect and return the result of `loop.create_connection`."""
+        """See `Dial`."""
         loop = asyncio.get_running_loop()
         open_before_uvloop(loop)
         context = self._context

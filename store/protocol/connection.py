@@ -78,7 +78,7 @@ class ServerConnection:
 
     @property
     def held_bytes(self) -> int:
-        """The received bytes of an incomplete frame."""
+        """See `FrameReader.held_bytes`."""
         return self._reader.held_bytes
 
     def let_go(self) -> None:

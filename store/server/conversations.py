@@ -1,11 +1,10 @@
-"""Shell: carries out the requests of peers in turns, and has `dispatcher` send the results.
+"""Shell: carries out the requests of peers in turns (`round_robin`), and has `dispatcher` send the results.
 
 Bytes arrive in one buffer that all peers share, `connection` cuts them into requests, `engine` applies them, and
 answers are queued per peer and written once per batch. From the first byte of a request to the queueing of all its
 results there is no `await`, so a change and its announcement are one step.
 
-A peer is served for one turn; the rest of its requests waits in a ring (`round_robin`). Requests also wait while the
-peer has unread answers: one packet of requests may ask for gigabytes.
+Requests also wait while the peer has unread answers: one packet of requests may ask for gigabytes.
 """
 
 from __future__ import annotations
@@ -80,11 +79,11 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ called by peers
 
     def accepted(self, peer: Peer) -> None:
-        """Handle a new connection."""
+        """See `Host.accepted`."""
         self._handshakes.accepted(peer)
 
     def lost(self, peer: Peer) -> None:
-        """Handle the end of a connection."""
+        """See `Host.lost`."""
         self.dispatcher.forget(peer)
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
@@ -94,7 +93,7 @@ class Conversations:
             self._have_pass()
 
     def received(self, peer: Peer, size: int) -> None:
-        """Handle `size` received bytes in the buffer."""
+        """See `Host.received`."""
         self.bytes_in += size
         peer.received_at = now = self._clock()
         if self._durability.leaving:
@@ -116,7 +115,7 @@ class Conversations:
             self._slow_down(peer)
 
     def read_on(self, peer: Peer) -> None:
-        """Carry out the pending requests of a peer, and read it again, if possible."""
+        """See `Host.read_on`."""
         behind = self._durability.behind
         if peer.outbox.held and (peer.outbox.bytes > PIECE_BYTES or behind):
             return

@@ -188,7 +188,7 @@ class Dispatcher:
         return bool(self._later)
 
     def write_later(self, peer: Peer) -> None:
-        """Write more to a peer in one of the next passes."""
+        """See `Host.write_later`."""
         self._later[peer] = None
         self._have_pass()
 

@@ -1,11 +1,11 @@
 """Shell: delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
-Each step goes to the journal before its replies, which wait until it is durable; `pending_commits` knows which replies
-wait for which step. A store in memory has no journal.
+`journal` makes each step durable, and `pending_commits` knows which replies wait for which step. A store in memory has
+no journal.
 
 If the journal cannot write, the server reloads the disk's state: no reply of the lost steps was sent. It drops its
 connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk,
-deletes continue. After a failed fsync the disk's state is unknown: no client is accepted until it is known.
+deletes continue. After a failed fsync, no client is accepted until the disk's state is known.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ When a write fails, the group is rolled back as a whole. Then:
   step, whose kept reply becomes the error. The journal stops.
 - The disk is full: SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
   group is written in halves, up to the step that does not fit, and the journal stops.
-- Otherwise the journal stops. No reply of the group was sent, so the server can return to the disk's state (`load`) and
-  refuse writes until `try_again` succeeds.
+- Otherwise the journal stops, and the server returns to the disk's state: see `durability`.
 
 If the fsync fails, the group may be durable or not. The journal is `in_doubt`, and the server may send no state to
 clients until a later commit is durable.
@@ -311,7 +310,7 @@ class Journal:
         return bool(self._pending) or self._stopping
 
     def _write_group(self, group: list[Facts], last: int, on_durable: Callable[[int], None]) -> None:
-        """Write a group; if its content is refused, or does not fit, write halves, up to the failing step.
+        """Write a group, or halves of it up to the step that is refused or does not fit.
 
         Later steps, which may depend on it, are dropped, and their clients repeat them.
         """
@@ -415,7 +414,7 @@ class Journal:
         return self._grows
 
     def _empty_log(self) -> bool:
-        """Move SQLite's log into the database, which holds each page once; return whether it is empty."""
+        """Move SQLite's log into the database; return whether the log is empty."""
         assert self._database is not None, "it has been written to before"
         for _ in range(2):
             with contextlib.suppress(sqlite3.Error):
@@ -435,7 +434,6 @@ class Journal:
         return self.only_deletes or all(facts.only_takes_away for facts in group)
 
     def _tidy_up(self) -> None:
-        """Give a slice of unused pages back to the disk."""
         assert self._database is not None, "the writer runs on an open file"
         try:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()

@@ -33,7 +33,7 @@ class RationedLog:
         self._unsaid = 0
 
     def write(self, log: logging.Logger, level: int, line: str, *args: Any) -> None:
-        """Write a line, with the number of suppressed ones before it, if the limit allows."""
+        """Write a line, if the limit allows."""
         if not log.isEnabledFor(level):
             return
         now = self._clock()

@@ -1,8 +1,8 @@
 """Pure: the frames that wait for one peer, in order, and their memory.
 
-Frames that may be sent come first, then those held until their journal number is durable. The transport's unsent bytes
-count, too. Frames that differ only in their heads share the rest: each outbox counts it, and the sum of all outboxes
-counts it once.
+Frames that may be sent (`ready`) come first, then those `held` until their journal number is durable. The transport's
+unsent bytes count (`bytes`), too. Frames that differ only in their heads share the rest: each outbox counts it, and the
+sum of all outboxes counts it once.
 """
 
 from __future__ import annotations
@@ -67,10 +67,7 @@ Frame: TypeAlias = bytes | SharedFrame
 
 
 class Outbox:
-    """The frames that wait for one peer; `budget` sums those of all peers.
-
-    `held` are frames after `ready`, by journal number; `bytes` includes the transport's unsent bytes.
-    """
+    """The frames that wait for one peer; `budget` sums those of all peers."""
 
     __slots__ = ("_budget", "_cut", "_handed", "bytes", "held", "ready")
 

@@ -53,7 +53,7 @@ class Host(Protocol):
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection; if `is_of_ours`, it does not keep the server running."""
+    """One connection; for `is_of_ours` see `Server.protocol`."""
 
     def __init__(
         self, host: Host, id: int, *, outboxes: ByteCount, inboxes: ByteCount, is_of_ours: bool = False

@@ -1,7 +1,7 @@
 """Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6).
 
-Past `memory_bytes_max` the server closes peers, which reconnect and resume: the one with the largest outbox; the reader
-of the oldest listing, which holds earlier revisions; the one with the largest and oldest unfinished requests.
+Past `memory_bytes_max` the server closes peers, which reconnect and resume: see `make_room_in_outboxes`,
+`make_room_in_listings` and `make_room_in_inboxes`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Peers:
         return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)
 
     def make_room_in_outboxes(self) -> None:
-        """Close the slowest reader."""
+        """Close the slowest reader: the peer with the largest outbox."""
         while self.outboxes_hold_too_much:
             slowest = max(self._there, key=lambda peer: peer.outbox.bytes, default=None)
             if slowest is None:

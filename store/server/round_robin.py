@@ -1,7 +1,6 @@
 """Pure: the order of peers' turns, so that a small request does not wait long behind large ones (promise S11).
 
-A peer with little to do is served at once. A peer that has used up its turn waits behind all others. One pass of the
-event loop takes at most `PASS`.
+A peer with little to do is served at once. A peer that has used up its turn waits behind all others.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ QUIET_FOR = 60.0  # seconds between log lines about that
 
 
 class TcpListener:
-    """Listening sockets, which `close` closes; `beside`: they serve HTTP, not the store."""
+    """Listening sockets, which `close` closes; for `beside` see `ConnectionTable.came`."""
 
     def __init__(
         self,

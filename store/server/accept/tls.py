@@ -41,7 +41,7 @@ _REASONS: Final = {
 class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     """One connection: a protocol for the socket's transport, and a transport for the `inner` protocol.
 
-    A client without TLS gets `farewell`. `beside`: the connection is for HTTP, not for the store.
+    A client without TLS gets `farewell`. For `beside` see `ConnectionTable.came`.
     """
 
     def __init__(
