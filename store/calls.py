@@ -460,7 +460,7 @@ class AtOnce(Calls):
         self.timeout: float | None = getattr(store, "timeout", None)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make the request, blocking."""
+        """See `BlockingCalls.call`."""
         return self.blocking.call(request, timeout=timeout)
 
     async def aclose(self) -> None:
@@ -485,11 +485,11 @@ class BlockingCalls(ABC):
 
     @abstractmethod
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and return its response, as `Calls.call` does."""
+        """See `Calls.call`."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close the client. The leases that it kept expire as agreed."""
+        """See `Calls.aclose`."""
 
     @abstractmethod
     def time(self) -> float:
@@ -521,7 +521,7 @@ class BlockingCalls(ABC):
     notes = blocking(Calls.notes)
 
     def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingLease:
-        """Grant a lease of `ttl` seconds, as `Calls.grant` does."""
+        """See `Calls.grant`."""
         granted = finished(self._awaited.grant(ttl, **terms))
         return BlockingLease(self, id=granted.id, ttl=granted.ttl)
 

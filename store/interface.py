@@ -192,7 +192,7 @@ class BlockingStore(BlockingCalls):
 
     @abstractmethod
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> BlockingWatch:
-        """Return a watch, as `Store.watch` does."""
+        """See `Store.watch`."""
 
     @abstractmethod
     def interrupt(self, error: StoreError) -> None:

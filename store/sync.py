@@ -39,7 +39,7 @@ def connect(
     password: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Iterator[Client]:
-    """Connect to a store, retrying within `timeout`; the blocking twin of `store.connect`."""
+    """Connect to a store; the blocking twin of `store.connect`."""
     check_credentials(url, token=token, user=user, password=password)
     client: Client
     if is_etcd(url):

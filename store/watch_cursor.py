@@ -1,4 +1,4 @@
-"""Pure: the progress of a watch, for clients of either protocol."""
+"""Pure: the request that opens a watch again after an interruption, for clients of either protocol (promise S4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from store.messages import Event, Watch
 
 
 class WatchCursor:
-    """The progress of a watch, and the request that opens it again after an interruption (promise S4)."""
+    """The progress of one watch."""
 
     def __init__(self, prefix: str, *, start_revision: int | None, snapshot: bool) -> None:
         if snapshot and start_revision is not None:

@@ -82,7 +82,7 @@ class Client(interface.BlockingStore):
 
     @property
     def store_id(self) -> str | None:
-        """The identity of the store, once connected."""
+        """See `Store.store_id`."""
         return self.shared.store_id
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -112,7 +112,7 @@ class Client(interface.BlockingStore):
                 self._give_back(channel.idle_since)
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Return a watch on a connection of its own; see `Store.watch`."""
+        """See `Store.watch`."""
         return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class Client(interface.BlockingStore):
                 channel.interrupt()
 
     def end_waits(self) -> None:
-        """End every wait, now and later; see `BlockingStore.end_waits`."""
+        """See `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
             channel.interrupt()  # if the wait has just been answered, the channel's next call reconnects
@@ -206,7 +206,7 @@ class Client(interface.BlockingStore):
 
 
 class Watch(interface.BlockingWatch):
-    """A watch on a connection of its own; see `interface.BlockingWatch`."""
+    """A watch on a connection of its own."""
 
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client, self._shared = client, client.shared

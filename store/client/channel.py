@@ -1,7 +1,7 @@
 """Shell: one socket of a blocking client and its conversation, used by one thread at a time.
 
-A read wakes twice a second and asks `Pulse` about silence. A silent connection is replaced (promise R8): the request is
-sent again, and if it was applied before, the session returns the kept reply.
+A read wakes twice a second and asks `Pulse` about silence. A silent connection is replaced
+(promise R8), and the request is sent again.
 """
 
 from __future__ import annotations
@@ -369,7 +369,7 @@ class Channel:
             if not line.unsent_bytes:  # else the server owes an acknowledgement of these
                 self._tell(Ping())
         elif say is Say.SEEK:
-            # Keep it open: its end would count as this process's death.
+            # kept open: see `_previous`
             if line.welcomed:
                 self._previous, self.sock = sock, None
             self._patience.changed_connection()

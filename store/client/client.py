@@ -1,8 +1,7 @@
 """Shell: the awaited client of a store: requests as awaitables, watches as async iterators.
 
-A call waits on a future in its `InFlight` record, so it does not see a reconnect. A watch asks, after a reconnect, for
-everything since the last revision it saw. If that was compacted, it yields `reset` and a new snapshot; without a
-snapshot it ends with `WatchCompacted`.
+A call waits on a future in its `InFlight` record, so it does not see a reconnect. After a reconnect, `WatchCursor`
+says where each watch resumes.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ R = TypeVar("R", bound=Response)
 
 
 class Watch(interface.Watch):
-    """A watch on one client, with a bounded buffer; see `interface.Watch`."""
+    """A watch on one client, with a bounded buffer."""
 
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client = client
@@ -240,7 +239,7 @@ class Client(Reconnecting):
         await self._stop()
 
     def fail(self, error: StoreError) -> None:
-        """Make every pending and later call raise the error; the first one counts."""
+        """See `Store.fail`; the first error counts."""
         if self._failed is not None:
             return
         self._failed = error
@@ -276,7 +275,7 @@ class Client(Reconnecting):
             watch.interrupted()
 
     def ask_ping(self) -> None:
-        """Ping the server, if connected."""
+        """See `Reconnecting.ask_ping`."""
         if self._ready:
             self._send(self._connection.ask(Ping(), None))
 
@@ -417,5 +416,5 @@ class Client(Reconnecting):
         return request_id in self._connection.in_flight
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Return a watch; see `Store.watch`."""
+        """See `Store.watch`."""
         return Watch(self, WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot))

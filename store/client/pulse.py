@@ -2,8 +2,7 @@
 
 After half of the client's patience the server is pinged. After all of it the client looks for a fresh connection and
 keeps the old one: the first on which the server speaks is used. Acknowledged bytes count as an answer; time in which
-this process was busy does not count. An idle connection is pinged after a heartbeat and closed after another, or later
-if the other system acknowledges.
+this process was busy does not count. For an idle connection see `HEARTBEAT` and `HEARTBEATS_OF_BUSY`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Shell: the connection of an awaited client, made again when lost: connect, shake hands, notice silence.
-
-One task makes connections. While one is silent, a fresh one is looked for (see `pulse`), and replaces it once the
-server speaks on it.
-"""
+"""Shell: the connection of an awaited client, made by one task, again when it is lost or silent (see `pulse`)."""
 
 from __future__ import annotations
 
@@ -163,13 +159,13 @@ class Link(asyncio.Protocol):
         return (ours[0], theirs[0]) if ours and theirs else None
 
     def expect_answer(self) -> None:
-        """Note a request: silence counts from now on."""
+        """See `Pulse.expect`."""
         if self.pulse.asked_at is None:
             self.pulse.expect(self._loop.time())
             self._look_soon()
 
     def heard(self, *, expecting: bool) -> None:
-        """Note received bytes; `expecting` if another answer is due."""
+        """See `Pulse.heard`."""
         self.pulse.heard(self._loop.time(), expecting=expecting)
         if expecting:
             self._look_soon()
@@ -206,7 +202,7 @@ class Link(asyncio.Protocol):
 
 
 class Reconnecting(interface.Store):
-    """The connection of a `Client`: one at a time, made again when it is lost."""
+    """The connection of a `Client`."""
 
     watches: Mapping[int, object]  # those open at the server, by request id
 
@@ -300,7 +296,7 @@ class Reconnecting(interface.Store):
 
     @property
     def connected(self) -> bool:
-        """True while the store is connected."""
+        """See `Store.connected`."""
         return self._ready
 
     @property
@@ -310,22 +306,22 @@ class Reconnecting(interface.Store):
 
     @property
     def store_id(self) -> str | None:
-        """The identity of the store, once connected."""
+        """See `Store.store_id`."""
         return self._connection.store_id
 
     @property
     def seen_as(self) -> str | None:
-        """The address of this client, as the store sees it."""
+        """See `Store.seen_as`."""
         welcomed = self._connection.welcomed
         return welcomed.address if welcomed else None
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of both ends of the connection, this one first."""
+        """See `Store.ends`."""
         return self._link.ends if self._link is not None else None
 
     def bound_pauses(self, remaining: Callable[[], float]) -> None:
-        """Shorten pauses to the seconds that `remaining` returns."""
+        """See `Calls.bound_pauses`."""
         self.patience.bound_by(remaining)
 
     def time(self) -> float:

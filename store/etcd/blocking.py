@@ -71,7 +71,7 @@ class Client(interface.BlockingStore):
             self._waiting.discard(call)
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Return a watch; see `Store.watch`."""
+        """See `Store.watch`."""
         return Watch(self, self._client.watch(prefix, start_revision=start_revision, snapshot=snapshot))
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Client(interface.BlockingStore):
             self._thread.soon(lambda: self._client.fail(failed))
 
     def end_waits(self) -> None:
-        """End every wait, now and later; see `BlockingStore.end_waits`."""
+        """See `BlockingStore.end_waits`."""
         self._waits_ended = True
         for call in tuple(self._waiting):
             call.cancel()
@@ -132,7 +132,7 @@ class Client(interface.BlockingStore):
 
 
 class Watch(interface.BlockingWatch):
-    """A watch in the client's thread; see `interface.BlockingWatch`."""
+    """A watch in the client's thread."""
 
     def __init__(self, client: Client, watch: AsyncWatch) -> None:
         self._client = client

@@ -174,7 +174,7 @@ class Client(interface.Store):
                     await self.members.aclose()
 
     def fail(self, error: StoreError) -> None:
-        """Make every pending and later call raise the error; the first one counts."""
+        """See `Store.fail`; the first error counts."""
         if self._failed is None:
             self._failed = error
             for scope in tuple(self._scopes):
@@ -318,6 +318,6 @@ class Client(interface.Store):
             stream.close()
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
-        """Return a watch; see `Store.watch`."""
+        """See `Store.watch`."""
         cursor = WatchCursor(prefix, start_revision=start_revision, snapshot=snapshot)
         return Watch(self._reads, prefix, cursor, timeout=self.timeout, while_usable=self.while_usable)

@@ -31,7 +31,7 @@ WhileUsable: TypeAlias = "Callable[[Callable[[], Awaitable[None]]], Awaitable[No
 
 
 class Watch(interface.Watch):
-    """A watch on an etcd cluster; see `interface.Watch`."""
+    """A watch on an etcd cluster."""
 
     def __init__(
         self, reads: Reads, prefix: str, cursor: WatchCursor, *, timeout: float, while_usable: WhileUsable

@@ -1,8 +1,7 @@
 """Shell: one connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
 
-A close ends the stream at once; pending requests may still be answered within their time limits. A lease is renewed by
-a stream of one request and one answer. Every request requires a member with a leader (`hasleader`): a member cut off
-from the others would keep a silent watch open for ever.
+A lease is renewed by a stream of one request and one answer. Every request requires a member with a leader
+(`hasleader`): a member cut off from the others would keep a silent watch open for ever.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ class Connection:
             watches.end(problem)
 
     async def close(self, reason: Failure) -> None:
-        """End the watches, for this reason; close after the pending requests."""
+        """End the watches at once, for this reason; close when the pending requests have ended, within their limits."""
         if self._closed is None:
             self._closed = reason
             if self._watches is not None:
