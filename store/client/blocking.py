@@ -253,7 +253,6 @@ class Watch(interface.BlockingWatch):
                 yield batch
 
     def _take_batch(self) -> None:
-        """Wait for the next message; reopen the watch if necessary."""
         channel = self._channel
         try:
             if channel.pushed:

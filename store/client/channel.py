@@ -1,7 +1,7 @@
 """Shell: one socket of a blocking client and its conversation, used by one thread at a time.
 
-A read wakes twice a second and asks `Pulse` about silence. A silent connection is replaced
-(promise R8), and the request is sent again.
+A read wakes twice a second and asks `Pulse` about silence. A silent connection is replaced (promise R8), and the
+request is sent again.
 """
 
 from __future__ import annotations
@@ -257,7 +257,6 @@ class Channel:
         self.sock = sock
 
     def _shake_hands(self, deadline: float) -> None:
-        """Wait for the server's welcome, after any TLS handshake."""
         secure, met = self._shared.tls is not None, self._shared.store_id is not None
         self.connection.store_id = self._shared.store_id
         self.connection.seen_revision = self._shared.seen_revision()
@@ -399,7 +398,6 @@ class Channel:
                 raise TimeoutError
 
     def _limit(self, sock: socket.socket, left: float) -> float:
-        """Limit the next call on a socket to the time left, and to `LOOK`."""
         within = LOOK if left >= LOOK else max(left, LEAST)
         if within != sock.gettimeout():
             sock.settimeout(within)

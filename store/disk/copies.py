@@ -67,7 +67,7 @@ def check(directory: Path) -> Report:
 
 
 def back_up(directory: Path, target: Path) -> Report:
-    """Copy a store, as of one moment, into one file; `StoreUsageError` if it cannot be copied."""
+    """Copy a store, as of one moment, into one file; `StoreUsageError` if that is impossible."""
     path = directory / FILE
     with reporting(path, written=target), holder(directory) as process:
         _find(path)
@@ -117,7 +117,6 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a store; the copy appears whole, and durable."""
     partial = target.with_name(f"{target.name}.new")
     partial.unlink(missing_ok=True)
     try:

@@ -114,7 +114,6 @@ def _for_the_owner(path: str, flags: int) -> int:
 
 
 def _make(directory: Path, *, mode: int = 0o777) -> None:
-    """Create a directory and its parents durably."""
     if not directory.exists():
         _make(directory.parent)
         directory.mkdir(mode=mode, exist_ok=True)

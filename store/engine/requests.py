@@ -364,7 +364,6 @@ class Requests:
         return Watching(revision=self._keys.revision)
 
     def _open_watch(self, work: Work) -> None:
-        """Send the snapshot and the history so far, then open the watch."""
         watcher = (work.watcher,)
         assert work.prefix is not None
         snapshot = work.snapshot

@@ -72,13 +72,10 @@ def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Me
 class Client(interface.Store):
     """The client of an etcd cluster, as `async with store.connect(url) as client`.
 
-    Args:
+    Args, besides those of `store.connect`:
         cluster: The members' addresses.
-        tls: A client-side context for `etcds`; the default trusts the system's certificates.
         renew: Reads the files of certificates again before each connection, and returns the context.
-        user: The user to log in as, if any.
         password: The user's, or a function that reads it, also after a rejected login.
-        timeout: Seconds for every call without its own `timeout`.
         connect_timeout: Seconds for the first answer; by default `timeout`.
         timeout_name: The timeout's name in messages.
         receipts: The prefix of receipts; the user must be allowed to write there.

@@ -1,13 +1,11 @@
 """Shell: one client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** A failed attempt moves this client and its watches to another member, chosen at random among those without
-failures, and used once it has answered a read through the consensus. Now and then the client chooses anew, so that
-restarts one by one do not leave all clients at one member.
+**Members.** A failed attempt moves this client and its watches to another member (see `Choice.choose`), which is used
+once it has answered a read through the consensus. Now and then the client chooses anew, so that restarts one by one do
+not leave all clients at one member.
 
 **Without a leader** every member refuses. Then one attempt at a time is made for all callers, with growing pauses, to
 keep the load low.
-
-**Doubt.** A failure says whether the request may have been carried out. The caller decides.
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ class Members:
         self._current: Connection | None = None
         self._probes_refused = 0  # consecutive probes refused for their token
         self._lasting: StoreError | None = None  # a permanent failure, while no member has ever answered
-        self._connecting = asyncio.Lock()  # one attempt at a time, for all callers
+        self._connecting = asyncio.Lock()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._room_for_renewals = asyncio.Semaphore(RENEWING_AT_ONCE)
         self._open = False
@@ -377,7 +375,6 @@ class Members:
     # ------------------------------------------------------------------------------------------ on a slow clock
 
     async def _mind(self) -> None:
-        """Probe the connection's member, and choose another one now and then."""
         while True:
             connection = self._current
             heard_at = connection.heard_at if connection is not None and connection.watching else self._time()

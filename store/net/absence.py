@@ -1,7 +1,6 @@
 """Shell: logs that a store cannot be reached while a call waits for it, at growing intervals.
 
-Of several waits in one process for the same store, only the first logs. If a store is lost later, each client logs its
-loss and its return: `Outages`.
+Of several waits in one process for the same store, only the first logs. For a store that is lost later see `Outages`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Shell: rejects callers that would wait for ever.
-
-A blocking caller gets no answer if the event loop of its own thread serves the store.
-"""
+"""Shell: rejects blocking callers that would wait for ever: the event loop of their own thread serves the store."""
 
 from __future__ import annotations
 

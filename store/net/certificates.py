@@ -1,4 +1,4 @@
-"""Shell: TLS contexts for clients, which remember their certificate."""
+"""Shell: TLS contexts for clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ClientContext(ssl.SSLContext):
-    """A context that remembers its certificate chain and key as PEM (`shown`), for gRPC."""
+    """A context that remembers its certificate chain and key as PEM (`shown`), for gRPC; others do not show them."""
 
     shown: tuple[bytes, bytes] | None = None
 

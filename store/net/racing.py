@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-STAGGER = 0.25  # seconds between attempts, as RFC 8305 recommends
+STAGGER = 0.25  # seconds, as RFC 8305 recommends
 
 CHECK_EVERY = 0.5  # seconds between calls of `check`
 LOOKED_UP_WITHIN = 1.0  # seconds for a lookup; then the last known addresses are used
@@ -242,7 +242,7 @@ def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> 
 
 
 async def connected_socket(addresses: Addresses) -> socket.socket:
-    """Return a socket connected to the first address that answers; `OSError` if all fail."""
+    """The awaited twin of `connected`."""
     # uvloop's lookup uses libuv's threads, which hang a forked child at its end.
     order = addresses.resolve() if addresses.literal else None
     while order is None:

@@ -45,7 +45,6 @@ LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl
 
 
 def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
-    """Return the proof that `role` knows the token."""
     parts = (
         role.encode(),
         b"%d" % hello.version,
@@ -223,7 +222,7 @@ class ClientConnection:
         self.store_id: str | None = None
         self.seen_revision: int = 0  # the highest durable revision
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
-        self.limits: dict[str, float] = {}  # the server's, by name, from the last welcome
+        self.limits: dict[str, float] = {}  # from the last welcome
 
     def connected(self, *, nonce: bytes) -> None:
         """Start a connection; `nonce` is 16 fresh random bytes."""
@@ -311,7 +310,6 @@ class ClientConnection:
         return reply.response
 
     def _put_together(self, reply: Reply) -> Reply | None:
-        """Return a reply as a whole; None while parts of it are missing."""
         item = self.in_flight.get(reply.request_id)
         match reply.response:
             case ListingPart(entries=entries):

@@ -139,7 +139,6 @@ class Durability:
         self._on_durable(number)
 
     def _cannot_write(self, reason: str) -> None:
-        """Return to the disk's state."""
         assert self.journal is not None
         # If the journal is in doubt, a crash may lose or keep the last group, so no client may see either state.
         what = "takes in nobody, since what is on disk is in doubt," if self.journal.in_doubt else "refuses writes"

@@ -1,7 +1,4 @@
-"""Shell: an `ssl.SSLContext` for gRPC, which needs certificates as text.
-
-A context does not show its own certificate. So one with a certificate is a `ClientContext`, which remembers it.
-"""
+"""Shell: an `ssl.SSLContext` for gRPC, which needs certificates as text: see `ClientContext`."""
 
 from __future__ import annotations
 

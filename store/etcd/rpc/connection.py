@@ -153,7 +153,6 @@ class Connection:
         return watches
 
     async def _read(self, watches: WatchStream) -> None:
-        """Read a stream, and pass the reason of its end to its watches."""
         problem: Exception = Failure("it ended the stream", FailureKind.UNDONE)
         opening = self._channel.stream_stream(
             "/etcdserverpb.Watch/Watch", request_serializer=_bytes_of, response_deserializer=pb.WatchResponse.FromString

@@ -149,7 +149,6 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     # the handshake
 
     def _shake_hands(self) -> bool:
-        """Continue the handshake; return True at agreement."""
         assert self._tls is not None, "it has said hello"
         try:
             self._tls.do_handshake()
