@@ -4,9 +4,8 @@ SQLite reads its log up to the first damaged frame, and takes the rest for a wri
 `synchronous=FULL`, frames are written only after the previous transaction is on the disk: a valid frame after a commit,
 beyond those that SQLite reads, proves that the commit was durable, and was damaged later.
 
-The layout (https://sqlite.org/walformat.html): a header of 32 bytes, then frames of 24 bytes and a page each. A frame
-has the log's two salts, a mark if it ends a transaction, and a checksum of all frames up to it. Frames with other salts
-are from before the log's restart; those with other checksums are from a rolled-back transaction.
+The layout is described at https://sqlite.org/walformat.html. Frames with other salts than the log's are from before its
+restart; those with other checksums are from a rolled-back transaction.
 """
 
 from __future__ import annotations

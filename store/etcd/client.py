@@ -2,9 +2,8 @@
 
     async with store.connect("etcd://a:2379,b:2379,c:2379") as client: ...
 
-`store.interface` lists the differences from the own server. `codec` and `transactions` build the requests, `members`
-sends them; `reads`, `writes` and `leases` decide which, and when to repeat them. A wait reads its keys, watches at most
-a hundred missing ones, and reads again.
+`store.interface` lists the differences from the own server. A wait reads its keys, watches
+at most a hundred missing ones, and reads again.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `ClientConnection` outlives its connections: it numbers the requests, remembers those without a reply, and repeats them
 after a reconnect (promises S2, S10).
 
-Both sides prove that they know the token (promise S8), by an HMAC-SHA256 of role, protocol version, both nonces,
-session and store. A recorded proof is worthless on another connection.
+Both sides prove that they know the token (promise S8): see docs/protocol.md. A recorded proof is worthless on another
+connection.
 """
 
 from __future__ import annotations

@@ -1,27 +1,7 @@
-"""Sans-I/O: messages to bytes and back; the description of every byte of the protocol.
+"""Sans-I/O: messages to bytes and back: each frame's body is one msgpack array.
 
-A frame is a length and a body::
-
-    4 bytes    length of the body, big-endian
-    body       one msgpack array
-
-Three frames open the conversation, the server's first, so that a client with TLS learns at once if it was refused::
-
-    server     ["rdzv", Greeting]
-    client     ["rdzv", Hello]
-    server     ["rdzv", Welcome]
-
-After that, where the client has the replies to all its requests up to `acknowledged`::
-
-    client     [request_id, acknowledged, request]
-    server     [request_id, response]
-    server     [request_id, [EVENTS, [event, ...]]]    events for the watch that was opened by that request
-    server     [request_id, [LAGGED, revision]]        that watch has ended after `revision`: too slow a reader
-    either     ["bye", reason]                         hanging up on purpose; a client's session ends with it
-
-At any time the server may send ``["sorry", kind, message]``, and then closes. Requests, responses and events are the
-records of `store.messages`. docs/protocol.md has the messages before the welcome, and how a peer handles unknown ones
-(promise S12).
+docs/protocol.md has the conversation, and how a peer handles unknown messages (promise S12). Requests, responses and
+events are the records of `store.messages`.
 """
 
 from __future__ import annotations
@@ -99,12 +79,7 @@ class Greeting(Record):
 
 
 class Hello(Record):
-    """The client's first message.
-
-    Attributes:
-        proof: Empty without a token.
-        process: 16 random bytes of its process, or empty: then the process is never assumed dead (promise R20).
-    """
+    """The client's first message. docs/protocol.md describes the fields of greeting, hello and welcome."""
 
     version: int
     session_id: bytes
@@ -120,14 +95,7 @@ class Hello(Record):
 
 
 class Welcome(Record):
-    """The server accepts the client.
-
-    Attributes:
-        session: The number of the client's session; a new one if the server had forgotten the old one.
-        address: The client's address, as the server sees it.
-        limits: Those of the server, by name.
-        durable: True if the store outlives the server's process.
-    """
+    """The server accepts the client. `session` is new if the server had forgotten the old one."""
 
     session: int
     address: str
@@ -139,11 +107,7 @@ class Welcome(Record):
 
 
 class Sorry(NamedTuple):
-    """The server rejects the client; `kind` names the error to raise. After an unknown kind the client tries again.
-
-    `CANDIDATE`, with a random name: from a process that does not serve yet; `ENDED`: from a server that another may
-    follow.
-    """
+    """The server rejects the client; `kind` names the error to raise, or is one of those in docs/protocol.md."""
 
     kind: str
     message: str
@@ -226,10 +190,7 @@ def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
 
 
 def _check_version(fields: Any, kind: type[Record]) -> None:
-    """Raise an error that names the version of an opening with an unknown layout.
-
-    In every version a hello begins with its version, and a greeting with its oldest and newest one.
-    """
+    """Raise an error that names the peer's version, which comes first in an opening of any layout."""
     versions = fields[: {Hello: 1, Greeting: 2}.get(kind, 0)] if type(fields) is tuple else ()
     told = bool(versions) and all(type(version) is int for version in versions)
     if told and not (versions[0] <= VERSION and versions[-1] >= VERSION_MIN):

@@ -1,8 +1,7 @@
 """Shell: carries out the requests of peers in turns (`round_robin`), and has `dispatcher` send the results.
 
-Bytes arrive in one buffer that all peers share, `connection` cuts them into requests, `engine` applies them, and
-answers are queued per peer and written once per batch. From the first byte of a request to the queueing of all its
-results there is no `await`, so a change and its announcement are one step.
+docs/architecture.md follows a request. From its first byte to the queueing of all its results there is no `await`, so a
+change and its announcement are one step.
 
 Requests also wait while the peer has unread answers: one packet of requests may ask for gigabytes.
 """

@@ -1,8 +1,4 @@
-"""Shell: a served store: its parts, its periodic work, and its shutdown.
-
-`handshakes` accepts peers, `conversations` carries out requests, `dispatcher` sends results, `durability` waits for the
-disk, and `peers` limits memory.
-"""
+"""Shell: a served store: its parts, its periodic work, and its shutdown."""
 
 from __future__ import annotations
 
