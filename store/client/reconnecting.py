@@ -47,7 +47,7 @@ class Link(asyncio.Protocol):
         self._owner = owner
         self.transport: asyncio.Transport | None = None
         self._socket: Any = None
-        self._early: list[bytes] | None = []  # received before `take_up`
+        self._early: list[bytes] | None = []
         # True once the server has spoken, False if it ended before
         self._spoken: asyncio.Future[bool] = self._loop.create_future()
         self.over: bool = False
@@ -231,7 +231,7 @@ class Reconnecting(interface.Store):
         self._previous: Link | None = None  # ... in place of this one, which stays open until the welcome (R20)
         self._trying: Link | None = None  # a new connection on which the server has not spoken yet
         self._parked: set[int] = set()  # the waits in flight, which the limit does not count
-        self._writable = True  # the socket's buffer has room
+        self._writable = True
         self._eased = asyncio.Event()  # set when there may be room for requests
         self._attempt = 0  # attempts that failed since the last welcome
         self._away_since = 0.0

@@ -4,7 +4,7 @@ When a process dies, its system closes all its connections within a millisecond,
 assumed dead when its last connection was closed in that way, until it says hello again. Two exceptions:
 
 - The server has closed one of its connections, or the system has given one up (`Closing.CUT`).
-- Many processes seem to die at once (`_are_many`), as after the failure of a proxy, switch or network path.
+- Many processes seem to die at once (`_are_many`).
 
 Only processes with leases count, since only leases depend on a process's death.
 """

@@ -1,8 +1,7 @@
 """Pure: replies kept until acknowledged, so that a repeated request is applied once (promise S2).
 
-A session belongs to a client and outlives its connections. Each request has a higher number than the last, and says up
-to which number the client has the replies. After a reconnect the client repeats its unanswered requests; for those that
-were applied the session has the reply.
+A session belongs to a client and outlives its connections. After a reconnect the client repeats its unanswered
+requests; for those that were applied the session has the reply.
 
 A new number of its session tells a client that the server has forgotten the old one. A flag in the welcome would not
 do: if the welcome that says "unknown" is lost, the next one says "known", of an empty session, and applied requests

@@ -36,7 +36,7 @@ class FrameReader:
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
         """Take bytes, and yield the complete bodies, which are valid until the next call.
 
-        Bodies are cut one by one: a buffer may hold tens of thousands.
+        Bodies are cut one by one: a buffer may hold tens of thousands. The caller takes all before its next call.
 
         Raises:
             ProtocolError: A frame is longer than allowed.

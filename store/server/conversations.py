@@ -228,7 +228,6 @@ class Conversations:
         self._have_pass()
 
     def _slow_down(self, peer: Peer) -> None:
-        """Stop reading a peer until the disk has caught up, or its notifications are queued."""
         peer.pause_reading()
         self._slowed[peer] = None
 

@@ -5,10 +5,10 @@ The writer puts all appended facts into one transaction and reports its last num
 group gathers.
 
 SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
-disk when it returns. A lock file keeps a second server out. A damaged file is never changed: it is opened for writing
-only after all of it has been read. Three things show damage: the checksum of each row (`rows`), frames of SQLite's log
-beyond those that it reads (`wal`), and the number of the last durable group in a file beside the database (`Mark`),
-which shows a log cut short or removed, and an old copy.
+disk when it returns. A damaged file is never changed: it is opened for writing only after all of it has been read.
+Three things show damage: the checksum of each row (`rows`), frames of SQLite's log beyond those that it reads (`wal`),
+and the number of the last durable group in a file beside the database (`Mark`), which shows a log cut short or removed,
+and an old copy.
 
 When a write fails, the group is rolled back as a whole. Then:
 
@@ -22,10 +22,9 @@ When a write fails, the group is rolled back as a whole. Then:
 If the fsync fails, the group may be durable or not. The journal is `in_doubt`, and the server may send no state to
 clients until a later commit is durable.
 
-A full disk still takes deletes. `Reserve` keeps room that only deletes may use: for the growth of the database when the
-log is emptied into it, and for the log of some deletes. A group is committed only if that room is there (`_keep_room`),
-so the log can always be emptied. When there is nothing to write, the writer returns unused pages to the disk, a slice
-at a time.
+A full disk still takes deletes. `Reserve` keeps room that only deletes may use (`RESERVE_BYTES`). A group is committed
+only if that room is there (`_keep_room`), so the log can always be emptied. When there is nothing to write, the writer
+returns unused pages to the disk, a slice at a time.
 """
 
 from __future__ import annotations
