@@ -85,7 +85,7 @@ OF_THE_INSIDE = {
     *("abandon", "ask", "ask_ping", "awaits_answer", "bound_pauses", "cancel", "ends", "fail", "fail_over", "failure"),
     *("interrupt", "last_problem", "may_write", "met", "on_connection", "received", "seek_successor", "seen_as"),
     *("server", "tell", "tells_causes", "used_by", "memory_kept_back"),
-    *("Server.leave", "figures", "protocol", "on_request", "way_out", "table"),
+    *("Server.leave", "figures", "protocol", "on_request", "end_when_alone", "table"),
     *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "ours_until", "task"),
     *("Cluster.end", "joined", "say", "has_let_go", "sources", "ClusterNode.start"),
 }

@@ -88,7 +88,7 @@ class HostedStore:
         try:
             # The server may not have noticed yet that this node's own connection is closed.
             if not await self._alone_within(CLOSING_WITHIN):
-                await (self._hand_over if self._has_successors else self._let_others_go)(open_client)
+                await (self._hand_over if self._has_successors else self._wait_for_others)(open_client)
         finally:
             await self.end()
 
@@ -99,7 +99,7 @@ class HostedStore:
 
     async def end(self) -> None:
         """End the store at once."""
-        self.server.way_out.stop_waiting()
+        self.server.end_when_alone.stop_waiting()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._serving.close)
 
@@ -111,10 +111,10 @@ class HostedStore:
                     await client.put(run.moving, b"", ttl=self._linger + ENDING_TTL)
         except StoreError as error:
             log.warning("the store at %s is ending, but cannot say so to its nodes: %s", self.server.url, error)
-        self.server.way_out.hands_over = True
+        self.server.end_when_alone.hands_over = True
         await self._alone_within(self._linger)
 
-    async def _let_others_go(self, open_client: OpenClient) -> None:
+    async def _wait_for_others(self, open_client: OpenClient) -> None:
         """Wait for the nodes of the host's run for a limited time, for others as long as they stay."""
         since, said_of, said_at, until = 0, "", 0.0, None
         while True:
@@ -122,7 +122,7 @@ class HostedStore:
                 async with open_client(MEETS_WITHIN) as client:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
-                if not self.server.way_out.taken:  # else the last client has just left
+                if not self.server.end_when_alone.rejects_clients:  # else the last client has just left
                     log.warning("the store at %s is ending, but cannot reject newcomers: %s", self.server.url, error)
                 await self._alone_within(self._linger)
                 return
@@ -151,7 +151,8 @@ class HostedStore:
                 return
 
     async def _alone_within(self, seconds: float) -> bool:
-        return await anyio.to_thread.run_sync(self.server.way_out.wait_until_alone, seconds, abandon_on_cancel=True)
+        wait = self.server.end_when_alone.wait_until_alone
+        return await anyio.to_thread.run_sync(wait, seconds, abandon_on_cancel=True)
 
 
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
@@ -279,7 +280,7 @@ class Hosting(Starting):
                         await self._begin_life_anew()
                 return host
             except RendezvousError as error:
-                if not await self._may_go_by(error):
+                if not await self._may_pass(error):
                     if not self._asked.is_set():
                         raise
                     log.error("%s", error)  # noqa: TRY400  callers wait on; the log has the reason
@@ -323,7 +324,7 @@ class Hosting(Starting):
         except StoreError as error:
             log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
-    async def _may_go_by(self, error: RendezvousError) -> bool:
+    async def _may_pass(self, error: RendezvousError) -> bool:
         """Return True if the reason not to start the store may pass, or a store be found meanwhile.
 
         With `is_host=1`, a node waits for the port only if the store that holds it is shutting down.

@@ -57,8 +57,8 @@ class StoreProcess:
         port: int,
         listeners: Sequence[socket.socket] | None = None,
     ) -> None:
-        self.way_out: StoreProcess = self  # as `Server.way_out`
-        self.taken: bool = False  # clients are rejected from now on
+        self.end_when_alone: StoreProcess = self  # as `Server.end_when_alone`
+        self.rejects_clients: bool = False  # clients are rejected from now on
         self._stopped = self._closed = self._hands_over = False
         self.ended: bool = False
         self._asking = threading.Lock()
@@ -117,13 +117,13 @@ class StoreProcess:
     def wait_until_alone(self, within: float) -> bool:
         """Wait until no client is connected, and reject clients from then on; return False at the time limit."""
         until = time.monotonic() + within
-        while not (self.taken or self._stopped):
+        while not (self.rejects_clients or self._stopped):
             left = max(until - time.monotonic(), 0.0)
             told = self._ask(min(POLL_EVERY, left))
-            self.taken = told is None or bool(told["alone"])
+            self.rejects_clients = told is None or bool(told["alone"])
             if left <= POLL_EVERY:
                 break
-        return self.taken or self._stopped
+        return self.rejects_clients or self._stopped
 
     def stop_waiting(self) -> None:
         """End `wait_until_alone`; from any thread."""
@@ -191,10 +191,10 @@ def main(number: int) -> None:
         say(url=server.url, store_id=server.store_id)
         for line in lines:
             within = json.loads(line)
-            server.way_out.hands_over |= within == HAND_OVER
-            alone = isinstance(within, float) and server.way_out.wait_until_alone(within)
+            server.end_when_alone.hands_over |= within == HAND_OVER
+            alone = isinstance(within, float) and server.end_when_alone.wait_until_alone(within)
             say(alone=alone, connections=server.connections)
-        server.way_out.stop_waiting()
+        server.end_when_alone.stop_waiting()
 
 
 def _end_with(parent: int, control: socket.socket) -> None:

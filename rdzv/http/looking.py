@@ -84,7 +84,7 @@ class Runs:
         self._looking = asyncio.Lock()
         self._over: dict[str, _Ended] = {}
         # By name (`FollowedRuns.changed`): until when an answer is reused after a change; and without one; the answer.
-        self._told: dict[str, tuple[float, float, Any]] = {}
+        self._answers: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)
 
     @property
@@ -104,21 +104,21 @@ class Runs:
         """Return the last answer about `what` while fresh, else a new one."""
         async with self._looking:
             began = self._client.time()
-            if_changed, until, told = self._told.get(what, (0.0, 0.0, None))
+            if_changed, until, told = self._answers.get(what, (0.0, 0.0, None))
             if began >= (if_changed if what in self.followed.changed else until):
                 has_changed = what in self.followed.changed
                 self.followed.changed.discard(what)
                 told, now = await look(), self._client.time()
-                self._told = {one: known for one, known in self._told.items() if known[1] > now}
+                self._answers = {one: known for one, known in self._answers.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
                 # The next change is read almost at once, or, if this read was for a change, too, after `pause`.
-                self._told[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
+                self._answers[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 
     def due_in(self, run_id: str) -> float:
         """Return the seconds until the unread changes of a run may be read; infinity without changes."""
-        unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._told]
-        return min((self._told[one][0] for one in unread), default=math.inf) - self._client.time()
+        unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
+        return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
         """Return the numbers of the runs with nodes and the youngest ended runs, without members' steps."""

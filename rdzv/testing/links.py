@@ -246,10 +246,10 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def waits_for_room(self) -> bool:
-        """True if `bytes_left` must be called."""
+        """True if `were_delivered` must be called."""
         return not self.is_lost and (self._writing_paused or self._closing)
 
-    def bytes_left(self) -> None:
+    def were_delivered(self) -> None:
         """Called after written bytes were delivered."""
         self._control_flow()
         if self._closing:
@@ -371,9 +371,9 @@ class Pipe:
                     self._under_way.appendleft((due, item[taken:]))
             if self.sender.waits_for_room:
                 if self.sender.loop is self.receiver.loop:
-                    self.sender.bytes_left()
+                    self.sender.were_delivered()
                 else:
-                    self.sender.loop.call_soon(self.sender.bytes_left)
+                    self.sender.loop.call_soon(self.sender.were_delivered)
         self.wake()
 
     def _join_what_has_arrived(self) -> None:

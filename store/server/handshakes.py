@@ -27,7 +27,7 @@ SOON = 0.001  # seconds that a clock may be behind
 class Handshakes:
     """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all.
 
-    `way_out` ends the server once no client is connected. `bytes_out` were sent to peers that have closed.
+    `end_when_alone` ends the server once no client is connected. `bytes_out` were sent to peers that have closed.
     """
 
     def __init__(self, peers: Peers, *, token: bytes | None, clock: Callable[[], float]) -> None:
@@ -37,7 +37,7 @@ class Handshakes:
         self._clock = clock
         self._refuses = False  # the last connection was refused
         self.leaving: bool = False
-        self.way_out: EndWhenAlone = EndWhenAlone(self._is_alone)
+        self.end_when_alone: EndWhenAlone = EndWhenAlone(self._is_alone)
         self.empty: asyncio.Event = asyncio.Event()
         self.empty.set()
         self.bytes_out: int = 0
@@ -52,10 +52,10 @@ class Handshakes:
         peer.connection = ServerConnection(
             store_id=engine.store_id, nonce=nonce, token=self._token, limits=engine.limits
         )
-        if self.way_out.hands_over:
+        if self.end_when_alone.hands_over:
             peer.refuse(Sorry(ENDED, "this store is ending, and another host may serve"))
             return
-        leaving = "the server is leaving" if self.leaving or self.way_out.taken else None
+        leaving = "the server is leaving" if self.leaving or self.end_when_alone.rejects_clients else None
         refusal = leaving or self._durability.refusal() or table.refusal(peer.address)
         if refusal is not None:
             if self._refuses or leaving:
@@ -116,4 +116,4 @@ class Handshakes:
         if not self._by_id:
             self.empty.set()
         if self._is_alone():
-            self.way_out.note()
+            self.end_when_alone.note()

@@ -63,7 +63,7 @@ class Server:
         port: The port it listens on.
         store_id: The store's random identity.
         table: All connections, including those of HTTP listeners.
-        way_out: Ends a server in another thread once no client is connected.
+        end_when_alone: Ends a server in another thread once no client is connected.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Server:
         self.host: str = ""
         self.port: int = 0
         self.store_id: str = engine.store_id
-        self.way_out: EndWhenAlone = self._handshakes.way_out
+        self.end_when_alone: EndWhenAlone = self._handshakes.end_when_alone
         self._restored(engine)
 
     @property
@@ -172,7 +172,7 @@ class Server:
 
     def begin(self) -> None:
         """Start the journal and the timer that lets leases lapse; `leave` stops both."""
-        self.way_out.open(asyncio.get_running_loop())
+        self.end_when_alone.open(asyncio.get_running_loop())
         self._durability.start()
         self._timer = asyncio.create_task(self._keep_time(), name=f"timer of store {self.store_id}")
         self._timer.add_done_callback(self._timer_ended)

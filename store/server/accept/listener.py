@@ -132,7 +132,7 @@ class EndWhenAlone:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = False
         self._left = Flag()
-        self.taken: bool = False  # no connection is accepted any more
+        self.rejects_clients: bool = False  # no connection is accepted any more
         self.hands_over: bool = False  # newcomers are told that another host may serve
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -142,7 +142,7 @@ class EndWhenAlone:
     def note(self) -> None:
         """Check, in the server's loop, if any client is connected."""
         if self._wanted and self._alone():
-            self.taken = True
+            self.rejects_clients = True
             self._left.set()
 
     def wait_until_alone(self, within: float) -> bool:

@@ -129,27 +129,27 @@ async def test_no_client_is_accepted_between_being_alone_and_the_end() -> None:
     """A client that came at that moment was welcomed, lost its store, and tried to reconnect to it."""
     with store.sync.serve() as server:
         async with store.connect(server.url) as client:
-            assert not await asyncio.to_thread(server.way_out.wait_until_alone, 0)
+            assert not await asyncio.to_thread(server.end_when_alone.wait_until_alone, 0)
             async with store.connect(server.url) as another:  # while a client is connected, others may connect
                 assert await another.count("") == 0
             assert await client.count("") == 0
-        assert await asyncio.to_thread(server.way_out.wait_until_alone, 60)
+        assert await asyncio.to_thread(server.end_when_alone.wait_until_alone, 60)
         with pytest.raises(store.StoreError, match="the server is leaving"):
             async with store.connect(server.url, timeout=0.5):
                 pass
 
 
 def test_a_server_that_is_to_stay_takes_clients_however_alone_it_has_been() -> None:
-    way_out = EndWhenAlone(lambda: True)
-    way_out.note()
-    assert not way_out.taken
+    end_when_alone = EndWhenAlone(lambda: True)
+    end_when_alone.note()
+    assert not end_when_alone.rejects_clients
 
 
 def test_waiting_to_be_alone_in_a_blocked_loop_keeps_its_timeout() -> None:
     loop = asyncio.new_event_loop()
-    way_out = EndWhenAlone(lambda: True)
-    way_out.open(loop)
-    waiting = threading.Thread(target=way_out.wait_until_alone, args=(0.01,), daemon=True)
+    end_when_alone = EndWhenAlone(lambda: True)
+    end_when_alone.open(loop)
+    waiting = threading.Thread(target=end_when_alone.wait_until_alone, args=(0.01,), daemon=True)
     waiting.start()
     waiting.join(10.0)
     assert not waiting.is_alive()
