@@ -303,7 +303,9 @@ class Term:
         )
         if history is not None:
             writes.append(self._office.put(self._keys.history, pack_history(history)))
-        await self._office.write(*writes)
+        round_at = 0 if self._view.round is None else self._view.round.revision
+        if await self._office.write(*writes, also=(when.mod_revision(self._keys.round) == round_at,)) is None:
+            raise ConditionFailed("the run was forgotten under way: its round's record is gone")
         if history is not None:
             self._chronicle.written(history, now=now)
         unbanned_at = max([self._picture.unbanned_at, *(unban.revision for unban in unbans.values())])

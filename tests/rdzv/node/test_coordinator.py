@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rdzv.core.keys import Keys
 from rdzv.core.state import NodesWaiting
-from store.messages import Delete, Grant, Guarded, Put, Request, Transact
+from store.messages import Delete, Grant, Guarded, Put, Request, Revoke, Transact
 from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
@@ -189,3 +190,18 @@ async def test_more_members_than_one_transaction_holds_meet_all_the_same(count: 
         assert infos[0].world_size == count
         assert len(await infos[-1].participants()) == count
         assert run.keys("nodes//") == [], "the marker went with the commit"
+
+
+async def test_nodes_meet_again_after_the_records_of_their_run_were_deleted_under_them() -> None:
+    """Regression: two `rdzv forget` at once, one of them late, left a coordinator whose commits were always refused."""
+    async with VirtualRun(min_nodes=4, max_nodes=4, ttl=3) as run:
+        nodes = await run.met("abcd")
+        async with run.client("an operator") as operator:
+            await nodes[0].leave()
+            await operator.call(Revoke(lease=Keys("/rdzv", "job").lease_id))
+        e = run.handler("e")
+        joining = await run.join(e)  # which grants that lease again
+        await asyncio.sleep(5)
+        last = e.next_rendezvous() if joining.done() else joining
+        again = [node.next_rendezvous() for node in nodes[1:]]
+        assert_one_round(await asyncio.wait_for(asyncio.gather(*again, last), 30))
