@@ -107,9 +107,9 @@ class Limits:
     session_replies_bytes_max: ClassVar[int] = 8 * MIB  # ... and the same in bytes
     frame_timeout: ClassVar[float] = 30.0  # seconds of silence in the middle of a frame
     # Of all clients together:
-    replies_bytes_max: ClassVar[int] = 256 * MIB  # past it the sessions of disconnected clients end, oldest first
-    handshakes_max: ClassVar[int] = 1_024  # unauthenticated connections; past it, those silent for a second are closed
-    journal_bytes_max: ClassVar[int] = 64 * MIB  # not on disk yet; past it, writers are not read
+    replies_bytes_max: ClassVar[int] = 256 * MIB  # replies kept until acknowledged
+    handshakes_max: ClassVar[int] = 1_024  # unauthenticated connections
+    journal_bytes_max: ClassVar[int] = 64 * MIB  # changes not on disk yet
 
     @classmethod
     def used_by(cls) -> dict[str, str]:

@@ -412,7 +412,7 @@ class Channel:
 
     def keep(self, leases: Iterable[int], within: float) -> bool:
         """Keep these leases on this connection; return True if the store has confirmed it."""
-        self.call(Ping(), within)  # connects if necessary
+        self.call(Ping(), within)
         connection = self._welcomed_at
         try:
             self._tell_kept(leases)

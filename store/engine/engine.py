@@ -8,8 +8,8 @@ request takes effect at once, so the store is linearizable (promise S1). One `ap
     3. Its changes are made, all at the next revision.
     4. Events for watches and answers to parked waits are collected.
 
-Leases lapse only in `tick`, which the server calls after it has read its sockets: a keep-alive that has
-arrived counts (S5).
+Leases lapse only in `tick`, which the server calls after it has read its sockets: a keep-alive that has arrived
+counts (S5).
 """
 
 from __future__ import annotations

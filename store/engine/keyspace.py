@@ -3,8 +3,8 @@
 Memory is also counted by groups (promise S6): the keys that begin with the same `GROUP_PARTS` parts.
 `/rdzv/job-7/head/round` belongs to `/rdzv/job-7/`; a key with no more parts belongs to no group.
 
-Past the limits there is a little more room for the keys by which a rendezvous decides (`steers`): else the data
-of its members could fill the store, and no loss would be reported.
+Past the limits there is a little more room for the keys by which a rendezvous decides (`steers`): see
+docs/limits.md.
 
 Keys are in short sorted lists, so that an insert moves few pointers. Their order, by code point, is that of UTF-8
 bytes, and of etcd.

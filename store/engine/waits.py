@@ -2,7 +2,7 @@
 
 A wait is registered at the keys of its conditions, and at one missing key: when that key is written, the wait moves to
 another one, so that a write pays for each wait once. The engine decides if a wait has ended. If a change affects too
-many waits for one step, the others are postponed (`PostponedWaits`, promise S11).
+many waits for one step, all of them are postponed (`PostponedWaits`, promise S11).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     async with store.connect("etcd://a:2379,b:2379,c:2379") as client: ...
 
-`store.interface` lists the differences from the own server. A wait reads its keys, watches
-at most a hundred missing ones, and reads again.
+`store.interface` lists the differences from the own server. A wait reads its keys, watches at most a hundred missing
+ones, and reads again.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class Conversations:
             return True
         finally:
             if self.dispatcher.dirty:
-                self.dispatcher.flush()  # also after an error: announcements must be sent
+                self.dispatcher.flush()
             took = self._stopwatch() - began
             self._count_time(took)
         if took > SLOW or self.on_request is not None:

@@ -93,8 +93,7 @@ class Unwritable(Exception):
 class Journal:
     """The durable half of a store; a second server gets `StoreUsageError`.
 
-    `commits` groups took `commit_seconds`; the next may have `group_bytes`. For `log_bytes`
-    see `LONG_LOG_BYTES`.
+    `commits` groups took `commit_seconds`; the next may have `group_bytes`. For `log_bytes` see `LONG_LOG_BYTES`.
 
     Attributes:
         in_doubt: True if the last group may be on disk or not.
