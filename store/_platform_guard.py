@@ -1,6 +1,6 @@
 """Checks, at import, that this is a system on which the store runs; else one sentence says so.
 
-Without it a user on Windows would read of a module `fcntl` that cannot be found, somewhere inside.
+Without it a user on Windows would get an error about a missing module `fcntl`.
 """
 
 import sys

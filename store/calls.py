@@ -83,8 +83,8 @@ class LeaseTerms(TypedDict, total=False):
     """The options of `grant` and `kept_lease`, in seconds.
 
     Attributes:
-        disconnect_ttl: The most that is left once its connection has ended.
-        gone_ttl: The most that is left once its process seems dead: all its connections closed without a goodbye.
+        disconnect_ttl: The most that the lease has left once its connection has ended.
+        gone_ttl: The same once its process seems dead: all its connections closed without a goodbye.
             Default: 0.1 for `grant` with `disconnect_ttl`, else off.
         timeout: The time for the grant.
     """

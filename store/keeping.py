@@ -62,7 +62,7 @@ class Belief:
         return min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
 
     def heard(self, cut_at: float) -> None:
-        """Note the end of a connection; infinity if no server is there. See `Cuts`."""
+        """Note the end of a connection, at `cut_at`; infinity if no server is there. See `Cuts`."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def renewed(self, sent_at: float, *, cut_before: float) -> None:

@@ -68,7 +68,7 @@ class Patience:
         self._unanswered_changes += 1
 
     def was_silent(self, seconds: float, *, now: float) -> None:
-        """Note that the server was silent for so long after a request."""
+        """Note that the server was silent for `seconds` after a request."""
         if seconds >= self._slowness(now):
             self._slow, self._slow_at = seconds, now
 

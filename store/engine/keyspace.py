@@ -216,7 +216,7 @@ class SortedKeys:
         if not self._chunks:
             return found
         if after is not None and after < prefix:
-            after = None  # else the keys between `after` and `prefix` would be listed
+            after = None  # else keys before `prefix` would be listed
         at = self._chunk_of(prefix if after is None else after)
         place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
         while at < len(self._chunks) and len(found) < most:

@@ -4,8 +4,7 @@ A session belongs to a client and outlives its connections. After a reconnect th
 requests; for those that were applied the session has the reply.
 
 A new number of its session tells a client that the server has forgotten the old one. A flag in the welcome would not
-do: if the welcome that says "unknown" is lost, the next one says "known", of an empty session, and applied requests
-would be applied again.
+do: if the welcome that says "unknown" is lost, the next one says "known", and applied requests would be applied again.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class State:
     # -------------------------------------------------------------------------------------- writes
 
     def admit(self, write: Write, leases: int = 0) -> bytes:
-        """Check a write, but not its room; return the new value. The request has `leases` new leases before it."""
+        """Check a write, but not its room; return the new value. `leases` are the request's new ones before this."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)

@@ -46,7 +46,7 @@ class Reads:
         return ranges[len(guard) :], reply.header.revision
 
     async def read_many(self, guard: Sequence[Condition], asked: Asked, deadline: float) -> tuple[Ranges, int]:
-        """Do the same as `read`, for any number of ranges."""
+        """Read any number of ranges; see `read`."""
         while True:
             ranges, revision = await self.read(guard, asked[:GETS_MOST], deadline)
             try:

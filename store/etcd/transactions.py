@@ -3,8 +3,8 @@
 etcd keeps no replies. So every write is one transaction that also writes a *receipt*, a key of this client, and depends
 on its last known revision: a second copy finds the receipt changed, and does nothing.
 
-    if the receipt is as I know it, and what the write rests on holds:  write the receipt, and do what was asked
-    else:                                                               read the receipt, and what tells why
+    if the receipt has its known revision, and the conditions hold:  write the receipt, and do the operations
+    else:                                                            read the receipt, and the keys that decide
 
 etcd's conditions have no "or". So a write is first sent for the expected case: all its conditions hold; values that may
 be missing, and keys to be created, exist. Otherwise etcd changes nothing, and its answer has all keys that matter. Then
@@ -72,7 +72,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A write in its normal form: if `when` holds `then`, else `otherwise`; and only if `guard` holds."""
+    """A write in its normal form: `then` if `when` holds, else `otherwise`; nothing unless `guard` holds."""
 
     guard: tuple[Condition, ...] = ()
     when: tuple[Condition, ...] = ()

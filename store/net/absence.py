@@ -28,7 +28,7 @@ _waiting: defaultdict[str, list[object]] = defaultdict(list)  # by store, the ol
 
 @contextlib.contextmanager
 def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
-    """Log at WARNING during a block that a store has not answered; `ended_by` ends the wait."""
+    """Log at WARNING during a block that a store has not answered; `ended_by` names the limit of the wait."""
     # A timer, not a task: most waits end before the first log line.
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None

@@ -214,7 +214,7 @@ class Race:
 def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> socket.socket:
     """Return a non-blocking socket, connected to the first address that answers, or raise `OSError`.
 
-    At `until` that is a `TimeoutError`. `check` is called regularly, and may raise.
+    After `until` the error is a `TimeoutError`. `check` is called regularly, and may raise.
     """
     while (order := addresses.resolve(until - time.monotonic())) is None:
         check()

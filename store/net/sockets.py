@@ -124,7 +124,7 @@ def unread_bytes(sock: Any) -> float:
 
 
 def let_go_in_children(owner: object, *socks: Any) -> None:
-    """Register the sockets of `owner` for a fork. Call `forget` when they are closed."""
+    """Register sockets of `owner`, which forked children replace. Call `forget` when they are closed."""
     _owned[owner] = socks
 
 

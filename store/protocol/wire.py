@@ -198,7 +198,7 @@ def _check_version(fields: Any, kind: type[Record]) -> None:
 
 
 def other_version(oldest: int, newest: int, *, server: bool) -> str:
-    """Return the message for a peer without a common version, or about it if it is the `server`."""
+    """Return the message that no version is common with a peer, which is the `server` or a client."""
     theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
     ours = f"version {VERSION}" if VERSION_MIN == VERSION else f"versions {VERSION_MIN} to {VERSION}"
     if server:

@@ -70,7 +70,7 @@ class Handshakes:
         self._by_id[peer.id] = peer
         self.empty.clear()
         within = engine.limits.handshake_timeout
-        # "limit" makes the client retry: it may be honest, on a busy machine.
+        # "limit" lets an honest client on a busy machine retry.
         why = Sorry("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.came(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
         table.expect(peer, within, partial(self._peers.hang_up, peer, why), patiently=True)

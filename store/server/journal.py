@@ -169,7 +169,7 @@ class Journal:
     def load(self) -> Saved:
         """Return everything durable; StoreUsageError if it is damaged. No writer may run."""
         with self._wake:
-            self._pending.clear()  # pending facts depend on lost writes, and the server returns to the disk's state
+            self._pending.clear()  # pending facts depend on lost writes
         with reporting(self._path):
             with contextlib.closing(self._open_to_read()) as database:
                 saved = rows.load(database)
@@ -358,7 +358,7 @@ class Journal:
             log.exception("a group of facts cannot be written, which is a defect")
 
     def _commit(self, group: list[Facts]) -> None:
-        """Write a group in one transaction. `Unwritable`: its content is refused; `sqlite3.Error`: not now."""
+        """Write a group in one transaction. `Unwritable`: its content is refused; `sqlite3.Error`: other errors."""
         assert self._database is not None, "the writer runs on an open file"
         began = time.perf_counter()
         self._database.execute("BEGIN IMMEDIATE")

@@ -67,7 +67,7 @@ Frame: TypeAlias = bytes | SharedFrame
 
 
 class Outbox:
-    """The frames that wait for one peer; `budget` sums those of all peers."""
+    """The frames that wait for one peer; `budget` sums the bytes of all outboxes."""
 
     __slots__ = ("_budget", "_cut", "_handed", "bytes", "held", "ready")
 

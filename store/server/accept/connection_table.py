@@ -34,7 +34,7 @@ YIELD_MOST = 8.0  # ... but at most this many seconds
 LATELY = 30.0  # seconds for which a slow hello counts as recent
 HELLO_FACTOR = 6  # times the handshake_timeout: the most for a hello while honest clients are slow
 STRANGERS_LEAST = 16  # the least limit on strangers
-BESIDE_SHARE = 4  # at most one stranger in this many may be an HTTP connection (a page or metrics)
+BESIDE_SHARE = 4  # at most one stranger in this many may be an HTTP connection
 SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
 RAW_BYTES = 64 * 1024
 
