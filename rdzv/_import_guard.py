@@ -28,7 +28,7 @@ def _shadow() -> str | None:
     if loaded is not None:
         found = getattr(loaded, "__file__", None)
     else:
-        spec = importlib.util.find_spec("store")  # does not run it
+        spec = importlib.util.find_spec("store")  # does not run the package
         found = None if spec is None or spec.origin is None else spec.origin
     if found is None:
         return f"no {_FOLDER / '__init__.py'}"

@@ -26,7 +26,7 @@ import operator
 from typing import SupportsIndex
 
 SIGNALLED = 128
-STATUS_MAX = 255  # of a process; in a shell, from 128 on it names a signal
+STATUS_MAX = 255  # of a process; in a shell, a status from 128 on names a signal
 
 
 def exit_status(status: SupportsIndex) -> tuple[int, str]:

@@ -130,14 +130,14 @@ class Membership:
 
     round: Round
     rank: int
-    arrival: int  # by which this node is a member
+    arrival: int  # the revision of this node's record in the round
     beats: Beats
     node_id: str = ""
     store_id: str | None = None  # of the round's store; None for a backend without ids
     head: Head = field(default_factory=Head)  # the last one taken in; unchanged once the membership is over
     over: str | None = None  # why the node is no longer in the round; None while it is
     over_at: float | None = None  # when that happened, on this node's clock
-    dropped: bool = False  # it was removed by others, or lost its lease
+    dropped: bool = False  # this node was removed by the others, or lost its lease
     record_gone: bool = False  # the head reports this node as lost
     expelled: bool = False  # lost by the coordinator's decision, not because its record lapsed
     lost_ids: tuple[str, ...] = ()  # members known by name to have died since the round completed

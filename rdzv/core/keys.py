@@ -32,7 +32,7 @@ class Keys:
     lease: ClassVar[_Name] = _Name("lease")  # is on the run's own lease, and so tells its id
     settings: ClassVar[_Name] = _Name("settings")
     marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
-    coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the id of its node; its create_revision is the *term*
+    coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the node's id; the key's create_revision is the *term*
     round: ClassVar[_Name] = _Name("head/round")
     closed: ClassVar[_Name] = _Name("head/closed")
     progress: ClassVar[_Name] = _Name("head/progress")

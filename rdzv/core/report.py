@@ -36,7 +36,7 @@ class RunStatus:
     run_id: str  #: the run's name
     round: int | None  #: the number of the last completed round; None if there was none
     phase: Phase  #: the run's phase
-    reason: str  #: why it waits, in words
+    reason: str  #: why the run waits, in words
     members: tuple[Participant, ...]  #: the live members of the last round, by rank
     waiting: tuple[str, ...]  #: nodes that have arrived for the next round, in order of arrival
     spares: tuple[str, ...]  #: the waiting nodes for which there is no room

@@ -56,7 +56,7 @@ class Round(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     number: int  # counted from 0
-    term: int  # of its coordinator; in the names of the buckets' keys
+    term: int  # its coordinator's term, in the names of the buckets' keys
     size: int
     buckets: int
     host: str  # rank 0's address

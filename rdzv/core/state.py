@@ -70,7 +70,7 @@ class NodeRecord(Stored, kw_only=True):
     since: float = 0.0  # when it arrived, on its clock, in seconds since 1970; 0 if unknown
     progress: int | None = None  # the last step that it has finished, -1 for none; None if it does not use `rounds()`
     came_from: tuple[int, int] | None = None  # revision of its round in a lost store, and its rank there
-    arrival: int = 0  # the revision of this write, which identifies the arrival
+    arrival: int = 0  # the record's revision, which identifies the arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +184,10 @@ class Progress(Stored, kw_only=True):
     # Newcomers that arrived after this revision are spares. None: there are no spares, or `spare_ids` names them. 0:
     # any newcomer may be a spare, as a rank order chose more spares than can be named.
     spares_after: int | None = None
-    last_call_left: float | None = None  # seconds left of it when written; None if none runs
+    last_call_left: float | None = None  # seconds left of the last call when written; None without one
     lost: int = 0  # members of the last round that have died
     lost_ids: tuple[str, ...] = ()
-    departed: int = 0  # members that have left it
+    departed: int = 0  # members that have left that round
     departed_ids: tuple[str, ...] = ()
     last_arrival: int = 0  # the arrival of the waiting node that came last
     problem: Prose = ""  # why no round completes though there are enough nodes: a `rank_order` that fails, for example
@@ -196,7 +196,7 @@ class Progress(Stored, kw_only=True):
     given_up: Prose = ""  # which round the waiting nodes have given up, and why
     # The first members that were expelled although alive, and why.
     why_lost: tuple[tuple[str, str], ...] = ()
-    standstill: Prose = ""  # that no member makes progress, in words; else empty
+    standstill: Prose = ""  # a sentence that no member makes progress, or empty
     left_early: bool = False  # a member has left at another step than agreed
     draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
 
@@ -235,8 +235,8 @@ class LostStore(Stored, kw_only=True):
     called = "the knowledge of a store that was lost"
 
     generation: int  # of that store; the first has 1
-    revision: int  # the last that the node saw there
-    round: int = -1  # the highest number of a round, there or before; -1 for none
+    revision: int  # the last revision that the node saw
+    round: int = -1  # the highest round number, there or before; -1 for none
     round_at: int = 0  # the revision of its commit; other stores may have a round of that number
     awaited: int = 0  # members of that round that may still be at work
     settings: bytes = b""

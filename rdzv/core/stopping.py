@@ -44,7 +44,7 @@ class Stop(Stored, kw_only=True):
 
     round: int
     decided: bool = False  # False: this is the question
-    step: int | None = None  # all leave before it; None: at once
+    step: int | None = None  # all leave before this step; None: at once
     why: Prose = ""
     for_newcomers: bool = False  # waiting nodes are the only reason
     revision: int = 0  # of this record; the next write is conditional on it

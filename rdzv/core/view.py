@@ -9,7 +9,7 @@ An event changes one node, so its cost does not depend on the number of nodes. A
     written with `left`                            has left by itself (a coordinator's marker has `left`, too)
     deleted without `left`                         gone; lost if it was a live member
 
-`enough_since` is when the last call began: once enough nodes had arrived. Later arrivals do not move it. If too few
+`enough_since` is when the last call began. Later arrivals do not move it. If too few
 remain, the last call ends; it begins anew when there are enough again (promise R11).
 """
 

@@ -238,7 +238,7 @@ class Life:
                     await self._count_finished(1)
                     await anyio.sleep_forever()
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
-                await self._count_finished(0)  # the last to be counted may have gone before it could close the run
+                await self._count_finished(0)  # the member counted last may have gone before it closed the run
         except (RendezvousError, StoreError) as error:
             self._say(f"this member has finished, and cannot report it: {error}")
         return True

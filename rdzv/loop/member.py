@@ -261,7 +261,7 @@ class MemberOfRound(ABC):
     def _ended(self, ending: Ending) -> None:
         """Get the body out of the round; from the node's thread."""
 
-    async def _release(self) -> None:  # noqa: B027  by default there is nothing
+    async def _release(self) -> None:  # noqa: B027  by default there is nothing to release
         """Release the preparations of `begin` at the round's end, also if cancelled; may be called twice."""
 
     async def _conclude(self, error: BaseException | None) -> bool:

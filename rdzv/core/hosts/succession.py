@@ -20,7 +20,7 @@ class Answer(Enum):
     SERVES = "serves"
     CANDIDATE = "is a candidate"
     ENDED = "has ended"
-    REFUSED = "refuses"  # at each address of its name
+    REFUSED = "refuses"  # at each address of its host name
     LOST = "is lost"  # an operator says so
     SILENT = "does not answer"  # or answers unlike a store
 

@@ -1,6 +1,6 @@
 """Pure: excerpts of a report for metrics and for a page, and the changes between two excerpts.
 
-A page gets hours instead of ages. Ages change with time alone, and a page is sent real changes only.
+A page gets hours (times of day) instead of ages. Ages change with time alone, and a page is sent real changes only.
 """
 
 from __future__ import annotations

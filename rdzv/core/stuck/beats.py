@@ -29,7 +29,7 @@ class BeatNote(Stored, kw_only=True):
 
     round: int
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since that step, or the round, began for the member
+    age: float  # seconds since the member began that step, or else the round
     first: bool = False  # not beyond its first step, in which it may compile and load
     busy: float = 0.0  # seconds that it will still be busy; 0 if it is not
     what: Prose = ""  # why it is busy; else the key for which it waits

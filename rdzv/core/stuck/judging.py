@@ -64,7 +64,7 @@ class Verdict:
     """The result of `Stalls.look`."""
 
     stuck: Mapping[str, str] = field(default_factory=dict)  # the stuck members, and why
-    standstill: str = ""  # that no member makes progress, in words; else empty
+    standstill: str = ""  # a sentence that no member makes progress, or empty
 
 
 class Stalls:

@@ -37,7 +37,7 @@ class StepOf:
     """The progress of a member, for displays."""
 
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since it began
+    age: float  # seconds since that step began
     report_age: float = 0.0  # seconds since its last note was received
     rate: float  # recent steps per second
     busy: str = ""  # why it is busy, as it said; empty if it is not
