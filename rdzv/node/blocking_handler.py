@@ -237,7 +237,7 @@ class BlockingStream(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         async def leave() -> None:
-            async with self._turn:  # after an interrupted read, which goes on there
+            async with self._turn:  # after an interrupted read, which continues in the loop
                 await self._opened.__aexit__(None, None, None)
 
         with contextlib.suppress(RendezvousStateError):  # the handler is closed

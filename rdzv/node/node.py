@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One call of `next_rendezvous`; `Node.abandon` takes it, and marks it as `abandoned`."""
+    """A handle of one call of `next_rendezvous`, for `Node.abandon`, which sets `abandoned`."""
 
     task: asyncio.Task[Any] | None = None
     abandoned: bool = False
@@ -123,12 +123,12 @@ class Node:
         self.store_settings: Callable[[], Settings] = lambda: settings
         self.handed_on: bool = False
         self._store_gone: StoreError | None = None  # why the last link was given up, until there is a new one
-        self._unreached: Exception = TimeoutError()  # of the last failed attempt to connect
+        self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
 
     # ------------------------------------------------------------------------------------------ life
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Await this once the node has released everything; the last one given is awaited first."""
+        """Await `close` once the node has released everything; the last one given is awaited first."""
         self._stack.push_async_callback(close)
 
     def on_lease_lost(self, callback: Callable[[], None]) -> None:
@@ -210,7 +210,7 @@ class Node:
                 if link.follower.error is not None:
                     raise link.follower.error
                 self._link_stack = stack.pop_all()
-        except StoreReplaced:  # while it connected
+        except StoreReplaced:  # while this link was being made
             return await self._new_link()
         except (StoreError, TimeoutError) as error:
             self._unreached = error

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Fact = Event | Stuck | Standstill | Answered
 
 SHARED_RENEWALS_PER_TTL = 4
-GIVE_BACK_WITHIN = 2.0  # seconds
+GIVE_BACK_WITHIN = 2.0  # seconds to revoke an unused lease
 
 
 class Office:
@@ -56,7 +56,7 @@ class Office:
         return Put(key, value, lease=self._run_lease.id)
 
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
-        """Write these at one revision; return it, or None if the conditions in `also` do not hold.
+        """Carry out `writes` at one revision; return it, or None if a condition in `also` does not hold.
 
         Raises:
             ConditionFailed: This node is no longer the coordinator.

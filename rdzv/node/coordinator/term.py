@@ -121,7 +121,7 @@ class Term:
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Restore the previous coordinator's state from the store. The watch opens concurrently."""
         head = self._follower.head
-        # The watched progress may be older than the stored one. As `told`, the latter is not reported again.
+        # Use the stored progress: the watched one may be older. As the picture's `told`, it is not written again.
         progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []

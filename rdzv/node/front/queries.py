@@ -35,7 +35,7 @@ class Changes:
         self._connect = connect
         self._seen: dict[type, Change] = {}
         self._of: Membership | None = None
-        self._over = False  # the closing was given
+        self._over = False  # `Closed` was returned
         self._wakeup: WakeupHere | None = None
 
     async def __aenter__(self) -> Self:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ASK_AGAIN_AFTER = 0.5  # seconds
+ASK_AGAIN_AFTER = 0.5  # seconds until the watch is opened again
 
 
 class Follower:
@@ -61,12 +61,12 @@ class Follower:
         # The revision and contents of the last ban of this node or of its attributes, also after it was lifted.
         self.own_ban: tuple[int, Ban] | None = None
         self.before: LastCoordinator | None = None
-        self.resets: int = 0  # of the watch
+        self.resets: int = 0  # how often the watch was reset
         self.error: Exception | None = None  # the error that ended the watch
         # Why the round's key cannot be unpacked: until it is replaced, no round completes.
         self.unreadable: RendezvousStateError | None = None
         self.unanswered: StoreError | None = None  # the error of the last attempt to open the watch; another follows
-        self.opened_in: float | None = None  # seconds that the store took to answer
+        self.opened_in: float | None = None  # seconds that the store took to open the watch
         self.round_at: float | None = None  # when the round completed, on this node's clock, if this node saw it
         self.synced: asyncio.Event = asyncio.Event()
         # Called at every change, before the listeners, so that they see a current membership.

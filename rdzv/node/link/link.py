@@ -1,4 +1,4 @@
-"""Shell: the state of a node's connection to one store, which ends with the connection.
+"""Shell: the part of a node's state that belongs to its connection to one store.
 
 It has the follower of the head, the leases (the node's, the coordinator's, the run's), and the readiness to coordinate.
 When the store is replaced, none is of further use.
@@ -33,7 +33,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
 SLOW = 0.5  # seconds for an answer; from then on the reason of a waiting node mentions it
-ANSWERS_KEPT = 3  # the quickest gives the distance of the store: the others may have been delayed
+ANSWERS_KEPT = 3  # the shortest gives the round trip: the others may have been delayed
 IF_HOSTED = "if a node hosted this store, it ended with that node's process, as one of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds of disconnection before the first warning; later ones are ever rarer (R22)
 ASK_EVERY = 1.0  # seconds, while a caller waits, between checks that the store answers ...
@@ -79,7 +79,7 @@ class Link:
         self._is_counted: Callable[[], bool] = bool
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
-        self._telling: asyncio.Task[None] | None = None  # while the store is away
+        self._telling: asyncio.Task[None] | None = None  # reports that the store is away
         self._silent = False  # a request has had no answer for a while
         self._closed = False
         store.on_connection(self._note_connection)
@@ -100,7 +100,7 @@ class Link:
                 log.error("%s has failed: %r", task.get_name(), error, exc_info=error)
 
     async def step_down(self, *, within: float = RELEASE_WITHIN) -> None:
-        """Stop coordinating, and being ready to; wait at most `within` seconds until the role's lease is revoked."""
+        """Stop coordinating or being a candidate; wait at most `within` seconds until the role's lease is revoked."""
         resign, self.resign = self.resign, None
         if resign is not None:
             await resign(within)

@@ -33,7 +33,7 @@ class Wakeup:
         return told
 
     async def _sleep(self, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
-        """Sleep once. Without an anyio scope, which would double the cost of each push to a node."""
+        """Sleep once. An anyio scope would double the cost of each push to a node."""
         self._sleeping = loop.create_future()
         timer = None if deadline is None else loop.call_at(deadline, _wake, self._sleeping)
         try:

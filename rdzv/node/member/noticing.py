@@ -102,9 +102,9 @@ class Noticing:
             self._answered = membership
 
     async def _notice_drain(self, link: Link, membership: Membership) -> float | None:
-        """Delete the record of a member that should have left by now; return when it is to leave, if that is later.
+        """Delete a drained member's record once its time is over; before that, return when it will be.
 
-        Until then, if its process serves the store and another host may follow, `moving` keeps further rounds from
+        Before that, if its process serves the store and another host may follow, `moving` keeps further rounds from
         completing here. The record is not marked as `left` first, so the others see a loss: the member may be in the
         middle of a step, in which they would wait for it.
         """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAY_WAIT_AFTER = 1.5  # seconds of a wait in the round's store
+SAY_WAIT_AFTER = 1.5  # seconds of a wait in the round's store until it is logged
 LOOKS_PER_LIMIT = 4  # while no limit applies, and after one was exceeded
 NOTES_PER_LIMIT = 3  # at least: the others' progress meanwhile shows that a quiet member is stuck
 
@@ -34,7 +34,7 @@ class OwnBeats:
         # etcd takes no note with a keep-alive: there a note is a write, sent only if a limit needs it.
         self._on = settings.endpoint.info.family == "tcp" or any(limit is not None for limit in self._limits)
         self._link: Link | None = None
-        # the membership whose member was reported as quiet, and since when it is
+        # the membership whose member was reported as quiet, and since when the member has been quiet
         self._told: tuple[Membership, float] | None = None
         self._renewed_every = settings.ttl / RENEWALS_PER_TTL
         self._noted_at = -math.inf  # when `_attend_quiet` last sent a note between two keep-alives
@@ -61,7 +61,7 @@ class OwnBeats:
             loop.start(send())
 
     def attend(self, link: Link, membership: Membership) -> float | None:
-        """Send a note at once if the member has been quiet for too long; return when to look again, if ever."""
+        """Send a note at once if the member waits or is quiet for too long; return when to look again, if ever."""
         self._link = link
         return earlier(self._attend_wait(link, membership), self._attend_quiet(link, membership))
 

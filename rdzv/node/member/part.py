@@ -76,7 +76,7 @@ class Part:
     lapsed_in: int = -1  # see `NodeRecord`
     refusal: RendezvousError | None = None  # the error with which `overruled` ends this node's wait
     progress: int | None = None  # for its next arrival; see `NodeRecord`
-    known: Known | None = None  # what it knows of a store that was lost, if any was
+    known: Known | None = None  # its knowledge of a lost store, if any was lost
     tally: bytes = b""  # the run's shared counters, as last read or written
     own_beats: OwnBeats = field(init=False)
     on_keep_alive: Callable[[], object] = int
@@ -158,7 +158,7 @@ class Part:
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
     def overruled(self, theirs: Mapping[str, object]) -> None:
-        """Set the error that the run's settings were rewritten: this node is in it by mistake."""
+        """Set the error of a node that is in the run by mistake: the run's settings were rewritten."""
         difference = describe_difference(self.settings.shared(), theirs)
         self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} now has other settings: {difference}")
         self.listeners.changed()

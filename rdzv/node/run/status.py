@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from store import Entry, Store
 
-DRAIN_KEPT = 60.0  # seconds after its deadline: a node that lost its lease may return, and must still leave
+DRAIN_KEPT = 60.0  # seconds that a drain outlives its deadline: a node may return after an outage, and must still leave
 
 
 class Usage(NamedTuple):
