@@ -37,7 +37,7 @@ ASKS_WITHIN: Final = 10.0  # seconds for the whole first request
 ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two requests, as in aiohttp
 WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token
 BODY_BYTES_MOST: Final = 1024  # no request needs a body
-VISITORS_MOST: Final = 256  # of a process that serves no store
+VISITORS_MOST: Final = 256  # connections to a process that serves no store
 
 
 def own_table() -> ConnectionTable:

@@ -4,7 +4,7 @@
     operation < response < Fencing: a broken fence becomes RoundSupersededError < response or StoreError < client
 
 The fence is a set of conditions that hold while this node is a member of the round. The server checks it atomically
-with the request, and ends a parked wait once it breaks.
+with the request, and ends a parked wait once the fence breaks.
 """
 
 from __future__ import annotations

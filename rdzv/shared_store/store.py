@@ -76,7 +76,7 @@ class Caller(Protocol):
         raise NotImplementedError
 
     def time(self) -> float:
-        """Return the seconds on its clock for waits."""
+        """Return the time on the clock by which it waits."""
         raise NotImplementedError
 
 
