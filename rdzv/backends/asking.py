@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN: Final = 3.0  # seconds
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
-ATTEMPT: Final = 0.4  # seconds; a client's attempt to connect has half a second
+ATTEMPT: Final = 0.4  # seconds, at least, for answers at a reconnect; a client's attempt has half a second
 FRAME_HEAD_BYTES: Final = 4
 
 
 class Asked(NamedTuple):
-    """An answer, and the candidate's random name if a candidate gave it."""
+    """A host's answer, and the random name of the candidate that gave it, if one did."""
 
     answer: Answer
     candidate: str = ""
@@ -55,7 +55,7 @@ class Host:
         return host_and_port(self.address.host, self.address.port)
 
     async def ask(self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> Asked:
-        """Ask at each address of the host's name; the host refuses only if all addresses do."""
+        """Ask at each address of the host's name; the answer is `REFUSED` only if no address accepts or is silent."""
         with anyio.move_on_after(within):
             try:
                 found = None
@@ -89,7 +89,7 @@ class Host:
         except ConnectionRefusedError:
             return Asked(Answer.REFUSED)
         except (OSError, EOFError, ProtocolError) as error:
-            # For example, no process can listen at ::1 without IPv6.
+            # A loopback address that this machine lacks (::1 without IPv6) refuses: no process can listen there.
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
             return Asked(Answer.REFUSED) if is_nowhere else Asked(Answer.SILENT, error=error)
         finally:
@@ -99,7 +99,7 @@ class Host:
                 sock.close()
 
     async def tell(self, word: Word, tls: ssl.SSLContext | None) -> bool:
-        """Send a word to a candidate at this host; return True if it was accepted."""
+        """Send an operator's word to the candidate at this host; return True if the candidate accepted it."""
         with anyio.move_on_after(ANSWERS_WITHIN):
             for one in await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True) or ():
                 if (await self._ask_at(one, tls, word)).answer is Answer.CANDIDATE:
@@ -136,7 +136,7 @@ def _meaning(said: Greeting | Sorry) -> Asked:
 
 
 async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Asked]:
-    """Ask all hosts concurrently. Once one serves, the remaining ones count as silent."""
+    """Ask all hosts concurrently. Once one serves, hosts that have not answered yet count as silent."""
     found = [Asked(Answer.SILENT)] * len(hosts)
 
     async def ask(place: int) -> None:
@@ -151,7 +151,7 @@ async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: 
 
 
 def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
-    """Return why no host serves, in words, if not all have refused."""
+    """Describe why no host serves; not for the case that all hosts refuse."""
     of = list(zip(hosts, found, strict=True))
     silent = [(host, asked.error) for host, asked in of if asked.answer is Answer.SILENT]
     waiting = ", ".join(str(host) for host, asked in of if asked.answer is Answer.CANDIDATE)
@@ -236,11 +236,11 @@ async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict
 
 
 async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
-    """Tell all candidates that a host is lost; return which were told, in words.
+    """Tell all candidates that a host is lost; return a sentence that names the told candidates.
 
     Raises:
         RendezvousSettingsError: The URL does not list the host.
-        RendezvousStateError: A host serves, the lost one answers, or no candidate waits for it.
+        RendezvousStateError: Another host serves, the host itself answers, or no candidate waits for it.
     """
     dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
     hosts, tls = dial.hosts, dial.tls

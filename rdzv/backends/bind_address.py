@@ -1,9 +1,10 @@
 """Shell: the address on which a node may serve the embedded store, or why it must not serve.
 
-Each machine decides alone: for a name of several machines each would start a store, and one job would become several.
-So a machine serves only if all addresses of the host are its own: loopback, or a socket can be bound to it, or a
-connection to it arrives here (NAT, a floating address). An address that refuses the connection, or does not answer
-within `ANSWERS_WITHIN`, is another machine's. If one accepts, its store is used.
+Each machine decides alone: if a name stands for several machines, each would start a store, and one job would become
+several. So a machine serves only if all addresses of the URL's host are its own. An address is its own if it is
+loopback, if a socket can be bound to it, or if a connection to it arrives here (NAT, a floating address). If another
+address accepts a connection, the store there is used. If it refuses, or does not answer within `ANSWERS_WITHIN`, it is
+another machine's.
 """
 
 from __future__ import annotations
@@ -59,14 +60,14 @@ class BindAddress(NamedTuple):
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
     """Return the address on which to listen for a URL's host.
 
-    For a name, these are all addresses of this machine, if the store `may_be_open`: on Debian a machine's own name is
-    127.0.1.1. `insist`: the user has set `is_host`.
+    For a name, return all interfaces if the store `may_be_open`: on Debian a machine's own name is 127.0.1.1. `insist`:
+    the user has set `is_host`.
 
     Raises:
         NotResolvedError: The name has no address.
         HostedElsewhereError: Another machine listens at one of its addresses.
-        OSError: EADDRNOTAVAIL without `insist` if no address is this machine's; EADDRINUSE if it listens there already;
-            others if it lacks a resource for the check.
+        OSError: EADDRNOTAVAIL if no address is this machine's, without both `insist` and `may_be_open`; EADDRINUSE if a
+            process listens there already; others if this machine lacks a resource for the check.
     """
     ours, others = split_addresses(host, port)
     if not ours and not insist:
@@ -102,7 +103,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
 
 
 def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
-    """Return the addresses that can be bound on this machine, and the others without loopback addresses."""
+    """Return the host's addresses that can be bound on this machine, and its other addresses but loopback."""
     found = _resolve(host, port)
     ours = [target for target in found if _can_be_bound(target)]
     return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
@@ -127,7 +128,7 @@ def _can_be_bound(target: Target) -> bool:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address[0], 0, *address[2:]))
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # all ephemeral ports of this own address are taken
+        if error.errno == errno.EADDRINUSE:  # the address is this machine's, but all its ephemeral ports are taken
             return True
         if error.errno in NO_SUCH_ADDRESS:
             return False
@@ -138,8 +139,8 @@ def _can_be_bound(target: Target) -> bool:
 def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
     """Connect to all targets concurrently, and return those that accept.
 
-    With `listen_on`, listen at that port, and return the targets whose connections arrive here, each with a random
-    word. A client of the store that connects meanwhile is disconnected, and retries.
+    With `listen_on`, listen at that port, and return only the targets whose connections arrive here; a random token
+    identifies them. A client of the store that connects meanwhile is disconnected, and retries.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
     with contextlib.ExitStack() as stack:
@@ -165,7 +166,7 @@ def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Ta
                 what = key.data
                 sock = cast("socket.socket", key.fileobj)
                 if what == "listener":
-                    with contextlib.suppress(OSError):  # it has closed
+                    with contextlib.suppress(OSError):  # the caller has disconnected
                         watch(sock.accept()[0], selectors.EVENT_READ, "caller")
                     continue
                 selector.unregister(sock)
@@ -179,7 +180,7 @@ def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Ta
                     reached.add(what)
                     dialled.discard(what)
                 else:
-                    with contextlib.suppress(OSError):  # it disconnected
+                    with contextlib.suppress(OSError):  # the listener has disconnected
                         sock.send(word + what.to_bytes(2))
     return [targets[number] for number in sorted(reached)]
 

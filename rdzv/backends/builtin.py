@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ETCD_TTL_LEAST = 6.0  # seconds; an election of etcd then leaves time for two renewals
+ETCD_TTL_LEAST = 6.0  # seconds: an election of etcd's leader leaves time for two renewals of a lease
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
@@ -66,7 +66,7 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
 
 
 class Connection:
-    """The result of `connect`; entered or awaited, once, it gives a handler."""
+    """The result of `connect`; enter or await it, once, for a handler."""
 
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
         self._url = url
@@ -86,7 +86,7 @@ class Connection:
                 "a thread"
             ) from None
         handler = await create_handler(self._url, self._overrides).__aenter__()
-        self._handler = cast("Handler", handler)  # a foreign backend's may be another class
+        self._handler = cast("Handler", handler)  # a registered backend's handler may be of another class
         return self._handler
 
     async def __aexit__(
@@ -112,7 +112,7 @@ class Connection:
 
 
 maker_of_handlers: ContextVar[Callable[..., RendezvousHandler] | None] = ContextVar("maker_of_handlers", default=None)
-"""A factory with the arguments of `create_handler`, to be used instead; `rdzv.testing` sets it in its nodes."""
+"""If set, `create_handler` calls it instead of a backend; `rdzv.testing` sets it in its nodes."""
 
 
 def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = False) -> RendezvousHandler:
@@ -169,7 +169,7 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # No run has an empty id, and a user that may write a run's keys may write there.
+        # These are no run's keys, as no run id is empty. A user that may write a run's keys may write them.
         "receipts": f"{settings.prefix}//receipts/",
     }
 
@@ -182,7 +182,7 @@ class _WayToTcp:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._credentials = Credentials(settings)
-        self._rng = random.Random(secrets.randbits(64))  # without a seed it reads 2.5 kB of entropy
+        self._rng = random.Random(secrets.randbits(64))  # `Random` without a seed reads 2.5 kB of entropy
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
         self.node.store_settings = self._at_its_host
         self._begin_metrics = metrics_server(self.node, settings, self._credentials)
@@ -191,7 +191,7 @@ class _WayToTcp:
         self._of_node: ClientToEnter | None = None
 
     def _at_its_host(self) -> Settings:
-        """Return the settings with the one of several hosts where the store was found."""
+        """Return the settings; if the URL has several hosts, with the one where the store was found."""
         found = self._dial.found if isinstance(self._dial, DialOfMany) else None
         if found is None:
             return self._settings
@@ -216,7 +216,7 @@ class _WayToTcp:
 
     async def __aenter__(self) -> Store:
         self._begin_metrics()
-        if self._settings.is_host is not False:  # False spares each node a thread to find that out
+        if self._settings.is_host is not False:  # `False` saves each node the thread that decides this
             await self._host_if_called_for()
         client = _tcp_client(
             self._dial,
@@ -228,7 +228,7 @@ class _WayToTcp:
             rng=self._rng,
         )
         client.on_connection(self._note_connection)
-        # Only now: others may wait for the store that this node hosts.
+        # Take the turn after hosting: the nodes that hold turns may wait for the store that this node hosts.
         try:
             async with self.node.loop.turn():
                 connected = await client.__aenter__()
@@ -240,7 +240,7 @@ class _WayToTcp:
         return connected
 
     def _note_connection(self, connected: bool) -> None:
-        """Look for the next host while the store is away."""
+        """End the search for a host when connected; with several hosts, begin it again when disconnected."""
         if connected and self._hosting is not None:
             self._hosting.settle()
         elif isinstance(self._hosting, Succession) and self.node.needs_store:
@@ -255,7 +255,7 @@ class _WayToTcp:
 
     async def _host_if_called_for(self) -> None:
         if self._hosting is None:
-            # Not at a reconnect: a second store must not exist beside a live run.
+            # Only at the first connection: a second store must not exist beside a live run.
             kind = Succession if self._settings.endpoint.has_successors else Hosting
             self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)
@@ -282,7 +282,7 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
             ETCD_TTL_LEAST,
         )
     credentials = Credentials(settings)
-    cluster = _cluster(settings, credentials)  # raises errors of files
+    cluster = _cluster(settings, credentials)  # raises if a file is unreadable
     who = (settings.user, settings.password_file, settings.tls, settings.ca, settings.cert, settings.key)
     shared_as = (cluster["cluster"], settings.prefix, *who)
 

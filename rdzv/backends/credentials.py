@@ -107,8 +107,8 @@ class Credentials:
     def server_tls(self, *, renews: bool = False) -> ssl.SSLContext | None:
         """Return a context to serve TLS; None without a certificate, without TLS, and for etcd.
 
-        New connections use the files as last read: by a later call, or, with `renews`, at each handshake, in the
-        server's loop.
+        New connections use the files as last read. A later call reads them again; with `renews`, so does each
+        handshake, in the server's loop.
         """
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
@@ -143,7 +143,7 @@ class _FullPath(str):
 
     @classmethod
     def of(cls, path: str) -> _FullPath:
-        full = cls(os.path.abspath(path))  # keeps symbolic links: a mounted secret's will change
+        full = cls(os.path.abspath(path))  # `abspath` keeps symbolic links: those of a mounted secret change
         full.given = path
         return full
 

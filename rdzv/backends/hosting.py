@@ -1,16 +1,16 @@
 """Shell: when a node starts the embedded store, and when it ends it.
 
 A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. If
-several nodes there try, one binds the port. `bind_address` decides if this is the machine, and where to listen. A node
-never starts a store on a reconnect: there must be no second, empty store beside a live run.
+several nodes there try, only one can bind the port. `bind_address` decides if this is the machine, and where to listen.
+A node never starts a store on a reconnect: there must be no second, empty store beside a live run.
 
-The store runs in a thread of the process, and dies with it. After its own node is done, it stays until no other client
-is connected, for at most `close_timeout`: so rank zero may leave first.
+The store runs in a thread of the process, and dies with it. After its own node has left, the store stays until no
+other client is connected, for at most `close_timeout`. So rank 0 may leave first.
 
 New nodes must not join in a store that is shutting down. So its host first writes a key, and every arrival is
-conditional on its absence. New nodes then look for another store (`Node`), and one of them starts it once the port is
-free. If nodes of another run have joined before, the host waits while they stay. The key expires soon after the host's
-last check, as a durable store may continue under another host.
+conditional on the key's absence. New nodes then look for another store (`Node`), and one of them starts it once the
+port is free. If nodes of another run have joined before, the host waits while they stay. The key expires soon after the
+host's last check: a durable store may continue under another host, and must accept nodes there.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from store import Server, Store
 
-    OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # within so many seconds
+    OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # the seconds to connect
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAY_TAKEN_AFTER: Final = 1.0  # seconds; a store that is just starting listens sooner
+SAY_TAKEN_AFTER: Final = 1.0  # seconds of a taken port until a warning; a starting store answers sooner
 TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time; short: all nodes wait for the host
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
-ENDING_TTL: Final = 10.0  # seconds of the key's lease; longer than between checks, as one may be late
+ENDING_TTL: Final = 10.0  # seconds of the rejecting key's lease; above `LOOK_AGAIN_AFTER`, as a check may be late
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that the process stays
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds
@@ -71,7 +71,7 @@ FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a n
 
 
 class HostedStore:
-    """An embedded store of this process; closing `serving` ends it and its page."""
+    """An embedded store of this process; closing `serving` ends it and its HTTP page."""
 
     def __init__(
         self, server: Server | StoreProcess, serving: contextlib.ExitStack, settings: Settings, bound: BindAddress
@@ -94,7 +94,7 @@ class HostedStore:
 
     @property
     def ended(self) -> bool:
-        """True if the store's process has died."""
+        """True if the store has a process of its own, which has died."""
         return isinstance(self.server, StoreProcess) and self.server.ended
 
     async def end(self) -> None:
@@ -115,7 +115,7 @@ class HostedStore:
         await self._alone_within(self._linger)
 
     async def _wait_for_others(self, open_client: OpenClient) -> None:
-        """Wait for the nodes of the host's run for a limited time, for others as long as they stay."""
+        """Reject new nodes, and wait for the others to leave: those of other runs without a limit."""
         since, said_of, said_at, until = 0, "", 0.0, None
         while True:
             try:
@@ -158,9 +158,9 @@ class HostedStore:
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
     """Reject new nodes of all runs; if nodes of another run have joined and stay, accept them again.
 
-    Nodes of the host's own run count if they joined after revision `since` (0: after this rejection). The listings are
-    read after the keys were written, so they contain every accepted node. Return the rejection's revision, and the
-    nodes that stay, in words.
+    Nodes of the host's own run count, too, if they joined after revision `since` (if 0, after this rejection). The
+    listings are read after the keys were written, so they contain every accepted node. Return the rejection's revision,
+    and the nodes that stay, in words.
     """
     # On a lease: if the host is killed, a durable store must accept nodes after its restart.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
@@ -180,7 +180,7 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
 
 
 class Starting(ABC):
-    """A task that decides if this process starts the store of its run, while no store is found."""
+    """The task that decides, while no store is found, if this process starts the store of its run."""
 
     def __init__(
         self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
@@ -197,7 +197,7 @@ class Starting(ABC):
         """Return the store once started; None if another was found, or this process need not start one."""
 
     async def begin(self) -> None:
-        """Return after the first attempt, or raise why this process should start the store and cannot.
+        """Return after the first attempt; raise an error if this process should start the store and cannot.
 
         A cancellation does not interrupt the start, which is in a thread; `aclose` ends it.
         """
@@ -207,7 +207,7 @@ class Starting(ABC):
             self._task.result()
 
     def resume(self) -> None:
-        """Continue, or begin again, as no store is found."""
+        """Go on looking for a store, or begin again."""
         self._settled.clear()
         if not self.hosts and (self._task is None or self._task.done()):
             self._asked.clear()
@@ -261,7 +261,7 @@ class Hosting(Starting):
         return Keys(self._settings.prefix, self._settings.run_id).ending
 
     async def begin_again(self) -> None:
-        """Decide again at the next `begin`: the store is shutting down, and this node was not in it."""
+        """Let the next `begin` decide again: the store found is shutting down, and has rejected this node."""
         if self._task is not None and not self.hosts:
             self.settle()
             await asyncio.wait([self._task])
@@ -283,14 +283,14 @@ class Hosting(Starting):
                 if not await self._may_pass(error):
                     if not self._asked.is_set():
                         raise
-                    log.error("%s", error)  # noqa: TRY400  callers wait on; the log has the reason
+                    log.error("%s", error)  # noqa: TRY400  callers keep waiting; the log has the reason
                     return None
                 log.debug("%s; looking again in a moment", error)
                 if type(error) is PortTakenError and not self._problem and anyio.current_time() >= say_at:
                     self._problem = f"{error}; the process that has that port does not answer as a store"
                     log.warning("%s", self._problem)
             finally:
-                # No await from here to the end of the task: `begin` must find it done.
+                # If the task ends here, it must not await any more: `begin` must find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)
             with anyio.move_on_after(self._rng.uniform(*TRY_AGAIN_AFTER)):
                 await self._settled.wait()
@@ -298,7 +298,7 @@ class Hosting(Starting):
                 return None
 
     async def _why_not_the_only_one(self, host: HostedStore) -> RendezvousConnectionError | None:
-        """Return why a new store must end: the URL leads to another one or nowhere; else None."""
+        """Return the error if the URL leads to another store or nowhere, so that the new store must end; else None."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
             began_too = await in_thread(lambda: listening(host.bound.foreign)) if host.bound.foreign else []
@@ -325,7 +325,7 @@ class Hosting(Starting):
             log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
     async def _may_pass(self, error: RendezvousError) -> bool:
-        """Return True if the reason not to start the store may pass, or a store be found meanwhile.
+        """Return True if this obstacle to starting the store may pass, or a store may be found meanwhile.
 
         With `is_host=1`, a node waits for the port only if the store that holds it is shutting down.
         """
@@ -358,7 +358,7 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
         NotResolvedError: The URL's host has no address, perhaps not yet.
         PortTakenError: Another process listens there.
         RendezvousConnectionError: `is_host` is set, and the store cannot be started.
-        RendezvousSettingsError: Every machine could use the store, or the URL's host names several machines.
+        RendezvousSettingsError: The store would be open to every machine, or the URL's host names several machines.
     """
     if settings.is_host is False:
         return None
@@ -373,11 +373,11 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
     try:
         bound = address_to_listen_on(settings, credentials, (host, port))
         return serve_on(settings, credentials, bound, port)
-    except RendezvousError:  # some are ConnectionErrors, which are OSErrors, too
+    except RendezvousError:  # some `RendezvousError`s are `OSError`s, too
         raise
     except OSError as error:
         if not insist and error.errno == errno.EADDRNOTAVAIL:
-            return None  # another machine's
+            return None  # the host is another machine
         what = "is_host is set, but the store" if insist else "the store"
         why = f"{what} cannot be started on {host}:{port}: {error.strerror or str(error)}"
         raise (PortTakenError if error.errno == errno.EADDRINUSE else RendezvousConnectionError)(why) from error
@@ -408,7 +408,7 @@ def serve_on(
 
     Raises:
         OSError: The address cannot be bound.
-        RendezvousSettingsError: Every machine could use the store, or an extra is not installed.
+        RendezvousSettingsError: The store would be open to every machine, or an extra is not installed.
     """
     server: Server | StoreProcess
     try:

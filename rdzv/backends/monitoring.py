@@ -1,4 +1,4 @@
-"""Shell: serves the embedded store with its page, and the metrics of a node's own process."""
+"""Shell: serves the embedded store with its HTTP page, and the metrics of a node's own process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _serve_page(
 
 
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
-    """Return a function that serves the metrics of a node's process, if set; only its first call has an effect.
+    """Return a function that serves the metrics of a node's process if `metrics_port` is set, once for all calls.
 
     Call it in the node's loop. Raise RendezvousSettingsError if the extra is not installed.
     """
@@ -92,7 +92,7 @@ def serve_embedded(
     Raises:
         OSError: The address cannot be bound.
         RendezvousSettingsError: The page's extra is not installed.
-        StoreUsageError: Every machine could use the store.
+        StoreUsageError: The store would be open to every machine.
     """
     if settings.http_port is not None:
         http_room("app", "http_port")  # raise before the store is started

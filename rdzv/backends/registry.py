@@ -39,7 +39,7 @@ ENTRY_POINT_GROUP: Final = "rdzv.backends"
 ParameterValue: TypeAlias = (
     str | bytes | int | float | PurePath | Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None
 )
-"""A parameter as its user wrote it: text from a URL."""
+"""A parameter as its user wrote it: text if it is from a URL."""
 
 
 class RendezvousParameters:
@@ -138,7 +138,7 @@ _OWN_NAMES: Final = frozenset({"self", "backend", "endpoint", "run_id", "local_a
 
 
 def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> int | None:
-    """Pop a node count from `config`, whose own name precedes its other names."""
+    """Pop a node count from `config`; its own name has precedence over its other names."""
     names = [name, *PARAMETERS[name].aliases]
     for written in given.keys() & {*names}:
         look_up(written, Source.KEYWORD)  # raises an error for an older name
@@ -231,7 +231,7 @@ def _check_name(backend: str) -> None:
 
 
 RendezvousHandlerFactory = RendezvousHandlerRegistry
-"""The name in older code."""
+"""The registry's name in older code."""
 
 rendezvous_handler_registry: Final = RendezvousHandlerRegistry()
 """The registry that `connect` uses."""

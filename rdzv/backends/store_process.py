@@ -1,9 +1,9 @@
 """Shell: the embedded store in a process of its own (`host=process`), for programs that hold the GIL for long.
 
 The node binds the port, and executes this interpreter: a fork would copy the locks of threads, and `multiprocessing`
-would run the user's script again. The two exchange lines of JSON over a socket pair, as secrets must be in no argument
-and no environment. The process ends when the node's end of the socket is closed. A forked child of a killed node may
-keep it open, so the process also polls its parent.
+would run the user's script again. Both exchange lines of JSON over a socket pair, as secrets must be in no argument
+and no environment. The store's process ends when the node's end of the pair is closed. A forked child of a killed node
+may keep it open, so the process also polls its parent.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class StoreProcess:
         self._control.close()
 
     def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
-        """Send settings, or seconds for `wait_until_alone`; return the answer, None if the process has ended."""
+        """Send settings, `HAND_OVER`, seconds for `wait_until_alone`, or None; return the answer, None at its end."""
         with self._asking, contextlib.suppress(OSError, ValueError):
             self._lines.write(json.dumps(request) + "\n")
             self._lines.flush()
@@ -158,8 +158,8 @@ class StoreProcess:
 
 
 def main(number: int) -> None:
-    """Serve the store requested over socket `number`, until the parent ends."""
-    from rdzv.backends.monitoring import serve_embedded  # needs sqlite3
+    """Serve the store requested over socket `number`, until the parent closes it or ends."""
+    from rdzv.backends.monitoring import serve_embedded
 
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(meant_for_the_program, signal.SIG_IGN)
@@ -167,7 +167,7 @@ def main(number: int) -> None:
     lines = control.makefile("rw")
 
     def say(**words: Any) -> None:
-        with contextlib.suppress(OSError):  # the parent has ended; so do the lines
+        with contextlib.suppress(OSError):  # the parent has ended, which also ends the loop over `lines`
             lines.write(json.dumps(words) + "\n")
             lines.flush()
 

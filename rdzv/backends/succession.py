@@ -1,8 +1,8 @@
 """Shell: becomes the next host of a store with several hosts, by the rule of `core.hosts.succession`.
 
 A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
-serving process has died. A candidate listens, and tells each connection that it is one. The server then gets the same
-sockets: the port is never free in between.
+serving process has died. A candidate listens, and tells each client that it is a candidate. The server then gets the
+same sockets: the port is never free in between.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ASK_EVERY: Final = (0.02, 0.06)  # seconds, drawn each time; short: all nodes wait for the host
-PAUSE_SHARE: Final = 0.05  # of the time without a store: thousands of nodes may ask
+PAUSE_SHARE: Final = 0.05  # a pause, as a share of the time without a store: thousands of nodes may ask
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then it is asked again
-SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also the limit for an operator's word
+SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive
 
 
 class Succession(Starting):
@@ -88,7 +88,7 @@ class Succession(Starting):
                 raise (
                     error if isinstance(error, RendezvousError) else RendezvousConnectionError(self._problem)
                 ) from error
-            log.error("%s", self._problem)  # noqa: TRY400  callers wait on; the log has the reason
+            log.error("%s", self._problem)  # noqa: TRY400  callers keep waiting; the log has the reason
             return None
         finally:
             asyncio.get_running_loop().call_soon(self._asked.set)  # no await: `begin` must find the task done
@@ -108,7 +108,7 @@ class Succession(Starting):
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
     async def _own_place(self, answers: Sequence[Answer]) -> int | None:
-        """Return this machine's first free place; None if a candidate is before it."""
+        """Return the index of this machine's first free host; None if a candidate precedes it in the list."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None
@@ -117,7 +117,7 @@ class Succession(Starting):
         return None
 
     def _bound(self, place: int) -> BindAddress | None:
-        """Return the address to listen on for this place; None if it is taken, or another machine's."""
+        """Return the address to listen on for the host at this index; None if it is taken, or another machine's."""
         if self._settings.uses_tls and self._credentials.server_tls() is None:
             return None  # it cannot serve without a certificate
         try:
