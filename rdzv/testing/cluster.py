@@ -1,11 +1,11 @@
 """Shell: a cluster of simulated nodes, in which a user's code runs over the real store and handler.
 
-Each node is a process of `timeline`. The network and the store's disk are in memory. `advance` plays a number of
+Each node is a process of `timeline`. The network and the store's disk are in memory. `advance` plays the events of some
 virtual seconds, in an order that the seed decides. Every method acts before it returns; awaiting its result is
 optional, so blocking tests can use a cluster, too: `with rdzv.testing.cluster(4) as cluster`.
 
 In the nodes' code, `rdzv.connect` and `rdzv.rounds` connect to the cluster's store, whatever host the URL names. A body
-must not wait for a thread, whose work takes no virtual time.
+must not wait for a thread, which would answer at a random virtual time.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------ time
 
     def run(self, body: Callable[[ClusterNode], Awaitable[object]]) -> Done[None]:
-        """Start a body on each live node that runs none; awaiting the result plays until all have ended."""
+        """Start a body on each live node that runs none; awaiting the result calls `finish`."""
         self._body = body
         for node in self.nodes:
             if node.alive and node.task is None:
@@ -171,7 +171,7 @@ class Cluster:
         """Play until the bodies of all live nodes have ended.
 
         Raises:
-            ClusterStuckError: That takes more than `within` virtual seconds; the message says where each node waits.
+            ClusterStuckError: They take more than `within` virtual seconds; the message says where each node waits.
             ClusterError: As in `advance`.
         """
         until = self.now + within
@@ -205,7 +205,7 @@ class Cluster:
         if old.alive and not old.ended:
             raise RendezvousStateError(f"{old.name} is alive: kill it first")
         old.process.exit()
-        if old.process in self._dark:  # its machine resets the old connections from now on
+        if old.process in self._dark:  # the machine has power again, and resets the old connections
             self._dark.discard(old.process)
             for source in old.sources:
                 self._world.network.heal(source)
@@ -215,7 +215,7 @@ class Cluster:
         return Done(new)
 
     def join(self) -> Done[ClusterNode]:
-        """Start one more node, with the same body."""
+        """Start one more node, with the body of the last `run`."""
         node = self._new_node()
         self.say(f"{node.name} comes")
         if self._body is not None:
@@ -317,7 +317,7 @@ class Cluster:
 
         Args:
             body: By default the body of the last `run`.
-            seeds: One seed gives one story.
+            seeds: The same seed gives the same story.
             faults: The kinds of faults.
             most: The most faults per cluster.
             during: Virtual seconds in which the faults begin.
@@ -467,7 +467,7 @@ def cluster(
 
     Args:
         nodes: The number of nodes at the start.
-        seed: The seed of all random choices: one seed gives one story.
+        seed: The seed of all random choices: the same seed gives the same story.
         durable: True if the store has a disk.
         latency: The bounds, in seconds, of a message's time to or from the store.
         may_raise: Errors that the bodies may raise; any other fails the test.

@@ -1,8 +1,8 @@
 """A disk on virtual time: it has latencies, and keeps only committed data.
 
-A `Disk` outlives its processes. Each opens a `SimulatedJournal` on it: the real journal on a database in memory, with
-timers of the process's loop in place of the writer's thread. When the process dies, uncommitted data is lost, but the
-group being written may have reached the disk.
+A `Disk` outlives the store's processes. Each opens a `SimulatedJournal` on it: the real journal on a database in
+memory, with timers of the process's loop in place of the writer's thread. When the process dies, uncommitted data is
+lost, but the group being written may have reached the disk.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ COMMIT_SECONDS = (0.0002, 0.004)  # of a healthy disk
 
 
 class NoMark:
-    """A mark without a file."""
+    """The journal's mark without a file."""
 
     def write(self, store_id: str, number: int) -> None:
         """Do nothing."""
 
 
 class NoReserve:
-    """A reserve of unlimited space."""
+    """The journal's reserve of space, unlimited."""
 
     def take(self, least: int) -> bool:  # noqa: ARG002
         """Return True."""
@@ -45,7 +45,7 @@ class NoReserve:
 
 
 class Disk:
-    """The data that outlives a process.
+    """The data that outlives the store's processes.
 
     `rng` draws latencies, and the fate of the group being written at a crash. `on_commit` gets each committed group;
     `commits` counts them.
@@ -68,7 +68,7 @@ class Disk:
         return self._journal
 
     def lose_power(self) -> None:
-        """End the process; draw if the group being written reached the disk."""
+        """End a killed process's journal; draw if the group being written reached the disk."""
         opened, self._journal = self._journal, None
         if opened is not None:
             opened.gone(reaches_the_disk=self.rng.random() < 0.5)
@@ -137,7 +137,7 @@ class SimulatedJournal(Journal):
         return True
 
     def gone(self, *, reaches_the_disk: bool) -> None:
-        """End with the process."""
+        """End with the process; first commit the group being written if it `reaches_the_disk`."""
         if self._in_hand is not None and reaches_the_disk:
             with contextlib.suppress(sqlite3.Error, Unwritable):
                 self._commit(self._in_hand[0])

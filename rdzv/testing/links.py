@@ -1,7 +1,7 @@
 """One connection of a network in memory: two transports, and a pipe for each direction.
 
 A pipe delivers bytes in order, each piece one latency after it was sent. As in TCP, the boundaries of writes are lost,
-a peer receives all bytes before a close, and a dead peer answers a write by a reset. `network` has the faults.
+a peer receives all bytes before a close, and a dead peer answers a write by a reset. `network` applies the faults.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class MemoryTransport(asyncio.Transport):
     # Called by the protocol.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes; drop them after the end, as over sockets."""
+        """Send bytes; drop them once the transport closes, as over sockets."""
         if self._end_sent and not self._closing:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self._closing or not data:
@@ -158,7 +158,7 @@ class MemoryTransport(asyncio.Transport):
         return self._closing
 
     def pause_reading(self) -> None:
-        """Leave the peer's bytes on its side until `resume_reading`."""
+        """Call the protocol with no more bytes until `resume_reading`."""
         self._reading_paused = True
 
     def resume_reading(self) -> None:
@@ -192,7 +192,7 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def lose(self, error: Exception | None) -> None:
-        """Call the protocol's `connection_lost` once, but not within its own call."""
+        """Close this end at once; let the loop call the protocol's `connection_lost`, once."""
         if self.is_lost:
             return
         self._closing = self._end_sent = self.is_lost = True
@@ -201,13 +201,13 @@ class MemoryTransport(asyncio.Transport):
         self._incoming.wake()
 
     def die(self, *, silently: bool) -> None:
-        """End with its process: call no protocol, and close the connection unless `silently`."""
+        """End with the process: call its protocol no more, and close the connection unless `silently`."""
         if silently:
             self._outgoing.clear()
         elif not self._end_sent:
             self._outgoing.send(Signal.END)
         self._closing = self._end_sent = self.is_lost = True
-        self.loop = self._outgoing.network_loop  # the system answers later arrivals
+        self.loop = self._outgoing.network_loop  # the operating system answers later bytes
         self._incoming.receiver_died()
 
     @property
@@ -246,11 +246,11 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def waits_for_room(self) -> bool:
-        """True if `were_delivered` must be called."""
+        """True if `bytes_left` must be called after a delivery."""
         return not self.is_lost and (self._writing_paused or self._closing)
 
     def were_delivered(self) -> None:
-        """Called after written bytes were delivered."""
+        """Called after bytes written here were delivered."""
         self._control_flow()
         if self._closing:
             self._let_go_once_flushed()
@@ -336,7 +336,7 @@ class Pipe:
             self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive)
 
     def receiver_died(self) -> None:
-        """Deliver further bytes to the receiver's system."""
+        """Deliver further bytes to the operating system of the dead receiver."""
         if self._delivery is not None:
             self._delivery.cancel()
             self._delivery = None

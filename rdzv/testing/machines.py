@@ -124,7 +124,7 @@ class Process:
                 thread.die()
 
     def pause(self, *, threads: bool) -> None:
-        """Stop the main loop, as a long call in it does; with `threads` the process, as SIGSTOP does."""
+        """Stop the main loop, as a long call in it does; with `threads`, stop the process, as SIGSTOP does."""
         self.host.pause()
         if threads:
             for thread in self.threads.values():
@@ -175,7 +175,7 @@ def process_id_of(name: str) -> bytes:
 class StoreMachine:
     """The store's machine, whose disk outlives its processes.
 
-    `rng` draws the latencies of the disk, which it has if `durable`. Its clock counts `rate` seconds per true second.
+    If `durable`, it has a disk, whose latencies `rng` draws. Its clock counts `rate` seconds per true second.
 
     Attributes:
         server: The running server, or None.
@@ -245,7 +245,7 @@ class StoreMachine:
     def _serve(self, host: Host) -> None:
         journal: SimulatedJournal | None = None
         if self.disk is None:
-            first = 1_000_003 * self.starts  # far from earlier lives' revisions, as random numbers are
+            first = 1_000_003 * self.starts  # far from earlier processes' revisions, as a real store's random number is
             engine = Engine(store_id=self.store_id, limits=self._limits, first_revision=first)
         else:
             journal = self.new_journal(self.disk, host)

@@ -147,11 +147,11 @@ class MemoryNetwork:
             link.reset()
 
     def died(self, name: str, *, silently: bool = False) -> None:
-        """End the links of a dead process, a dialer or a listener; this name can dial no more.
+        """End the links of a dead process, a dialer or a listener; a dead dialer can dial no more.
 
         Its system delivers the sent bytes, closes the connections, and answers later bytes with a reset. With
-        `silently` the machine has lost power: bytes in flight are lost, and the other end is not notified until it
-        writes to a machine that is back (`partition` it until then), or TCP's keep-alive fails.
+        `silently` the machine has lost power: bytes in flight are lost, and the other end learns of it only when it
+        writes to the restarted machine (`partition` the name until then), or when TCP's keep-alive fails.
         """
         if name not in self._listeners:
             self._dead.add(name)

@@ -115,7 +115,7 @@ class RealProcesses:
         """Wait until a process has written `text`.
 
         Raises:
-            ProcessesError: The seconds are over, or the process has ended without it.
+            ProcessesError: The process has not written it within the seconds, or has ended.
         """
         until = time.monotonic() + within
         while text not in self.output(index):
@@ -128,7 +128,7 @@ class RealProcesses:
         """Wait until all processes have ended; return their exit statuses, negative for a signal.
 
         Raises:
-            ProcessesError: The seconds are over.
+            ProcessesError: A process runs longer than `within` seconds.
         """
         until = time.monotonic() + within
         while any(process.poll() is None for process in self._processes.values()):

@@ -56,7 +56,7 @@ class ClusterStuckError(ClusterError):
 
 
 class Story:
-    """The events, with the virtual seconds that `now` returns.
+    """The events of a cluster, each with its virtual time from `now`.
 
     Attributes:
         lines: The events so far.

@@ -6,9 +6,9 @@
     timeline.run(60.0)
     a.pause()                               # as SIGSTOP; its clock goes on
     a.resume()                              # it first reads its sockets, then late timers fire
-    a.die()                                 # as SIGKILL: its code does not run any more, not even clean-up
+    a.die()                                 # as SIGKILL: its code, also its clean-up, has no more effect on others
 
-A `Timeline` runs all of them in one thread. Processes with work take turns, in an order that the seed decides. A turn
+A `Timeline` runs all processes in one thread. Processes with work take turns, in an order that the seed decides. A turn
 is the work of a real loop between two polls of its sockets, and takes no time. If no process has work, time jumps to
 the next timer.
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 START = 1000.0  # not 0, to find code that takes 0 for "never"
-BUSY_TURNS = 2_000  # turns without a timer; then a loop counts as polling: each further turn takes time
+BUSY_TURNS = 2_000  # turns without a timer; after them a loop counts as polling, and each further turn takes time
 BUSY_TURNS_EACH = 20  # the same per process, if there are many
 BUSY_SECONDS = 1e-4  # a turn of a polling loop
 BUSY_BEYOND = 1.0  # seconds past the end of `run` that polling may take
@@ -181,7 +181,7 @@ class Host(asyncio.BaseEventLoop):
     Attributes:
         dead: True once it was killed.
         paused: True while it is stopped.
-        late: Seconds added to timers: rounding between two clocks must make none early.
+        late: Seconds added to timers: rounding between two clocks must make no timer early.
     """
 
     late: float = 1e-9
@@ -229,14 +229,14 @@ class Host(asyncio.BaseEventLoop):
             self._enqueue()
 
     def hold_up(self, task: asyncio.Task[Any], seconds: float) -> None:
-        """Hold one task of this process for some true seconds."""
+        """Keep one task of this process from running for some true seconds."""
         self._held_up[task] = self._timeline.now + seconds
 
     def die(self) -> None:
         """Kill the process: at once, or at its next await if it calls this itself.
 
-        Cut it off from the network first: its coroutines are closed before the next turn of any process, on their own
-        clock.
+        Cut it off from the network in the same turn: before the next turn of any process, its coroutines are closed,
+        and their clean-up runs on a clock of its own.
         """
         if not self.dead:
             self.dead = True
@@ -293,7 +293,7 @@ class Host(asyncio.BaseEventLoop):
         sys.set_asyncgen_hooks(firstiter=self._asyncgens.add, finalizer=self._finalize)
         try:
             for _ in range(len(ready)):
-                if self.paused or (self.dead and self._grave is None):  # a callback did that
+                if self.paused or (self.dead and self._grave is None):  # a callback has stopped or killed it
                     break
                 handle = ready.popleft()
                 if self._held_up and (until := self._held_until(handle)) > self._timeline.now:
