@@ -5,7 +5,7 @@
     PrefixStore, gloo, the agent        >  TorchStore     >  the blocking shared store  >  one socket per thread
     DynamicRendezvousHandler            >  TorchRendezvousBackend  >  a blocking client
 
-Nothing of ours is pickled on any wire. Only PyTorch's own `DynamicRendezvousHandler` gives its backend a pickled state.
+No pickle enters our store, except the state that PyTorch's own `DynamicRendezvousHandler` gives its backend.
 """
 
 from rdzv.torch.backend import TorchRendezvousBackend

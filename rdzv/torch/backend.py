@@ -27,8 +27,8 @@ class TorchRendezvousBackend(RendezvousBackend):
         store, backend = TorchStore(url), TorchRendezvousBackend(url, run_id)
         DynamicRendezvousHandler.from_backend(run_id, store, backend, min_nodes, max_nodes)
 
-    For comparison, and for users of that handler. The state is a pickle of PyTorch's: restrict the writers of this
-    store.
+    For comparison, and for users of that handler. The state is a pickle, which PyTorch loads: restrict the writers of
+    this store.
 
     Args:
         url: A URL of ours; its run is ignored.
@@ -52,7 +52,7 @@ class TorchRendezvousBackend(RendezvousBackend):
         """Return the state and its token; None if there is none.
 
         Raises:
-            RendezvousStateError: The key holds something else.
+            RendezvousStateError: The value was not written by this backend.
         """
         with self._torch_errors():
             entry = self._client.get(self._key)
@@ -65,7 +65,7 @@ class TorchRendezvousBackend(RendezvousBackend):
             The present state, its token, and True if it was just written; None if there is none.
         """
         if token is not None and type(token) is not int:
-            current = self.get_state()  # no token of ours matches
+            current = self.get_state()  # this token cannot be of the present state
             return (*current, False) if current is not None else None
         with self._torch_errors():
             result = self._client.compare_and_set(self._key, MARK + state, expected_revision=token or 0)

@@ -1,15 +1,15 @@
 """Shell: finds gloo's sockets in this process, and shuts them down.
 
 If a peer is killed, a gloo collective fails only on its neighbours. The others wait for the group's timeout, and
-PyTorch's abort does not end that (2.13). Shutting down the group's sockets does: every collective on it raises
-`RuntimeError: ... Connection closed by peer`.
+PyTorch's abort (2.13) does not end this wait. Shutting down the group's sockets does: every collective on the group
+raises `RuntimeError: ... Connection closed by peer`.
 
 Other libraries may open sockets at any time, so gloo's are recognised by their addresses. Each member listens at an
 address of its own, and the members exchange these in the group's store. A socket is gloo's if one of its ends is such
 an address. If the addresses cannot be read, no socket is touched.
 
-A listening socket is never touched, as gloo aborts the process when accept fails. Descriptors are read by system calls:
-a `socket.socket` of one makes it non-blocking for all its owners after `socket.setdefaulttimeout`.
+A listening socket is never touched, as gloo aborts the process when accept fails. Descriptors are read by system
+calls: after `socket.setdefaulttimeout`, a `socket.socket` makes its descriptor non-blocking for all owners.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any, Final
 Address = tuple[int, bytes]  # a port, and an address of 4 or 16 bytes
 
 STORAGE_BYTES: Final = 128  # of a `sockaddr_storage`
-ADDRESS_BYTES: Final = STORAGE_BYTES + 8  # gloo's: that, and a number
-HOST_BYTES_MAX: Final = 256  # of the name before an address
+ADDRESS_BYTES: Final = STORAGE_BYTES + 8  # of gloo's address: a `sockaddr_storage`, and a number
+HOST_BYTES_MAX: Final = 256  # of the host name before the address
 
 
 class GlooSockets:
@@ -43,9 +43,9 @@ class GlooSockets:
             self._addresses.add(address)
 
     def shut_down(self) -> None:
-        """Shut down the connections between these addresses; from any thread."""
+        """Shut down the connections with a recorded address at one end; from any thread."""
         for name in os.listdir("/dev/fd"):
-            # Shut down a copy: the number may be another file by now.
+            # Check and shut down a duplicate: the number may be reused for another file meanwhile.
             with contextlib.suppress(OSError):
                 copy = os.dup(int(name))
                 try:

@@ -4,8 +4,8 @@
 
 **nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each learns of
 the loss from its own node. An abort waits for the GPU, so it runs in a thread, which `close` waits for. docs/pytorch.md
-says why `make` requires two variables: without TORCH_NCCL_BLOCKING_WAIT=1 a collective also returns before the GPU is
-done. This follows PyTorch's documentation and sources, and has never run on a GPU.
+says why `make` requires two environment variables: without TORCH_NCCL_BLOCKING_WAIT=1 a collective also returns before
+the GPU is done. This follows PyTorch's documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class RoundGroup:
     world_size: int
     backend: str
     timeout: timedelta
-    _aborting: threading.Thread | None = None  # nccl's groups
+    _aborting: threading.Thread | None = None  # aborts nccl's groups
     _sockets: GlooSockets = field(default_factory=GlooSockets)
     _making: threading.Lock = field(default_factory=threading.Lock)
     _aborted: threading.Event = field(default_factory=threading.Event)
-    _excepthooks: tuple[Any, Any] | None = None  # before and after PyTorch's last making of the group
+    _excepthooks: tuple[Any, Any] | None = None  # before and after `init_process_group`
 
     def __post_init__(self) -> None:
         self._uses_gloo = "gloo" in self.backend
@@ -84,7 +84,7 @@ class RoundGroup:
             # PyTorch cannot change the timeout later.
             self._make_once(self.store, self.timeout)
             if self._aborted.is_set():
-                self.abort()  # the sockets that were made meanwhile
+                self.abort()  # shut down the sockets that were opened meanwhile
             return
         # A gloo group has one timeout for connecting and for collectives. Connecting needs a short one: a wait for a
         # member that dies meanwhile has no sockets to abort. If it is too short for a busy machine, all try again with
@@ -122,7 +122,7 @@ class RoundGroup:
             self._sockets.shut_down()
 
     def _wait_for_all(self, store: Any) -> None:
-        """Wait for every member in the store: its waits end at a loss, gloo's do not."""
+        """Wait in the store until all members are here: a loss ends the store's waits, but not gloo's."""
         if store.add("rdzv.group/came", 1) == self.world_size:
             store.set("rdzv.group/all", "1")
         store.wait(["rdzv.group/all"])
@@ -163,7 +163,7 @@ class RoundGroup:
     def close(self) -> None:
         """Destroy all process groups."""
         if self._aborting is not None:
-            self._aborting.join()  # it destroys them
+            self._aborting.join()  # the abort destroys the groups
         if dist.is_initialized():
             destroy_process_groups()
         # PyTorch wraps the hook for uncaught errors, to put the rank before lines, and does not restore it: lines would
@@ -173,7 +173,7 @@ class RoundGroup:
 
 
 def refuse_existing_group() -> None:
-    """Raise `RendezvousStateError` if this process has a default group: a second would mix its collectives with it."""
+    """Raise `RendezvousStateError` if this process has a default group: its collectives would mix with ours."""
     if dist.is_initialized():
         raise RendezvousStateError(
             "this process has a process group already, of another loop of rdzv.torch.rounds or of init_process_group, "

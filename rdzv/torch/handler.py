@@ -46,7 +46,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 _CHECKED: Final = {"bootstrap_check": True}
 _BY_NAME: Final = {"rank_order": "survivors_then_name"}
-"""As PyTorch's own handler, which sorts by address: rank 0 is on the first host of the list."""
+"""PyTorch's own handler sorts nodes by address: users expect rank 0 on the first host of their list."""
 
 SERVED: Final = "rdzv/torch/agent_store"
 """The key of the round's store that says that rank 0's agent serves the workers' store."""
@@ -71,22 +71,22 @@ def _as_torch(error: ours.RendezvousError) -> Exception:
 class _Choices:
     """The parameters of `torchrun`, translated."""
 
-    # `heartbeat_timeout` limits PyTorch's heartbeat, `use_libuv` and `store_type` choose its store: not ours.
+    # These configure PyTorch's heartbeat and PyTorch's store, which this handler does not use.
     IGNORED: Final = ("heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
 
     def __init__(self, params: Any) -> None:
         config = {name: value for name, value in params.config.items() if name not in self.IGNORED}
-        # PyTorch always adds `timeout=900`.
+        # PyTorch adds `timeout=900` if the user gives no timeout.
         if "join_timeout" in config or str(config.get("timeout")) in ("900", "900.0"):
             config.pop("timeout", None)
         self.read_timeout = timedelta(seconds=_read("read_timeout", config, READ_TIMEOUT, like="join_timeout"))
         self.regroup_on_loss: bool = _read("regroup_on_loss", config, True, like="insecure")
-        # The values stay as written: if it is read, `is_host=auto` is None, which would mean that it was not given.
+        # Keep the values as written: `is_host=auto` is read as None, which would mean that it was not given.
         config = read(config, Source.RDZV_CONF) | {name: config[name] for name in config if name in PARAMETERS}
 
         endpoint = params.endpoint.strip()
         if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
-            endpoint = "localhost:0"  # no other job shares it
+            endpoint = "localhost:0"  # no other job shares this store
         self.reserved: socket.socket | None = None  # holds the port of this job's own store until the store listens
         if (own := _ANY_PORT.fullmatch(endpoint)) is not None:
             if params.min_nodes > 1:
@@ -99,7 +99,7 @@ class _Choices:
             self.reserved = _reserved(host.strip("[]"))
             endpoint = f"{scheme}{host}:{self.reserved.getsockname()[1]}{rest}"
             config.setdefault("is_host", True)
-        endpoint = endpoint or "localhost"  # as PyTorch takes an empty one
+        endpoint = endpoint or "localhost"  # as PyTorch reads an empty endpoint
         parts = split_url(endpoint if "://" in endpoint else f"tcp://{endpoint}")
         if parts.run_id not in ("", params.run_id):
             refuse(
@@ -142,7 +142,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     **Deaths on the way.** An agent waits up to `read_timeout` for the values of every other member, and fails without
     them. So `next_rendezvous` returns a round only once all members have received it, and meets again if one dies
-    before that. A member that dies in the milliseconds after it still costs the others `read_timeout`.
+    before that. A member that dies in the milliseconds after that still costs the others `read_timeout`.
 
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent except by a
     signal. After a signal the node only leaves, and the others learn of it at once. A node that was never in a round,
@@ -153,7 +153,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     `SystemExit(0)` under `torchrun`, where no caller could catch the error. The caller of `elastic_launch` gets the
     error from `shutdown`.
 
-    docs/pytorch.md explains ranks, drains, restarts and `torch_store=tcp`; `agent.unnamed_run` runs without a name.
+    docs/pytorch.md explains ranks, drains, restarts and `torch_store=tcp`; `agent.unnamed_run`, runs without a name.
 
     Args:
         params: PyTorch's `RendezvousParameters`.
@@ -177,9 +177,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
         self._signals = EndSignals(self._hosts, partial(self._screen.ends, serves_for=None))
-        self._tcp_store: Any = None  # of this round: rank 0 serves it while this object lives
+        self._tcp_store: Any = None  # of this round; at rank 0 it serves as long as this object lives
         self._workers_store: WorkersStore | None = None  # at rank 0
-        self._taken: set[int] = set()  # promised ports that were taken
+        self._taken: set[int] = set()  # promised ports that another process has taken
         self._logs_lost = False
         self._logs_of: int | None = None  # the round of the last started workers
         self._store: TorchStore | None = None
@@ -229,15 +229,15 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         start_to_follow(handler, self._beats)
 
     def _hear_of_ending(self, agent: Agent | None, ending: Ending) -> None:
-        """Write the end of a round, in a thread: the screen may block the node's loop."""
+        """Log the end of a round, in a thread: standard error may block."""
         handler = self._handler
         if handler is not None:
             done = agent is not None and agent.is_done
-            with contextlib.suppress(ours.RendezvousStateError):  # it is being closed
+            with contextlib.suppress(ours.RendezvousStateError):  # the handler is being closed
                 handler.start(in_thread(partial(self._screen.ended, ending, handler.closed, done=done)))
 
     def _end_life(self, why: str = "") -> None:
-        """Stop following this round; announce a worker's failure here, unless that was done at once."""
+        """Stop watching this round; announce `why`, a worker's failure here, unless the round has ended already."""
         life, handler = self._life, self._handler
         self._forget_workers()
         self._life = None
@@ -255,14 +255,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         Raises:
             RendezvousGracefulExitError: This node was a spare and the run is closed; see the class.
-            RendezvousError: The fitting class of PyTorch's. Under torchrun one line and `SystemExit` with status 1, as
+            RendezvousError: PyTorch's class for the error. Under torchrun one line and `SystemExit` with status 1, as
                 PyTorch would print a hundred lines.
         """
         try:
             info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
             if self._run_id == NO_NAME and self._settings.max_nodes == 1 and not self._was_member:
-                self._kept_out = True  # that run is another job's with the same name
+                self._kept_out = True  # the run is another job's, of the same name
                 self._refuse(ours.RendezvousClosedError(f"{error}, and has run nothing"))
             log.info("%s", error)
             self._was_member, self._kept_out = False, True  # the run may continue: do not close it
@@ -273,7 +273,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         except ours.RendezvousError as error:
             self._kept_out = True
             if self._handler is not None and self._handler.store_gone is not None:
-                self._was_member = False  # nothing to close or leave
+                self._was_member = False  # the store is lost: there is nothing to close or leave
             self._refuse(error)
         self._was_member, self._kept_out = True, False
         store = self._tcp_store
@@ -314,14 +314,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
 
     def _serves_workers(self, info: sync.RendezvousInfo) -> bool:
-        """Serve the workers' TCPStore at rank 0; return False if its port is taken and another can be promised."""
+        """Serve the workers' TCPStore at rank 0; return False if its port is taken, but another is possible."""
         if not self.use_agent_store or info.rank != 0:
             return True
         self._workers_store = serve_workers(info, self._settings.master_port, self._taken)
         return self._workers_store is not None
 
     def _agents_tcp_store(self, info: sync.RendezvousInfo) -> Any:
-        """Return the agents' TCPStore: the workers' under a prefix, or one at another port."""
+        """Return the agents' TCPStore: the workers' TCPStore under a prefix, or a separate one at another port."""
         timeout = self._choices.read_timeout
         if not self.use_agent_store:  # rank 0's worker listens at the round's port
             return open_tcp_store(info, timeout, port=0)
@@ -412,11 +412,11 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise _as_torch(error) from None
 
     def num_nodes_waiting(self) -> int:
-        """Return the number of nodes to meet again for: waiting, leaving, or with `regroup_on_loss` lost.
+        """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
 
-        Above 0, the agent restarts its workers. It asks ten times a second, so no request is made. A closed run has
-        none. A member with a failed worker counts as lost, as workers here may hang in a collective while its agent
-        stops the other workers, for up to 30 s.
+        Above 0, the agent restarts its workers. The agent asks ten times a second, so this makes no request. In a
+        closed run it is 0. A member with a failed worker counts as lost: while its agent stops its other workers, for
+        up to 30 s, workers here may hang in a collective.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
@@ -455,7 +455,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         # PyTorch 2.5 and later do not call this after a signal; the agent of 2.4 does while handling it.
         end = end_of_agent()
         if end.signal is not None:
-            if self._handler is not None:  # else it still waited for the store
+            if self._handler is not None:  # else the node still waited for the store
                 self._handler.leaves_because(told_to_end(end.signal))
                 self._handler.leave()
         elif self._was_member or not self._kept_out:
@@ -463,7 +463,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             if handler.is_closed():
                 return
             if end.has_failed and self._was_member:
-                handler.give_up(end.why, status=1)  # no spare may report success
+                handler.give_up(end.why, status=1)  # spares must not report success
             else:
                 handler.set_closed(end.why if self._was_member else "shut down before it began")
 
@@ -488,7 +488,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._close()
 
     def _leave_at_exit(self) -> None:
-        """Leave without closing the run or waiting."""
+        """Leave, without closing the run and without waiting."""
         if self._handler is not None and self._pid == os.getpid():
             self._end_life()
             with contextlib.suppress(ours.RendezvousError):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import timedelta
 
-EXIT_CLOSE_TIMEOUT: Final = 5.0  # seconds for clients of a script's store at its end, unless `close_timeout` is given
+EXIT_CLOSE_TIMEOUT: Final = 5.0  # seconds that an ending script's store waits for clients, without a `close_timeout`
 
 _SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdzv+etcds": "etcds"}
 
@@ -36,7 +36,7 @@ def register_init_method() -> None:
         rdzv.torch.register_init_method()
         torch.distributed.init_process_group(init_method="rdzv://head:29400/job-7?min_nodes=4")
 
-    A segment after the run's name, which callers append, separates keys: groups of one process with different segments
+    Callers may append a segment to the run's name, which separates keys: groups of one process with different segments
     share a round. With `torch_store=tcp` the store is a TCPStore on the round's rank 0. `torch.distributed.rpc` accepts
     such URLs, too.
 
@@ -107,11 +107,11 @@ class _Joined:
     def next_round(
         self, timeout: timedelta, segments: str, *, expected_rank: int, expected_size: int
     ) -> tuple[dist.Store, int, int]:
-        """Return store, rank and world size of the next round, or of this one if the segments are new in it.
+        """Return store, rank and world size of the next round, or of the current round if the segments are new in it.
 
         Raises:
             DistNetworkError: The store cannot be reached.
-            DistStoreError: No round came about, with the reason.
+            DistStoreError: This node has not joined a round; the message has the reason.
         """
         if self._round is None or segments in self._used:
             self._used.clear()

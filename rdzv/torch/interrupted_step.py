@@ -1,12 +1,12 @@
-"""Shell: undoes in survivors, in `sync_state`, a step that a loss has interrupted.
+"""Shell: undoes in survivors, in `sync_state`, a step that the loss of a member has interrupted.
 
-An unused gradient would be added to the next step's: `sync_state` drops all gradients. Buffers (BatchNorm's running
-statistics) contain a part of a batch: `check` copies changed ones, and `sync_state` restores the copies, unless the
-optimizer has stepped since.
+A gradient that no step has used would be added to the next step's, so `sync_state` drops all gradients. Buffers
+(BatchNorm's running statistics) contain a part of the interrupted batch: `check` copies changed buffers, and
+`sync_state` restores the copies, unless the optimizer has stepped since.
 
-`optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, in which the
-loss raises. So a hook copies both before each such step, and `sync_state` restores them after a step that did not end.
-docs/pytorch.md lists the rest.
+`optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, and a lost
+member makes such a call raise. So a hook copies both before each such step, and `sync_state` restores them after a step
+that did not end. docs/pytorch.md lists the state that the program restores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rdzv.torch.pytorch import copy_all, torch
 log: Final = logging.getLogger(__name__)
 
 ALWAYS_COPIED: Final = 65_536
-"""In numbers: buffers up to this size are copied at each `check`, larger ones after a counted change.
+"""Buffers of up to this many elements are copied at each `check`, larger ones if PyTorch has counted a change.
 
 PyTorch does not count the changes of BatchNorm's running statistics.
 """
@@ -54,14 +54,14 @@ class InterruptedStep:
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[Any, dict[str, _Copy]] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with hooks for steps
-        # By optimizer in a step: its parameters' values and its state before the step, or None without a copy.
+        # By optimizer in a step: its parameters' values and its state before the step, or None if not copied.
         self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._steps = 0  # of the optimizers since the last check
         self._steps_before = 0  # between the last two checks
         self._has_warned = False
 
     def remember(self) -> None:
-        """Copy the buffers of all models as a `check` begins; never undo a step that raised before."""
+        """Copy the buffers of all models as a `check` begins; never undo a step that raised before it."""
         self._begun.clear()
         self._copy_buffers()
 
@@ -82,7 +82,7 @@ class InterruptedStep:
             self._models[model] = now
 
     def take_back(self, model: Any, optimizer: Any, *, announced: bool) -> None:
-        """Drop all gradients, undo a step of the optimizer that did not end, and restore the buffers if none has ended.
+        """Drop all gradients, undo an unfinished step of the optimizer, and restore the buffers if no step has ended.
 
         `announced`: the last round ended at an agreed step. Then an unused gradient shows that `check` was called more
         often than the optimizer stepped.
@@ -129,7 +129,7 @@ class InterruptedStep:
                 setattr(model.get_submodule(owner), attribute, copy.kept.clone())
 
     def follow(self, model: Any, optimizer: Any) -> None:
-        """Record the state that `sync_state` has brought, and follow model and optimizer from now on."""
+        """Track model and optimizer from now on, and copy the buffers that `sync_state` has brought."""
         if model is not None:
             self._models.setdefault(model, {})
         if optimizer is not None and optimizer not in self._optimizers:
@@ -140,7 +140,7 @@ class InterruptedStep:
         self._copy_buffers()
 
     def _begin(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        has_closure = any(map(callable, (*arguments, *named.values())))  # PyTorch's arguments include the optimizer
+        has_closure = any(map(callable, (*arguments, *named.values())))  # the optimizer among them is not callable
         before = None
         if has_closure and not _steps_at_once(optimizer):
             values = [one.detach().clone() for one in _parameters(optimizer)]

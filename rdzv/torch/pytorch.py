@@ -97,7 +97,7 @@ world_of_groups: Final[Any] = getattr(dist.distributed_c10d, "_world", None)
 set_group_timeout: Final[Any] = (
     getattr(dist, "set_timeout", getattr(dist.distributed_c10d, "_set_pg_timeout", None)) if RELEASE >= (2, 9) else None
 )
-"""Changes the timeout of a group's collectives. Before 2.9 gloo ignores it."""
+"""Changes the timeout of a group's collectives; None before 2.9, where gloo ignores it."""
 
 reconfigure_handle: Final[Any] = getattr(dist, "_get_reconfigure_handle", None)
 """Returns the handle by which other members of a group reach this one after a reconfiguration; since 2.14."""
@@ -111,16 +111,16 @@ KEYS_BY_RESTARTS: Final[bool] = (
 """True if workers that use the agent's store put their restart count before all keys, as in 2.4."""
 
 LISTENING_STORE: Final[dict[str, Any]] = {} if RELEASE >= (2, 5) else {"use_libuv": False}
-"""Arguments of a TCPStore with a listening socket: in 2.4 only the older server takes one."""
+"""Arguments of a TCPStore with a listening socket: in 2.4 only the server without libuv takes one."""
 
 
 LETS_GO_AFTER: Final = 0.05
 """In seconds: the time for threads to release a group after a collective has ended.
 
-A collective's error refers to its group and leaves the caller's thread a moment after the group is destroyed; the last
-thread to release the group waits for the group's threads. Before 2.8 it holds the interpreter's lock meanwhile
-(PyTorch's pull request 154976). A thread that releases a tensor needs that lock, so both would block for ever, also
-with TCPStore.
+A collective's error refers to its group, and the caller's thread drops the error a moment after the group is destroyed.
+The last thread to release the group waits for the group's own threads; before 2.8 it holds the interpreter's lock
+meanwhile (PyTorch's pull request 154976). If a thread of the group releases a tensor, it needs that lock, so both would
+block for ever, also with TCPStore.
 """
 
 
@@ -137,7 +137,7 @@ def copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
 def destroy_process_groups() -> None:
     """Destroy all process groups, also right after a collective.
 
-    Their threads take some 15 ms to end. A thread waits for them, and the interpreter waits for that at exit.
+    The groups' threads take some 15 ms to end. Another thread waits for them, and at exit the interpreter for that one.
     """
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
@@ -145,7 +145,7 @@ def destroy_process_groups() -> None:
 
 
 def _let_go(groups: list[Any]) -> None:
-    """Release the groups once their threads have ended, of which there is no notification."""
+    """Release the groups after a time in which their threads end; PyTorch does not notify of that."""
     time.sleep(LETS_GO_AFTER)
     groups.clear()
 
@@ -167,8 +167,8 @@ def count_groups_anew() -> None:
     """Reset the number of the next default group of this process.
 
     PyTorch numbers default groups since the last destroyed one, and the number is in all of the group's keys. A failed
-    making increases it, and leaves no group to destroy: the next group would wait for keys with another number than the
-    others'.
+    `init_process_group` increases it, and leaves no group to destroy: the next group would wait for keys with another
+    number than the other members'.
     """
     if world_of_groups is not None and not dist.is_initialized():
         world_of_groups.group_count = 0
@@ -228,7 +228,7 @@ class Agent:
         if isinstance(specs, DefaultLogsSpecs) and remaining is not None:
             if not hasattr(specs, "_run_log_dir"):
                 raise OSError("this release of PyTorch does not say where they are")
-            run = getattr(specs, "_run_log_dir", None)  # none before the first workers, and none in /dev/null
+            run = getattr(specs, "_run_log_dir", None)  # unset before the first workers, and if logs go to /dev/null
             folder = Path(run or os.devnull, f"attempt_{self.group.spec.max_restarts - remaining}")
             if folder.exists():
                 folder.rename(f"{folder}.round_{round}")
@@ -261,7 +261,7 @@ def stops_workers(thread: int) -> bool:
 def signal_of(error: BaseException | None) -> str | None:
     """Return the name of the signal that has ended an agent, if any; SIGTERM if PyTorch does not name it.
 
-    Before an agent's first workers, Ctrl-C is Python's.
+    Before an agent's first workers, Ctrl-C raises Python's `KeyboardInterrupt`.
     """
     if isinstance(error, KeyboardInterrupt):
         return signal.SIGINT.name
@@ -277,11 +277,11 @@ class AgentEnd:
     signal: str | None  # its name, or None
     why: str  # the reason, for the other nodes
     has_failed: bool
-    has_no_result: bool  # a missing result has raised, as after the good end of a spare
+    has_no_result: bool  # it has raised for a missing result, as after the good end of a spare
 
 
 def end_of_agent() -> AgentEnd:
-    """Return the end of the agent that shuts its handler down; a good one without an exception in flight."""
+    """Return the end of the agent that shuts its handler down; without an exception in flight, it has succeeded."""
     error, why = sys.exception(), "an agent has ended"
     if isinstance(error, ChildFailedError):
         first = getattr(error, "get_first_failure", None)
@@ -311,7 +311,7 @@ def underlying_store(store: Any) -> Any:
 
 @functools.cache
 def teach_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
-    """Let `PrefixStore` call the Python half for queues and `list_keys`; C++ raises `NotImplementedError` over ours.
+    """Let `PrefixStore` call a store's Python methods for queues and `list_keys`, for which C++ raises an error.
 
     Over stores other than `kind` its methods are unchanged. `prefix_of` returns the prefix of a `PrefixStore`'s keys.
     """
@@ -328,7 +328,7 @@ def _asked_below(original: Callable[..., Any], kind: type, prefix_of: Callable[[
         if not isinstance(bottom, kind):
             return original(self, *arguments, **keywords)
         prefix, below = prefix_of(self), getattr(bottom, original.__name__)
-        if not arguments:  # all keys
+        if not arguments:  # `list_keys`
             return [key.removeprefix(prefix) for key in below() if key.startswith(prefix)]
         key, *rest = arguments
         return below(prefix + key, *rest, **keywords)

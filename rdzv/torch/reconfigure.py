@@ -2,7 +2,7 @@
 
 Since 2.14 PyTorch can change the members of a process group in place, as an experiment. All members need the same fresh
 number and the handles of all by rank, exchanged in the round's store. `rdzv.torch.rounds` makes a group per round
-instead: on 2.15, with 4 gloo ranks, that took as long.
+instead: on 2.15, with 4 gloo ranks, both took equally long.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ loop continues.
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
 which ends that work, and cancels the body. Other changes end the body only at a `check`, also where `rdzv.rounds` would
-cancel it before its first step: a body cancelled in a collective would leave the others in it.
+cancel it before its first step: a body cancelled in a collective would leave the other members hanging in it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def rounds(
 
     Raises:
         GiveUp: The body has raised it.
-        RunGivenUpError: A body of another member has, or there was no progress.
+        RunGivenUpError: A body of another member has raised `GiveUp`, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
         RendezvousSettingsError: The backend or the timeout is invalid.
         RendezvousStateError: This process has a process group already, perhaps of another loop.
@@ -149,7 +149,7 @@ class TorchRounds:
 
 
 class _GroupOfRound(MemberOfRound):
-    """The part of a round that both twins share: its process group.
+    """The part that `TorchRound` and `AsyncTorchRound` share: the process group.
 
     Attributes:
         group: The group. Groups made over it are aborted with it.
@@ -168,14 +168,14 @@ class _GroupOfRound(MemberOfRound):
     ) -> None:
         self._interrupted = interrupted
         self._was_announced = loop.last is not None and not loop.last.life.has_failed
-        self._torch_store = TorchStore(shared, timeout)  # PyTorch's half does not keep it alive
+        self._torch_store = TorchStore(shared, timeout)  # kept here: PyTorch refers only to the C++ half
         self.group = RoundGroup(
             self._torch_store, rank=self.rank, world_size=self.world_size, backend=backend, timeout=timeout
         )
 
     @abstractmethod
     async def _make(self) -> None:
-        """Make the group; without a wait in the blocking twin."""
+        """Make the group; `TorchRound` does not await for that."""
 
     async def begin(self) -> bool:
         """Make the group; count a failure as the body's. Return False if that ends the round."""
@@ -227,18 +227,18 @@ class TorchRound(_GroupOfRound, blocking.Round):
         super().check(step)
 
     def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
-        """Make a group by `torch.distributed.new_group`, which is aborted with the round, too."""
+        """Make a group by `torch.distributed.new_group`; it is aborted with the round's group."""
         return dist.new_group(ranks, **options)
 
     def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state with the most finished steps; a collective, so all call it.
 
-        If the source of the state dies meanwhile, a member that lags behind keeps its own.
+        If the source of the state dies meanwhile, a member that lags behind keeps its own state.
 
         No trace of an interrupted step remains in the arguments: the gradients of all members are None, buffers are as
         at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone. For
-        that LBFGS, and any other library's optimizer with a closure, keeps a copy of parameters and state while it
-        steps.
+        that, a copy of parameters and state is kept during a step of LBFGS, and during a step with a closure of another
+        library's optimizer.
 
         The program restores the rest, as docs/pytorch.md shows: gradients that a CUDA graph or a flat buffer owns, and
         large buffers that a CUDA graph changes; a GradScaler, a scheduler, generators of random numbers; counters of
@@ -285,7 +285,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         if ending.others_have_gone:
             self._end_thread_waits()
         elif self.life.phase is Phase.AT_WORK:
-            return  # it leaves at its next `check`; until then it may be in a collective
+            return  # the body leaves at its next `check`; until then it may be in a collective
         super()._ended(ending)
 
     def _end_thread_waits(self) -> None:
@@ -310,10 +310,10 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run blocking work, such as a training step, in the round's thread, and wait for its end.
 
-        One call runs at a time. A cancelled call waits for the end of the work, so that it does not write to the model
-        in the next round; its collectives are aborted and its waits in the store end. If the work has finished all the
-        same, its result counts, and the body is cancelled at its next await: so the number of a step and its effect
-        stay together.
+        One call runs at a time. A cancelled call waits for the end of the work, which must not write to the model in
+        the next round; the work's collectives are aborted, and its waits in the store end. If the work succeeds all the
+        same, its result is returned, and the body is cancelled at its next await. So the number of a step and its
+        effect stay together.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
         try:
@@ -326,7 +326,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
                 return doing.result()
             raise
         finally:
-            # Its error refers to this frame: this cycle would keep the group, with its threads and sockets.
+            # The work's error refers to this frame: the cycle would keep the group, with its threads and sockets.
             del doing
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:

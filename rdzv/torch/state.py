@@ -1,4 +1,4 @@
-"""Shell: brings all members of a process group to the state of one: model, optimizer and more.
+"""Shell: brings all members of a process group to the state of one member: model, optimizer and more.
 
 First the source sends the structure of its state, as one object pickled by PyTorch (`broadcast_object_list`), with a
 place for each tensor. The pickle never enters a store of ours. Every member compares the model's part with its own. If
@@ -6,7 +6,7 @@ all agree, the tensors follow, each as a broadcast of its bytes: gloo does not k
 parameters and buffers are written in place, also those outside its `state_dict`. `get_extra_state` values and an
 optimizer's state are made anew, as a newcomer has none yet, or one of another shape.
 
-A lagging member's own state counts if the source dies meanwhile; a mixture of two states does not. So it replaces its
+If the source dies meanwhile, a lagging member needs its own state, and not a mixture of two states. So it replaces its
 tensors only when it has received all.
 
 A sharded model (`DTensor`, as `fully_shard` makes them) is rejected: the part of a lost member is lost.
@@ -61,7 +61,7 @@ def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: An
         for target, sent in later:
             target.copy_(sent)
     if rank != source and more:
-        model.load_state_dict(more, strict=False)  # gives each module its own
+        model.load_state_dict(more, strict=False)  # gives each module its `get_extra_state` value
     if rank != source and optimizer is not None:
         optimizer.load_state_dict(optimizer_state)
     return extra

@@ -33,7 +33,7 @@ GLOO_EXTENDED_API: Final = "GLOO_ENABLE_STORE_V2_API"
 """The environment variable by which gloo reads its peers' addresses with one `multi_get` per group.
 
 Without it gloo calls `wait` and `get` for each peer: at 16 ranks 32 round trips instead of 1. The keys are the same, so
-ranks may differ in it. It is set unless the user has set it; gloo reads it when it makes a group.
+the variable may differ between ranks. It is set unless the user has set it; gloo reads it when it makes a group.
 """
 
 P = ParamSpec("P")
@@ -115,7 +115,7 @@ def _passed_on(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Call
 
 
 class _Probed(threading.local):
-    """The keys that a probed `PrefixStore` has asked for in this thread; None if none is probed."""
+    """The keys that a probed `PrefixStore` has asked for in this thread; None while none is probed."""
 
     keys: list[str] | None = None
 
@@ -130,15 +130,15 @@ class TorchStore(dist.Store):
         TorchStore("tcp://head:29400/job-7?token_file=/run/secrets/rdzv")
         PrefixStore("ckpt", TorchStore(info.store))         # of a round: fenced, gone with the round
 
-    Stores of one URL hold the same keys, and `num_keys` and `list_keys` count only these, or a round's. It serves
-    nothing: `rdzv serve`, or a node of the run, does. Errors are those of TCPStore: `DistStoreError` after a timeout,
-    with the missing keys, and after the end of a store's round; `QueueEmptyError`; `DistNetworkError` if the store
-    cannot be reached.
+    Stores of one URL hold the same keys, and `num_keys` and `list_keys` count only these; in a round's store, the
+    round's keys. It is a client: `rdzv serve`, or a node of the run, serves. Errors are those of TCPStore:
+    `DistStoreError` after a timeout, with the missing keys, and after the end of a store's round; `QueueEmptyError`;
+    `DistNetworkError` if the store cannot be reached.
 
     C++ holds only the C++ half of this object, and its calls fail with an internal assertion after the end of the
-    Python half. It does not report its release, so every instance is kept until the process ends; a round's store takes
-    a few hundred bytes after the next round has come. Clones share one client, with a socket for each thread in a call,
-    until `close`.
+    Python half. C++ does not report that it releases its half, so every instance is kept until the process ends; a
+    round's store takes a few hundred bytes after the next round has begun. Clones share one client, with a socket for
+    each thread in a call, until `close`.
 
     C++ does not call queues and `list_keys` of the Python half, so the first `TorchStore` of a process patches
     `PrefixStore` in Python to ask the store below.
@@ -193,7 +193,7 @@ class TorchStore(dist.Store):
     def _shared_here(self) -> BlockingSharedStore:
         """Return this process's shared store, with the latest timeout, which C++ may have set."""
         if self._pid != os.getpid():
-            # If two threads of a forked child both make a client, each is good.
+            # If two threads of a forked child both make a client, both clients work.
             self._shared, self._owns_client, self._pid = self._shared.reopened(), True, os.getpid()
         timeout = self.timeout
         if timeout != self._last_timeout:
@@ -301,11 +301,11 @@ class TorchStore(dist.Store):
             ) from error
 
     def end(self, of_what: str) -> None:
-        """Drop everything but the message that the round is over: a process makes one store per round."""
+        """Free the store, and let all calls raise that the round is over: a process makes a store per round."""
         self._shared = cast("BlockingSharedStore", _Over(f"{of_what} is over, and so is the store of its members"))
 
     def close(self) -> None:
-        """Disconnect, clones too. A round closes its own store."""
+        """Disconnect this store and its clones. A round closes its own store."""
         if self._owns_client and self._pid == os.getpid():
             self._shared.close()
 

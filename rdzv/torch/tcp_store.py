@@ -4,9 +4,9 @@ The members still learn of losses and closing from our store. A TCPStore is for 
 for queues through `PrefixStore`, and for the speed of C++. It has no token and no encryption, lets a dropped node go on
 writing, and ends with its host's process.
 
-`WorkersStore` listens at the round's bootstrap port only: workers connect there, and with another port two jobs of one
-machine would share a store. `open_tcp_store` may listen at any port of that host; rank 0 announces it in the round's
-store once it listens, so no first attempt is refused.
+`WorkersStore` listens at the round's bootstrap port only: workers connect there, and would share the store of another
+job that listens there. `open_tcp_store` may listen at any port of that host; rank 0 announces it in the round's store
+once it listens, so no first attempt is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log: Final = logging.getLogger(__name__)
 
 PORT: Final = "rdzv/torch/tcp_store/port"  # the key of rank 0's port in the round's store
 BACKLOG: Final = 4096  # Linux's default; all ranks connect at once
-FREE_WITHIN: Final = 3.0  # seconds in which the last round's rank 0 may hold the only `master_port`
+FREE_WITHIN: Final = 3.0  # seconds to wait for the only `master_port`, which the last round's rank 0 may still hold
 TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
 PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 TRY_AGAIN_AFTER: Final = 0.05  # seconds
@@ -158,7 +158,7 @@ def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCP
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Return a listening socket at the port, or at a free one; on loopback only if the host is one."""
+    """Return a socket that listens at the port, or at a free one if it is taken; see `_listen` for the interfaces."""
     try:
         return _listen(host, port)
     except OSError as error:

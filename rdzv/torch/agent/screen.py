@@ -1,7 +1,7 @@
 """Shell: the lines that an agent writes about the rendezvous, one for each event of the job.
 
 docs/pytorch.md shows them. They have PyTorch's prefix and destination, and obey LOGLEVEL. Without it these lines begin
-at INFO, and other lines of `rdzv` and `store` at WARNING. A configuration of logging takes precedence.
+at INFO, and other lines of `rdzv` and `store` at WARNING. If the program configures logging, that takes precedence.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Screen:
 
     @contextlib.contextmanager
     def meeting(self, handler: sync.Handler) -> Iterator[None]:
-        """Write the reason for a wait while the block meets the others."""
+        """Write the reason for a long wait while the block waits for the other nodes."""
         done = threading.Event()
         waiting = threading.Thread(target=self._say_reasons, args=(handler, done), name="rdzv waiting", daemon=True)
         waiting.start()

@@ -4,8 +4,8 @@ PyTorch handles them from its first workers on. Before that, SIGTERM would end t
 message, and Ctrl-C would make PyTorch close the run for all. So this module raises PyTorch's `SignalException`, too:
 the node only leaves.
 
-An agent without a store has `LEAVES_WITHIN` for that. One with a store waits for the others to go, as `rdzv run` does.
-A signal a second or more after the first ends it at once; an earlier one is ignored.
+An agent that serves no store has `LEAVES_WITHIN` to leave. One that does waits for the others to go, as `rdzv run`
+does. A signal a second or more after the first ends the agent at once; an earlier one is ignored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EndSignals:
                     signal.signal(number, self._heed)
 
     def leave(self, name: str) -> None:
-        """Handle signals while the agent leaves at one of them, in a limited time unless it serves a store."""
+        """Handle more signals while the agent leaves at one; limit the time to leave unless it serves a store."""
         self._begin(signal.Signals[name])
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:
