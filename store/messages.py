@@ -458,7 +458,7 @@ class Grant(Request[Granted], code=14, kw_only=True):
 class Transact(Request[TransactionResult], code=11, kw_only=True):
     """If all of `when` hold, do `then`, else `otherwise`, at one revision. A branch writes a key once.
 
-    Of the `grants`, whose ids the client chose, those that an operation names and that do not exist are granted.
+    For `grants` see `Calls.transact`.
     """
 
     when: tuple[Condition, ...]
@@ -503,11 +503,7 @@ class TimeToLive(Request[LeaseState], code=17, kw_only=True):
 
 
 class Watch(Request[Watching], code=18, kw_only=True):
-    """Watch all keys that start with `prefix`; events have this request's id.
-
-    With `start_revision`, every change from then on; with `snapshot` first the present keys; with neither, every change
-    after this request.
-    """
+    """Watch all keys that start with `prefix`; events have this request's id. `Store.watch` explains the arguments."""
 
     prefix: str
     start_revision: int | None = None

@@ -1,7 +1,6 @@
 """Shell: the blocking client of a store, on sockets of its own.
 
-A call takes a free channel or makes a new one, so threads do not wait for each other. If Ctrl-C or a signal's handler
-interrupts a call, the call resets its channel.
+A call takes a free channel or makes a new one, so threads do not wait for each other.
 """
 
 from __future__ import annotations

@@ -456,7 +456,7 @@ class Channel:
         self._drop()
 
     def reset(self) -> None:
-        """Begin the conversation anew after an interrupted call, whose progress is unknown."""
+        """Begin the conversation anew after a signal's handler interrupted a call, whose progress is unknown."""
         for item in tuple(self.connection.in_flight.values()):
             self.connection.abandon(item)
         if not self.leases:

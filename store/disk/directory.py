@@ -6,8 +6,7 @@
     reserve                  room kept back for deletes; see `Reserve`
     store.sqlite3-wal.left-1 the log of a database that was moved away, when a new one took its place
 
-The directory (0700) and its files (0600) are created for their owner alone. An existing one that is open to others is
-only logged.
+The directory (0700) and its files (0600) are created for their owner alone.
 """
 
 from __future__ import annotations
@@ -175,9 +174,9 @@ def warn_if_open_to_others(directory: Path) -> None:
 class Mark:
     """The file that names the last durable group.
 
-    SQLite takes a damaged or missing end of its log for an end never written. The mark is written after a group
-    is durable and before it is acknowledged. It is not synced, which would cost as much as the group: after a power
-    loss it may be older.
+    SQLite takes a damaged or missing end of its log for an end never written. The mark shows such damage, and an old
+    copy of the store. It is written after a group is durable and before it is acknowledged. It is not synced, which
+    would cost as much as the group: after a power loss it may be older.
     """
 
     def __init__(self, directory: Path) -> None:

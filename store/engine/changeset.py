@@ -1,7 +1,7 @@
 """Pure: the state that survives a restart (promise S3).
 
-A journal makes the `Facts` of a step durable before the reply. `Saved` is their sum, from which an engine restarts. The
-remaining times of leases are not saved: after a restart each gets its full TTL (S5).
+`Saved` is the sum of the `Facts` of all steps, from which an engine restarts. The remaining times of leases are
+not saved: after a restart each gets its full TTL (S5).
 """
 
 from __future__ import annotations

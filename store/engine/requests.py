@@ -1,7 +1,7 @@
 """Pure: the handlers of all kinds of requests, one method each, and the table that finds them.
 
 A handler rejects a request past a limit, or else changes the state; the engine announces the changes. A long answer
-begins with a first part, and continues as `work`. The answer to a parked request is None.
+begins with a first part, and continues as `work`.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Client(interface.BlockingStore):
         try:
             return call.wait()
         except BaseException:
-            call.cancel()  # an interrupted caller ends the call in the thread, too
+            call.cancel()
             raise
 
 

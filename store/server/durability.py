@@ -5,7 +5,8 @@ no journal.
 
 If the journal cannot write, the server reloads the disk's state: no reply of the lost steps was sent. It drops its
 connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk,
-deletes continue. After a failed fsync, no client is accepted until the disk's state is known.
+deletes continue. The disk's state is unknown after a failed fsync: no client is accepted until a later commit is
+durable.
 """
 
 from __future__ import annotations

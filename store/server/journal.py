@@ -6,9 +6,8 @@ group gathers.
 
 SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
 disk when it returns. A damaged file is never changed: it is opened for writing only after all of it has been read.
-Three things show damage: the checksum of each row (`rows`), frames of SQLite's log beyond those that it reads (`wal`),
-and the number of the last durable group in a file beside the database (`Mark`), which shows a log cut short or removed,
-and an old copy.
+Damage is shown by the checksum of each row (`rows`), by SQLite's log (`wal`), and by a file beside the database
+(`Mark`).
 
 When a write fails, the group is rolled back as a whole. Then:
 
@@ -19,8 +18,7 @@ When a write fails, the group is rolled back as a whole. Then:
   group is written in halves, up to the step that does not fit, and the journal stops.
 - Otherwise the journal stops, and the server returns to the disk's state: see `durability`.
 
-If the fsync fails, the group may be durable or not. The journal is `in_doubt`, and the server may send no state to
-clients until a later commit is durable.
+If the fsync fails, the group may be durable or not. The journal is `in_doubt`: see `durability`.
 
 A full disk still takes deletes. `Reserve` keeps room that only deletes may use (`RESERVE_BYTES`). A group is committed
 only if that room is there (`_keep_room`), so the log can always be emptied. When there is nothing to write, the writer
