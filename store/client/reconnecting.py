@@ -1,4 +1,4 @@
-"""Shell: the connection of an awaited client, made by one task, again when it is lost or silent (see `pulse`)."""
+"""Shell: the connection of an awaited client. One task makes it, and replaces it when lost or silent (see `pulse`)."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 NOBODY: Final = MappingProxyType[int, float]({})
 WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB
-PAGES_BYTES = 4 * 4096  # that a write takes of a full disk beside its own
+PAGES_BYTES = 4 * 4096  # of database pages that a write of one key changes, counted beside its own bytes
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next tick follows a millisecond later
 WAITS_AT_ONCE = 512  # waits that are looked at in the step of their change: about 4 ms ...
 WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
@@ -63,7 +63,7 @@ class Engine:
     Attributes:
         read_only: The reason why nothing can be written now, or None.
         writable_bytes: The limit of a write on a full disk; 0 if no write is accepted.
-        steering_bytes: What keys that steer may take of a full disk now; each write takes some of it.
+        steering_bytes: The bytes that writes of keys that steer may still take of a full disk.
         postponed: Waits at which `do_chore` will look.
     """
 

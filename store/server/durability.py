@@ -173,7 +173,7 @@ class Durability:
         await self._wait_for_room(journal, why)
 
     async def _wait_for_room(self, journal: Journal, why: str) -> None:
-        """Until the disk has room, refuse all but deletes while `only_deletes`, then only large writes."""
+        """Until the disk has room, refuse most writes but deletes while `only_deletes`, then only large writes."""
         engine = self.engine
         journal.short_of_room = True
         if journal.only_deletes:

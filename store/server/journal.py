@@ -20,9 +20,9 @@ When a write fails, the group is rolled back as a whole. Then:
 
 If the fsync fails, the group may be durable or not. The journal is `in_doubt`: see `durability`.
 
-A full disk still takes deletes. `Reserve` keeps room that only deletes may use (`RESERVE_BYTES`). A group is committed
-only if that room is there (`_keep_room`), so the log can always be emptied. When there is nothing to write, the writer
-returns unused pages to the disk, a slice at a time.
+A full disk still takes deletes. `Reserve` keeps room for them (`RESERVE_BYTES`), and for a few writes of keys that
+steer (`room_to_steer`). A group is committed only if that room is there (`_keep_room`), so the log can always be
+emptied. When there is nothing to write, the writer returns unused pages to the disk, a slice at a time.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Journal:
 
     Attributes:
         in_doubt: True if the last group may be on disk or not.
-        only_deletes: True if only deletes may be appended.
+        only_deletes: True if only deletes, and `room_to_steer` bytes for keys that steer, may be appended.
         short_of_room: True while writes are refused for their size: unused pages go back to the disk each second.
         answered: True if the kept reply to the failed step names the error.
     """
@@ -232,7 +232,7 @@ class Journal:
         return min(free // 2, (free + self._free_bytes) // 4)
 
     def room_to_steer(self) -> int:
-        """The bytes that keys that steer may take in a second while `only_deletes`; most room is for deletes."""
+        """Return the bytes that keys that steer may take per second while `only_deletes`; most room is for deletes."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
 
