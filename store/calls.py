@@ -406,7 +406,7 @@ def finished(work: Awaitable[T]) -> T:
     except StopIteration as done:
         result: T = done.value
         return result
-    raise AssertionError("what blocks never gives way to an event loop")
+    raise AssertionError("a blocking call does not yield to an event loop")
 
 
 class _HasAwaited(Protocol[A_co]):

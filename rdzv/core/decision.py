@@ -185,7 +185,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 
 def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Complete:
     """Return the next round if it can complete now, else why it waits."""
-    assert view.synced, "nothing is decided on half a picture: whoever is missing from it may be alive"
+    assert view.synced, "the picture is complete: a node that it lacks would count as gone"
     progress = _progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)

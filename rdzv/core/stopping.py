@@ -185,7 +185,7 @@ class StepGate:
 
     def leaves(self, step: int) -> bool:
         """Return True if the member leaves before this step; call this only after the decision."""
-        assert self.decided, "whoever asks has waited for the decision"
+        assert self.decided, "callers wait for the decision first"
         return self.stop is None or step >= self.stop
 
     @property

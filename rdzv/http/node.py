@@ -144,5 +144,5 @@ class _NodeMetrics:
             kind = "counter" if name.endswith("_total") else "gauge"
             yield from family(f"rdzv_node_{name}", kind, text, LABELS, [] if value is None else [(labels, value)])
         spent = (((doing, *labels), seconds) for doing, seconds in self._spent.items())
-        text = "What its time went by with."
+        text = "Seconds that this node has spent in each phase."
         yield from family("rdzv_node_seconds_total", "counter", text, ("doing", *LABELS), spent)

@@ -198,7 +198,7 @@ class Node:
                 link.follower.on_change = functools.partial(self.part.take, link)
                 link.follower.listeners.add(self.listeners)
                 link.start(link.follower.run(), f"follow run {self.run_id}")
-                link.start(Noticing(self.part, link).run(), f"notice what befalls node {self.node_id}")
+                link.start(Noticing(self.part, link).run(), f"watch over the membership of node {self.node_id}")
                 link.say_when_away(self._who_waits, self._is_counted)
                 if self.hosts_store():
                     link.start(self._name_the_host(link.store), f"name the host of the store to run {self.run_id}")

@@ -101,7 +101,7 @@ class Term:
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         begin = self._office.begin
         tasks = [
-            begin("look for who is stuck", look_for_stalls, self._office, self._settings),
+            begin("look for stuck members", look_for_stalls, self._office, self._settings),
             begin("look into accusations", self._accusations.run),
             begin("watch the nodes", self._watch_nodes),
             begin("gather at which step to stop", gather, self._office, self._asking),

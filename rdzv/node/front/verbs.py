@@ -210,7 +210,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
                         break
             await store.compare_set(ANSWER, "", MEET_AGAIN)
 
-    answering = asyncio.create_task(answer_if_one_goes(), name=f"notice who goes before all of {node.run_id} have come")
+    answering = asyncio.create_task(answer_if_one_goes(), name=f"notice members of {node.run_id} that leave early")
     try:
         # A call that is cancelled and repeated must not count this member twice.
         if membership.muster is None or _has_failed(membership.muster):
