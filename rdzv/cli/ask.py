@@ -1,6 +1,6 @@
 """Shell: the subcommands that ask the launchers of a run: stacks and chaos.
 
-`launcher.launch` answers. Only launchers with `--allow-chaos` obey chaos, whose faults depend on a seed.
+`launcher.launch` answers. Only launchers with `--allow-chaos` obey chaos, whose seed decides when it kills which node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REFUSED: Final = "refused"
 
 
 async def _ask(client: Store, keys: Keys, what: str, node_id: str) -> str:
-    """Wait without limit for the answer of a node's launcher: call this within a time limit."""
+    """Ask a node's launcher and return its answer; the caller limits the wait."""
     name = secrets.token_hex(8)
     answered = keys.answers(name) + node_id
     await client.put(keys.questions + name, Question(what=what, node_id=node_id).pack(), ttl=ANSWER_TTL)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
 OF_RUN: Final = 119  # added to our exit statuses under `rdzv run`; few commands use 120 to 124
-ANSWER_WITHIN: Final = 10.0  # seconds, to a read
+ANSWER_WITHIN: Final = 10.0  # seconds; the default of `--timeout`
 LAST_WORD_WITHIN: Final = 1.0  # seconds after `--timeout` for a subcommand to name the reason itself
 ERROR_LETTERS_MOST: Final = 4000
 
@@ -75,7 +75,7 @@ def argument(*names: str, **settings: Any) -> Argument:
 def option(
     named: str, kind: Callable[[str], Any] | None, help: str, *, default: Any = None, **settings: Any
 ) -> Argument:
-    """Describe an option with a value, as `--grace SECONDS`, or with two names; its help names the default."""
+    """Describe an option with a value; `named` holds its names and that of its value, as in `--grace SECONDS`."""
     *names, metavar = named.split(" ")
     shown = f"{default:g}" if isinstance(default, float) else default
     told = f"{help} (default: {shown})" if default not in (None, ()) else help
@@ -99,7 +99,7 @@ class Command:
     means_url: Callable[[str], bool] = lambda word: "://" in word
     takes_command: bool = False  # follows after "--", in `options.words`
     ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # maps the status of an error
-    limited: bool = False  # by `--timeout` as a whole, else only until its first output
+    limited: bool = False  # `--timeout` limits the whole command, else the time until its first output
 
     @property
     def takes_url(self) -> bool:
@@ -209,7 +209,7 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
 
 
 def _end_by_ctrl_c() -> None:
-    """Cancel the command at Ctrl-C; end at once at a second one, a second later. In asyncio any second one ends it."""
+    """Cancel the command at Ctrl-C; end at once at one that comes a second later: asyncio would at any second one."""
     wish, task, was_told = Wish(), asyncio.current_task(), False
 
     def interrupt() -> None:
@@ -225,9 +225,9 @@ def _end_by_ctrl_c() -> None:
 
 
 class Wish:
-    """The last signal that was heeded; the same signal within a second is ignored.
+    """The last signal that was obeyed; its repetition within a second is ignored.
 
-    `timeout`, Slurm and supervisors send pairs, to a process and then to its group.
+    `timeout`, Slurm and supervisors send a signal twice: to a process and then to its group.
     """
 
     heeded_at: ClassVar[float] = -math.inf  # when this process was last told to end
@@ -261,7 +261,7 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
         # Closing a loop, and finalizing Python, restore default actions: the second signal of a pair would kill.
         if Wish.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            _handle_ending(_end_if_again)  # Python may wait for a reader of the processes' output for ever
+            _handle_ending(_end_if_again)  # at exit Python may wait for ever for a reader of the output
             signal.set_wakeup_fd(-1)
             atexit.register(_handle_ending, signal.SIG_IGN)
 
@@ -314,7 +314,7 @@ def in_a_line(error: Exception) -> str:
 
 def _status_of(error: Exception) -> int:
     match error:
-        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # of an extra
+        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # an extra is missing
             return WRONG_USAGE
         case RendezvousClosedError():
             return CLOSED

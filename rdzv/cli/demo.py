@@ -41,11 +41,11 @@ REACHED_WITHIN: Final = 5.0  # seconds, over loopback
 VECTOR: Final = 4  # numbers in the all-reduce
 
 STEP_WITHIN: Final = 120.0
-"""Seconds for a step that takes a fraction of one, as the machine may be busy. A node's death ends the wait before."""
+"""The limit of a step, in seconds; only a busy machine needs more than one. A node's death ends the wait sooner."""
 
 SETTINGS: Final = f"min_nodes=2&max_nodes={len(NODES)}&last_call_timeout={STEP_WITHIN:g}&ttl=60"
-"""A busy machine loses no node with this `ttl`, and no round begins without one with this last call. A killed process
-is noticed by `gone_ttl`."""
+"""With this `ttl` a busy machine loses no node, and with this last call no round begins without a slow node. A killed
+process is noticed by `gone_ttl`."""
 
 LAST_WORDS: Final = 20  # lines of a dead node's other output that are shown
 

@@ -1,7 +1,7 @@
 """Shell: `rdzv doctor` looks from this node for reasons that keep a run from meeting, with a remedy for each.
 
-The steps are those of a joining node, and then those of its run. A failed step ends the check: the next ones would
-fail, too. Under `srun rdzv doctor URL` each node checks for itself, and its name begins each line.
+The first steps are those of a joining node; the last ones look at its run. A failed step ends the check: the next ones
+would fail, too. Under `srun rdzv doctor URL` each node checks for itself, and its name begins each line.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PINGS = 5
 SLOW = 0.25  # seconds per answer: a quarter of the default `disconnect_ttl`
 LEASE_TTL = 30.0
 LEASE_WATCHED = 1.0  # seconds
-CLOCK_OFF = 0.25  # seconds of difference, beside the round trips
+CLOCK_OFF = 0.25  # seconds by which the clocks may differ, beside the round trips
 ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of 3.4 and 3.5 without a known loss of data
 
 
@@ -181,7 +181,7 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
 
 
 async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
-    """Find a name of several machines, each of which would start a store of its own."""
+    """Report a name of several machines, each of which would start a store of its own."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:
@@ -210,7 +210,7 @@ async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, 
 
 
 def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
-    """Check that gloo, which listens on the address of the host's name, is reachable like `leads_there`."""
+    """Check that gloo, which takes the address of this host's own name, listens on `leads_there`."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
     if leads_there in own[:1]:
@@ -246,7 +246,7 @@ async def _time(client: store.Store, checks: list[Check]) -> float:
 
 
 async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) -> Check:
-    """Compare the rate of the store's clock of leases with ours; the time of day does not matter."""
+    """Compare the rate of the clock of the store's leases with ours; the time of day does not matter."""
     lease = await client.grant(LEASE_TTL)
     try:
         began, left = client.time(), await lease.time_to_live()

@@ -1,8 +1,8 @@
 """Shell: the subcommands that only read a run: status, history, timeline.
 
 On a terminal, `rdzv status --watch` redraws one screen, by the extra `live`. It reads the run after each change and at
-intervals that grow with the reading's time. Its pings show the loss of the store within `ANSWER_WITHIN` and
-`LOOK_EVERY`, less than 2 s together.
+intervals that grow with the reading's time. Its pings show the loss of the store within `ANSWER_WITHIN` plus
+`LOOK_EVERY`, less than 2 s.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds for the store to answer a ping
 READ_EVERY: Final = 1.0  # seconds between readings of an unchanged run, at least ...
-READ_WITHIN: Final = 3.0  # seconds per reading, at least; then the last reading is shown, with its age
+READ_WITHIN: Final = 3.0  # seconds, the least limit of a reading; after it the last reading is shown, with its age
 READ_SHARE: Final = 0.05  # ... and reading takes at most this share of the time
 STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
 
@@ -84,7 +84,7 @@ def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
 
 
 async def _watch(options: argparse.Namespace) -> int:
-    """Show a run, or the one in the next store, until it is closed or the user quits.
+    """Show a run until it is closed or the user quits; if its store is replaced, show the run there.
 
     Raises:
         StoreTimeoutError: Nothing could be shown within `--timeout`.
@@ -181,7 +181,7 @@ def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
 
 
 async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
-    """Draw a run until its close, or until `q` is pressed; return the last reading. Raise StoreReplaced if replaced."""
+    """Draw a run until its close or the key `q`; return the last reading. Raise StoreReplaced as the store does."""
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:

@@ -1,4 +1,4 @@
-"""Shell: connections of subcommands to a store and a run; they need no `min_nodes` or node, and host nothing."""
+"""Shell: connections of subcommands to a store and a run, without `min_nodes`, a node or a hosted store."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ once; but after a signal that is meant to end the group, it waits as long as the
 the group (a daemon with its own session) is not followed.
 
 FILES is the command's soft limit of open files: a launcher that hosts a store has raised its own. SIGNALS are the
-signals that the launcher has blocked and ignores (`signals_here`): uvloop resets both in its children.
+signals that the launcher blocks and ignores (`signals_here`), as uvloop resets both in its children.
 
 This file runs by itself. It imports as little as possible, as it starts once per process.
 """
@@ -34,7 +34,7 @@ POLL = 20  # milliseconds
 CANNOT_EXECUTE = 126  # as in shells
 IN_PASSING = 0x80  # above all signals, which end at 64
 STARTED: set[int] = set()  # in a launcher: its own children, which it waits for
-# The launcher passes these on; Slurm sends them to every process of a job.
+# The guard ignores these: Slurm sends them to every process of a job, and the launcher passes them on.
 PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -100,7 +100,7 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
             signal.signal(number, lambda *_: None)
     child_ended = _tell_of_children()
     guard = os.getpid()
-    # The child's signals wait until its handlers are restored: the guard's would drop them.
+    # The child's signals wait until its handlers are restored: the guard's handlers would drop them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
@@ -196,7 +196,7 @@ def _signal(group: int, number: int) -> bool:
 def _mirror(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # one core is enough
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # one dump is enough
         with contextlib.suppress(OSError):  # no handler for SIGKILL
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

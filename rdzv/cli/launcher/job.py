@@ -4,7 +4,7 @@
 
 **Ranks.** A node announces its number of processes in the attribute `nproc`, which leaves the payload free. Ranks
 follow the order of the members, which are read once per round. A member without the attribute, which uses the library,
-has one.
+has one rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NPROC: Final = "nproc"
 
-# Variables with the files that a job writes at each checkpoint, and PyTorch's `@record` at an exception.
+# Variables with the paths of files: the job writes one at each checkpoint, PyTorch's `@record` one at an exception.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` beside a number, as torchrun's
@@ -44,7 +44,7 @@ class OnChange(Enum):
 
 
 class Then(Enum):
-    """The action for the caller of a launcher that ended without success."""
+    """The action that a launcher without success asks of its caller."""
 
     RESTART = "restart"  # start it again on this node
     REPLACE = "replace"  # start another node: this one leaves, is banned, or keeps failing
@@ -101,7 +101,7 @@ def _flag(name: str, help: str, *, default: bool) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The command to run, and its options; with `says_cost` this launcher writes the closing line."""
+    """The command to run, and its options; with `says_cost` this launcher writes the run's cost at the end."""
 
     url: str
     command: tuple[str, ...]
@@ -259,7 +259,7 @@ def environment_of(
         "TORCHELASTIC_RUN_ID": info.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # else rank 0 makes one under env://
+        "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # else rank 0 makes the TCPStore under env://
         ERROR_FILE: error_file,
         "RDZV_RUN_ID": info.run_id,
         "RDZV_ROUND": str(info.round),

@@ -49,7 +49,7 @@ log: logging.Logger = logging.getLogger(__name__)
 # The reason of a successful close: by it waiting nodes see that they are not needed.
 SUCCEEDED: Final = "the command has succeeded on every node"
 KILL_WITHIN: Final = 5.0  # seconds for killed processes to end, unless the kernel hangs
-# Seconds between the starts of forked rank 0 and the other ranks. PyTorch's rank 0 must listen before the others
+# Seconds between the starts of a forked rank 0 and of the other ranks. PyTorch's rank 0 must listen before the others
 # connect, or they wait half a second. Processes that import PyTorch themselves start too unevenly for that.
 HEAD_START: Final = 0.1
 LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; there is no portable notification
@@ -74,7 +74,7 @@ Wished = NodesWaiting | Draining | Resized  # announced changes, which may wait 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A wait until a time for a checkpoint that differs from `checkpoint`."""
+    """A wait for a checkpoint other than `checkpoint`, at most until a time."""
 
     wished: Wished
     why: str
@@ -152,7 +152,7 @@ class JobRound:
         if preloaded is not None and not await preloaded.is_ready():
             preloaded = None
         for local_rank in range(self._job.nproc):
-            # At this node's first process other than rank 0; the rest starts with it.
+            # Before this node's first process other than rank 0; the others start right after it.
             if preloaded is not None and place.world_size > 1 and local_rank == (0 if place.first_rank else 1):
                 await anyio.sleep(HEAD_START)
             environment = environment_of(
@@ -220,7 +220,7 @@ class JobRound:
         return None
 
     async def say_it_ends(self) -> None:
-        """Claim the end of the round first, as processes elsewhere may fail when those here end."""
+        """Claim the round's end for this node before its processes end, as processes elsewhere may then fail."""
         await self._handler.call(self.life.be_first())
 
     @property

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds
-A_MOMENT: Final = 2.0  # seconds of silence, and between reasons
+A_MOMENT: Final = 2.0  # seconds until a wait is explained, and between looks at its reason
 
 AGAIN: Final = "again after a second: at once"
 FILES_NEEDED: Final = 40  # for a launcher that hosts the store
@@ -152,7 +152,7 @@ class _Launcher:
             handle_signal(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
-        """Leave in good order; at a second request end at once, and the guards kill the processes."""
+        """Leave in good order; at a second request end at once: the guards then kill the processes."""
         if not self._wish.is_new(number):
             return
         if self._signal is not None:
@@ -183,7 +183,7 @@ class _Launcher:
             self._stop(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Pass a signal on to the processes; one that would end them only after `PAIR_WITHIN`."""
+        """Pass a signal on to the processes; if it would end them, after `PAIR_WITHIN`."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
         elif number in ENDING:  # SIGTERM of a pair may come later: the system delivers lower numbers first
@@ -204,7 +204,7 @@ class _Launcher:
     # ------------------------------------------------------------------------------------------ operators
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
-        await handler.is_closed()  # connects before any question
+        await handler.is_closed()  # connect before questions can come
         with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING
@@ -278,7 +278,7 @@ class _Launcher:
         outcome: Outcome | signal.Signals | None = None
         try:
             outcome = await current.run()
-            if isinstance(outcome, signal.Signals):  # the command ended by it; end likewise
+            if isinstance(outcome, signal.Signals):  # the command ended by this signal; end likewise
                 if self._signal is None:
                     self._stop(outcome)
                 await anyio.sleep_forever()  # cancelled by the line before
@@ -294,7 +294,7 @@ class _Launcher:
         return current, outcome
 
     async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
-        """Change or read the tally of all launchers; without the store, count alone."""
+        """Change or read the run's tally of restarts; without the store, this launcher's copy."""
         try:
             self._tally = Tally.of(await handler.change_tally(lambda was: change(Tally.of(was)).pack()))
         except RendezvousError as error:
@@ -316,7 +316,7 @@ class _Launcher:
         if life.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else life.ending.reason
-            log.warning("%s: %s; %s", where, why, then)  # first: the store may have gone
+            log.warning("%s: %s; %s", where, why, then)  # before the next calls: the store may have gone
         failed = is_ours or life.has_failed
         await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))
         if not is_ours:

@@ -91,7 +91,7 @@ def _is_this_python(found: str) -> bool:
 
 
 class WarmWorker:
-    """A worker behind its guard, like `asyncio.subprocess.Process`."""
+    """A worker behind its guard, with the interface of `asyncio.subprocess.Process`."""
 
     def __init__(self, report: int) -> None:
         self.returncode: int | None = None

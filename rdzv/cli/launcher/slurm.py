@@ -79,7 +79,7 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
 
 
 def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
-    """Reject an open store on every node: else the others would wait for the failed host."""
+    """Reject an open store on every node, not only on its host, for which the others would wait."""
     settings = parse(url, {}, environment)
     has_secret = settings.token is not None or settings.token_file is not None
     if not (has_secret or settings.insecure or (settings.cert and settings.ca)):

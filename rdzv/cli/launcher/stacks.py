@@ -87,7 +87,7 @@ class WorkerStacks:
                 await anyio.sleep(LOOK_EVERY)
 
     def forget_ended(self) -> None:
-        """Remove the files of ended processes; between rounds, as a starting process's file looks like theirs."""
+        """Remove the files of ended processes; only between rounds, as a starting process has no lock yet."""
         for path in self._files():
             with contextlib.suppress(OSError):
                 if _holder(path) is None:
