@@ -1,1 +1,1 @@
-"""The handler for a URL: built-in and registered schemes; and the store that a node hosts."""
+"""The handlers by URL scheme, built-in and registered, and the store that a node hosts."""

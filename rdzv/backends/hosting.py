@@ -158,9 +158,9 @@ class HostedStore:
 async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int, str]:
     """Reject new nodes of all runs; if nodes of another run have joined and stay, accept them again.
 
-    Nodes of the host's own run count, too, if they joined after revision `since` (if 0, after this rejection). The
-    listings are read after the keys were written, so they contain every accepted node. Return the rejection's revision,
-    and the nodes that stay, in words.
+    Nodes of the host's own run are new if they joined after revision `since` (if 0, after this rejection). The listings
+    are read after the keys were written, so they contain every accepted node. Return the rejection's revision, and the
+    nodes that stay, in words.
     """
     # On a lease: if the host is killed, a durable store must accept nodes after its restart.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
@@ -215,7 +215,7 @@ class Starting(ABC):
             self._task = asyncio.create_task(self._run(), name=name)
 
     def settle(self) -> None:
-        """Record that a store was found: this process starts none now."""
+        """Record that a store was found: this process starts no other."""
         self._settled.set()
 
     @property

@@ -108,7 +108,7 @@ async def _delete(client: store.Store, keys: Keys) -> int:
     entries = await client.list(keys.root, keys_only=True)
     leases = {entry.lease for entry in entries}
     round = await client.get(keys.round)
-    if round is not None:  # the shared store's lease may hold no key now
+    if round is not None:  # the shared store's lease may hold no listed key
         with contextlib.suppress(RendezvousStateError):
             leases.add(Round.unpack(round.value, revision=round.mod_revision).lease)
     for lease in sorted(lease for lease in leases if lease is not None):

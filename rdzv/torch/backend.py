@@ -65,7 +65,7 @@ class TorchRendezvousBackend(RendezvousBackend):
             The present state, its token, and True if it was just written; None if there is none.
         """
         if token is not None and type(token) is not int:
-            current = self.get_state()  # this token cannot be of the present state
+            current = self.get_state()  # it is no token of this backend
             return (*current, False) if current is not None else None
         with self._torch_errors():
             result = self._client.compare_and_set(self._key, MARK + state, expected_revision=token or 0)

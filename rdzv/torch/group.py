@@ -33,7 +33,7 @@ from rdzv.torch.store import TorchStore
 CONNECT_WITHIN: Final = 1.0  # seconds, for a small gloo group's first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
 GLOO_WAITS: Final = 5  # gloo waits for this many of its timeouts for a connection (its `waitUntilConnected`)
-ATTEMPTS: Final = 5  # each with twice the time, for busy machines
+ATTEMPTS: Final = 5  # each with twice the time of the last, for busy machines
 LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets of an aborted group that is still being made
 VERDICT: Final = "rdzv.group/verdict"
 GO_ON: Final = b"go on"

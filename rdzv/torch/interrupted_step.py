@@ -57,7 +57,7 @@ class InterruptedStep:
         # By optimizer in a step: its parameters' values and its state before the step, or None if not copied.
         self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._steps = 0  # of the optimizers since the last check
-        self._steps_before = 0  # between the last two checks
+        self._steps_before = 0  # of the optimizers between the last two checks
         self._has_warned = False
 
     def remember(self) -> None:

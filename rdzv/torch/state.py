@@ -81,7 +81,7 @@ def _is_extra(name: str, value: Any) -> bool:
 
 
 def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return the structure with places for its tensors, which are appended to the list."""
+    """Return the structure with a `_Place` for each tensor; append the tensors to the list."""
     if isinstance(value, torch.Tensor):
         sharded = hasattr(value, "device_mesh")
         tensors.append(value.detach())
@@ -94,7 +94,7 @@ def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _fill(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
-    """Return the structure with its tensors; every member walks it in the same order."""
+    """Return the structure with a tensor for each `_Place`; every member walks it in the same order."""
     if isinstance(value, _Place):
         if value.sharded:
             raise ValueError(f"the optimizer's state {SHARDED}")

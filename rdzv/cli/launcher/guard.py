@@ -197,7 +197,7 @@ def _mirror(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # one dump is enough
-        with contextlib.suppress(OSError):  # no handler for SIGKILL
+        with contextlib.suppress(OSError):  # SIGKILL takes no handler
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status))

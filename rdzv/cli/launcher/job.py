@@ -76,7 +76,7 @@ def _on_change(text: str) -> OnChange:
 
 
 def _exit_codes(text: str) -> dict[Then, int]:
-    """Read exit statuses by action, such as `restart=80,replace=81,over=82`, or some of them."""
+    """Read exit statuses by action, all or some: `restart=80,replace=81,over=82`."""
     try:
         parts = [each.partition("=") for each in text.split(",")]
         codes = {Then(name): plain_number(status, int) for name, _, status in parts}
@@ -90,7 +90,7 @@ def _exit_codes(text: str) -> dict[Then, int]:
 
 
 def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
-    """Make a field of an option; `without` is its value without the option, unless that is the default."""
+    """Make a field of an option; `without` is the value if it is not given, unless that is the default."""
     by = option(named, kind, help, default=default)
     return field(default=default if without is None else without, metadata={"by": by})
 

@@ -312,7 +312,7 @@ class JobRound:
         return await self._workplace.stacks.dump(process.rank for process in self._running_now())
 
     async def stop(self, number: int) -> None:
-        """Ask the processes to end by a signal, kill them after the grace, and pass on their output."""
+        """Send the processes this signal to end, kill them after the grace, and pass on their output."""
         for process in self._processes:
             process.ask_to_end(number)
         await self._wait_for_processes(self._job.grace)

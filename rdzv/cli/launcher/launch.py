@@ -3,8 +3,8 @@
     join  ->  start the processes  ->  wait for the end of the round  ->  stop them  ->  join again, or leave
 
 docs/command.md lists the ends of a round and their consequences. The node meets the others again after a loss or a
-change, which never counts as a restart, and after a failed process, as a restart. It leaves at SIGTERM or SIGINT, and
-closes nothing. SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on; the node leaves as after SIGTERM if a process ends
+change, which is not counted as a restart, and after a failed process, which is. It leaves at SIGTERM or SIGINT, without
+closing the run. SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on; the node leaves as after SIGTERM if a process ends
 by one of them, or if SIGHUP or SIGQUIT comes while no process runs. A `guard` kills the group of each process if this
 process dies.
 """

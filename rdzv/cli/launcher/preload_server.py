@@ -210,7 +210,7 @@ def _main(requests: str, folder: str, modules: str, standby: str, signals: str) 
 if __name__ == "__main__":
     _prepare = _main(*sys.argv[1:])
     try:
-        _prepare()()  # here, so that the worker has one frame of ours
+        _prepare()()  # here, so that a worker's stack has one frame of this file
     except BaseException:
         _hide_frames()
         raise

@@ -63,7 +63,7 @@ def _import_the_next() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        sys.modules.setdefault("sitecustomize", this)  # the importing code looks it up again
+        sys.modules.setdefault("sitecustomize", this)  # the import system looks it up again
 
 
 if __name__ == "sitecustomize":
