@@ -37,7 +37,7 @@ FRAME_HEAD_BYTES: Final = 4
 
 
 class Asked(NamedTuple):
-    """A host's answer, and the random name of the candidate that gave it, if one did."""
+    """A host's answer, and the random name of a candidate."""
 
     answer: Answer
     candidate: str = ""
@@ -55,7 +55,7 @@ class Host:
         return host_and_port(self.address.host, self.address.port)
 
     async def ask(self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> Asked:
-        """Ask at each address of the host's name; the answer is `REFUSED` only if no address accepts or is silent."""
+        """Ask each address of the host's name; the host refuses only if all addresses refuse."""
         with anyio.move_on_after(within):
             try:
                 found = None
@@ -89,7 +89,7 @@ class Host:
         except ConnectionRefusedError:
             return Asked(Answer.REFUSED)
         except (OSError, EOFError, ProtocolError) as error:
-            # A loopback address that this machine lacks (::1 without IPv6) refuses: no process can listen there.
+            # No process can listen at a loopback address that is missing (::1 without IPv6).
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
             return Asked(Answer.REFUSED) if is_nowhere else Asked(Answer.SILENT, error=error)
         finally:
@@ -99,7 +99,7 @@ class Host:
                 sock.close()
 
     async def tell(self, word: Word, tls: ssl.SSLContext | None) -> bool:
-        """Send an operator's word to the candidate at this host; return True if the candidate accepted it."""
+        """Send an operator's word to the candidate at this host; return True if accepted."""
         with anyio.move_on_after(ANSWERS_WITHIN):
             for one in await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True) or ():
                 if (await self._ask_at(one, tls, word)).answer is Answer.CANDIDATE:
@@ -151,7 +151,7 @@ async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: 
 
 
 def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
-    """Describe why no host serves; not for the case that all hosts refuse."""
+    """Describe why no host serves, unless all refuse."""
     of = list(zip(hosts, found, strict=True))
     silent = [(host, asked.error) for host, asked in of if asked.answer is Answer.SILENT]
     waiting = ", ".join(str(host) for host, asked in of if asked.answer is Answer.CANDIDATE)
@@ -236,7 +236,7 @@ async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict
 
 
 async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
-    """Tell all candidates that a host is lost; return a sentence that names the told candidates.
+    """Tell all candidates that a host is lost; return the result in words.
 
     Raises:
         RendezvousSettingsError: The URL does not list the host.

@@ -2,9 +2,9 @@
 
 Each machine decides alone: if a name stands for several machines, each would start a store, and one job would become
 several. So a machine serves only if all addresses of the URL's host are its own. An address is its own if it is
-loopback, if a socket can be bound to it, or if a connection to it arrives here (NAT, a floating address). If another
-address accepts a connection, the store there is used. If it refuses, or does not answer within `ANSWERS_WITHIN`, it is
-another machine's.
+loopback, if it can be bound, or if a connection to it arrives here (NAT, a floating address). If another address
+accepts a connection, the store there is used. If it refuses, or does not answer within `ANSWERS_WITHIN`, it is another
+machine's.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
         NotResolvedError: The name has no address.
         HostedElsewhereError: Another machine listens at one of its addresses.
         OSError: EADDRNOTAVAIL if no address is this machine's, without both `insist` and `may_be_open`; EADDRINUSE if a
-            process listens there already; others if this machine lacks a resource for the check.
+            process listens there already; others without resources for the check.
     """
     ours, others = split_addresses(host, port)
     if not ours and not insist:
@@ -128,7 +128,7 @@ def _can_be_bound(target: Target) -> bool:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address[0], 0, *address[2:]))
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # the address is this machine's, but all its ephemeral ports are taken
+        if error.errno == errno.EADDRINUSE:  # an address of this machine without a free ephemeral port
             return True
         if error.errno in NO_SUCH_ADDRESS:
             return False

@@ -169,7 +169,7 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # These are no run's keys, as no run id is empty. A user that may write a run's keys may write them.
+        # No run id is empty, so no run has these keys. A user that may write a run's keys may write them.
         "receipts": f"{settings.prefix}//receipts/",
     }
 
@@ -228,7 +228,7 @@ class _WayToTcp:
             rng=self._rng,
         )
         client.on_connection(self._note_connection)
-        # Take the turn after hosting: the nodes that hold turns may wait for the store that this node hosts.
+        # Only after hosting: the nodes that hold turns may wait for this node's store.
         try:
             async with self.node.loop.turn():
                 connected = await client.__aenter__()

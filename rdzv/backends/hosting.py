@@ -10,7 +10,7 @@ other client is connected, for at most `close_timeout`. So rank 0 may leave firs
 New nodes must not join in a store that is shutting down. So its host first writes a key, and every arrival is
 conditional on the key's absence. New nodes then look for another store (`Node`), and one of them starts it once the
 port is free. If nodes of another run have joined before, the host waits while they stay. The key expires soon after the
-host's last check: a durable store may continue under another host, and must accept nodes there.
+host's last check: a durable store may continue under another host.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class HostedStore:
 
     @property
     def ended(self) -> bool:
-        """True if the store has a process of its own, which has died."""
+        """True if the store's own process has died."""
         return isinstance(self.server, StoreProcess) and self.server.ended
 
     async def end(self) -> None:
@@ -290,7 +290,7 @@ class Hosting(Starting):
                     self._problem = f"{error}; the process that has that port does not answer as a store"
                     log.warning("%s", self._problem)
             finally:
-                # If the task ends here, it must not await any more: `begin` must find it done.
+                # If the task ends here, no await may follow: `begin` must find it done.
                 asyncio.get_running_loop().call_soon(self._asked.set)
             with anyio.move_on_after(self._rng.uniform(*TRY_AGAIN_AFTER)):
                 await self._settled.wait()
@@ -298,7 +298,7 @@ class Hosting(Starting):
                 return None
 
     async def _why_not_the_only_one(self, host: HostedStore) -> RendezvousConnectionError | None:
-        """Return the error if the URL leads to another store or nowhere, so that the new store must end; else None."""
+        """Return why the new store must end: the URL leads to another store, or nowhere; else None."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
             began_too = await in_thread(lambda: listening(host.bound.foreign)) if host.bound.foreign else []

@@ -59,7 +59,7 @@ def _serve_page(
 
 
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
-    """Return a function that serves the metrics of a node's process if `metrics_port` is set, once for all calls.
+    """Return a function that serves the metrics of a node's process if `metrics_port` is set; later calls do nothing.
 
     Call it in the node's loop. Raise RendezvousSettingsError if the extra is not installed.
     """
