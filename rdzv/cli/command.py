@@ -209,7 +209,7 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
 
 
 def _end_by_ctrl_c() -> None:
-    """Cancel the command at Ctrl-C; end at once at one that comes a second later: asyncio would at any second one."""
+    """Cancel the command at Ctrl-C; end at once at another a second later. asyncio ends at any second Ctrl-C."""
     wish, task, was_told = Wish(), asyncio.current_task(), False
 
     def interrupt() -> None:

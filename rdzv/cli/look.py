@@ -181,7 +181,7 @@ def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
 
 
 async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
-    """Draw a run until its close or the key `q`; return the last reading. Raise StoreReplaced if the store was."""
+    """Draw a run until its close or `q`; return the last frame. Raise StoreReplaced if the store is replaced."""
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:

@@ -23,7 +23,7 @@ THEN: Final = {
     OF_RUN + TIMED_OUT: Then.RESTART,
     OF_RUN + NO_CONNECTION: Then.RESTART,
 }
-"""The action for a node whose launcher ended by an error, by its status."""
+"""The action for a node whose launcher ended by an error, by the launcher's status."""
 
 
 @command(

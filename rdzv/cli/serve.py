@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both for IPv4 and IPv6
-TIDY_EVERY = 60.0  # seconds between checks for an idle server: a long garbage collection then delays no client
+TIDY_EVERY = 60.0  # seconds between checks for an idle server, where a long garbage collection delays no client
 AT_ONCE = 1  # the exit status after a second signal
 LOOK_EVERY: Final = 0.2  # seconds between checks if another host serves
 ENDS_WITHIN: Final = 5.0  # seconds for clients to move to the next host
