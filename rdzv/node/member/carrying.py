@@ -23,8 +23,12 @@ def learn(part: Part, link: Link) -> None:
     """Set `part.known` from the head of this link, whose store is lost, unless the node knows of a later store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
-    if settings and head.lost_store is not None and not link.has_arrived:
-        settings = head.lost_store.settings  # the run's; this node has only its own so far
+    if settings and head.lost_store is not None:
+        # The run's settings, if this node had none but its own when another node wrote them here.
+        if not link.has_arrived:
+            settings = head.lost_store.settings
+        elif head.round is None:
+            settings = head.lost_store.settings or settings
     if settings and resized is not None:  # members adopt a resize when they next arrive
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
