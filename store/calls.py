@@ -434,7 +434,7 @@ class Block(contextlib.AbstractContextManager[T]):
         try:
             return finished(self._context.__aenter__())
         except BaseException as error:
-            self._close(error)
+            self._exit_context(error)
             raise
 
     def __exit__(
@@ -443,10 +443,10 @@ class Block(contextlib.AbstractContextManager[T]):
         try:
             return finished(self._context.__aexit__(kind, error, trace))
         except BaseException as other:
-            self._close(other)
+            self._exit_context(other)
             raise
 
-    def _close(self, error: BaseException) -> None:
+    def _exit_context(self, error: BaseException) -> None:
         # a signal's handler raised around the context
         with contextlib.suppress(Exception):
             finished(self._context.__aexit__(type(error), error, error.__traceback__))

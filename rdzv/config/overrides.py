@@ -49,7 +49,7 @@ class Overrides(TypedDict, total=False):
     limits: Limits | Mapping[str, float] | str | None
     token: str | bytes | None
     token_file: File
-    tls: Any  # an ssl.SSLContext, which a pure room does not import
+    tls: Any  # an ssl.SSLContext; `Any`, as pure modules import no `ssl`
     ca: File
     cert: File
     key: File

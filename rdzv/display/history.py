@@ -140,7 +140,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
             bands.append(_span("meeting", began + stopped, length - stopped, f"{what}: {why}"))
         for node_id in (*chapter.node_ids, *chapter.joined_ids):
             is_back(node_id)
-        # A node that has gone may not be among the first 64.
+        # Only 64 members are named: a node that has gone may be another one.
         ends = {node_id: stopped if one.after is None else min(one.after, length) for node_id, one in gone.items()}
         for rank, node_id in enumerate(chapter.node_ids):
             spans = rows.setdefault(node_id, [])

@@ -67,7 +67,7 @@ class _Visitors:
         visitor = self._by_handler.get(request.protocol)
         if visitor is None:  # the connection has closed
             return await handler(request)
-        self._table.is_served(visitor)
+        self._table.mark_served(visitor)
         try:
             return await handler(request)
         finally:

@@ -249,7 +249,7 @@ class MemoryTransport(asyncio.Transport):
         """True if `bytes_left` must be called after a delivery."""
         return not self.is_lost and (self._writing_paused or self._closing)
 
-    def were_delivered(self) -> None:
+    def on_delivered(self) -> None:
         """Called after bytes written here were delivered."""
         self._control_flow()
         if self._closing:
@@ -371,9 +371,9 @@ class Pipe:
                     self._under_way.appendleft((due, item[taken:]))
             if self.sender.waits_for_room:
                 if self.sender.loop is self.receiver.loop:
-                    self.sender.were_delivered()
+                    self.sender.on_delivered()
                 else:
-                    self.sender.loop.call_soon(self.sender.were_delivered)
+                    self.sender.loop.call_soon(self.sender.on_delivered)
         self.wake()
 
     def _join_what_has_arrived(self) -> None:

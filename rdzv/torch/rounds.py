@@ -211,7 +211,10 @@ class TorchRound(_GroupOfRound, blocking.Round):
         self.group.make()
 
     def _ended(self, ending: Ending) -> None:
-        """Abort the group after a loss; from the node's thread. At an agreed leave no member is in a collective."""
+        """Abort the group after a loss; from the node's thread.
+
+        An agreed leave needs no abort: no member is in a collective.
+        """
         super()._ended(ending)
         if ending.others_have_gone:
             self.group.abort()

@@ -174,7 +174,7 @@ class TorchStore(dist.Store):
             self._origin = Origin.of(settings)
             root = Keys(settings.prefix, settings.run_id).root
             prefix = f"{root}torch/segments/{segments}/" if segments else f"{root}torch/store/"
-            self._shared = _reached(client, url, prefix=prefix, fence=(), lease=None, timeout=timeout)
+            self._shared = _shared_store_on(client, url, prefix=prefix, fence=(), lease=None, timeout=timeout)
         else:
             self._shared = url.clone()
             self._shared.set_timeout(timeout)
@@ -320,7 +320,7 @@ class _Over:
         raise ours.RoundSupersededError(self._message)
 
 
-def _reached(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any) -> BlockingSharedStore:
+def _shared_store_on(client: BlockingStore, url: str, *, timeout: timedelta, **rest: Any) -> BlockingSharedStore:
     """Return the shared store on a client; raise DistNetworkError if the store does not answer."""
     try:
         client.ping(timeout=timeout.total_seconds())
@@ -334,7 +334,7 @@ def _unpickled(
     origin: Origin, prefix: str, fence: tuple[Condition, ...], lease: int | None, timeout: timedelta
 ) -> TorchStore:
     client, _ = open_store(origin.url, origin.overrides)
-    shared = _reached(client, origin.url, prefix=prefix, fence=fence, lease=lease, timeout=timeout)
+    shared = _shared_store_on(client, origin.url, prefix=prefix, fence=fence, lease=lease, timeout=timeout)
     store = TorchStore(shared, timeout)
     store._origin, store._owns_client = origin, True
     return store

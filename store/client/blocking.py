@@ -137,7 +137,7 @@ class Client(interface.BlockingStore):
         """See `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
-            channel.interrupt()  # if the wait has just been answered, the channel's next call reconnects
+            channel.interrupt()  # shuts the socket: after an answered wait, the next call reconnects
 
     def _free_channel(self) -> Channel:
         try:

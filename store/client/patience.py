@@ -99,17 +99,17 @@ class Patience:
         """Return the seconds to sleep before another attempt, `away` seconds after the connection was lost."""
         most = BACKOFF_SOON if away < SOON else BACKOFF_RECENT if away < RECENT else BACKOFF_MOST
         longest = min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), most)
-        left = self._remaining()
+        left = self._until_first_lapse()
         if left < math.inf:
             longest = min(longest, BACKOFF_RECENT, max(left / SHARE_OF_LEASE, LEAST))
         return self._rng.uniform(0, longest)
 
-    def _remaining(self) -> float:
+    def _until_first_lapse(self) -> float:
         return min((remaining() for remaining in self._leases), default=math.inf)
 
     def _within_leases(self, longest: float, share: float) -> float:
         """Limit a time to this share of a lease, but at least some round trips."""
-        return max(min(longest, max(self._remaining() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
+        return max(min(longest, max(self._until_first_lapse() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
 
     def _slowness(self, now: float) -> float:
         return self._slow * math.exp2((self._slow_at - now) / SLOW_FOR)

@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class Pulse:
-    """The silence of a connection, on its caller's clock; an answer is due since `asked_at`, if any."""
+    """Notes for how long a connection was silent, by the caller's clock; `asked_at` is None if no answer is due."""
 
     def __init__(self, patience: Patience, now: float) -> None:
         self._patience = patience

@@ -239,13 +239,13 @@ class SortedKeys:
             return self._chunks.copy(), 0, self._length
         size = len(prefix)
 
-        def start(key: str) -> str:
+        def cut_to_prefix(key: str) -> str:
             return key[:size]
 
         first = self._chunk_of(prefix)
-        last = max(bisect_right(self._firsts, prefix, key=start) - 1, first)
+        last = max(bisect_right(self._firsts, prefix, key=cut_to_prefix) - 1, first)
         place = bisect_left(self._chunks[first], prefix)
-        upto = bisect_right(self._chunks[last], prefix, key=start)
+        upto = bisect_right(self._chunks[last], prefix, key=cut_to_prefix)
         chunks = self._chunks[first : last + 1]
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 

@@ -71,7 +71,9 @@ def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Me
 class Client(interface.Store):
     """The client of an etcd cluster, as `async with store.connect(url) as client`.
 
-    Args, besides those of `store.connect`:
+    The arguments are those of `store.connect`, and these.
+
+    Args:
         cluster: The members' addresses.
         renew: Reads the files of certificates again before each connection, and returns the context.
         password: The user's, or a function that reads it, also after a rejected login.

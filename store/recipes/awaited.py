@@ -104,7 +104,7 @@ def _check(is_right: bool, name: str, what: str, value: object, wanted: str) -> 
         raise StoreUsageError(f"the {what} of {shown(name)} is {shown(value)}; give {wanted}")
 
 
-def _lost(held: Held) -> LeaseNotFound:
+def _place_lost_error(held: Held) -> LeaseNotFound:
     return LeaseNotFound(f"the place {shown(held.key)} was lost while waiting: its lease has lapsed; come again")
 
 
@@ -216,7 +216,7 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
         line = sorted(await ask.keys(prefix), key=lambda entry: entry.create_revision)
         before = [entry for entry in line if entry.create_revision < held.token]
         if len(before) == len(line) or line[len(before)].key != held.key:
-            raise _lost(held)
+            raise _place_lost_error(held)
         in_the_way = [entry for entry in before if kind == "w" or entry.key.startswith(f"{prefix}w")]
         if not in_the_way:
             return held

@@ -109,7 +109,7 @@ class Conversations:
         peer.batch_bytes = size
         peer.count_inbox(peer.connection.held_bytes + size, progress=False)
         self._go_on(peer)
-        self._peers.make_room_in_inboxes(now)
+        self._peers.close_costliest_inboxes(now)
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
             self._slow_down(peer)
 

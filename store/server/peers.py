@@ -1,7 +1,7 @@
 """Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6).
 
 Past `memory_bytes_max` the server closes peers, which reconnect and resume: see `make_room_in_outboxes`,
-`make_room_in_listings` and `make_room_in_inboxes`.
+`make_room_in_listings` and `close_costliest_inboxes`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Peers:
             )
             peer.abort()
 
-    def make_room_in_inboxes(self, now: float) -> None:
+    def close_costliest_inboxes(self, now: float) -> None:
         """Close the peer with the largest and oldest unfinished requests, if they take too much."""
         while self._is_too_much(self.inboxes.bytes, self._limits.frame_bytes_max):
             costliest = max(self._there, key=lambda peer: peer.inbox_cost(now))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TURN = 0.002  # seconds of one peer, before others have theirs
-PASS = 0.008  # seconds of all peers together, before the loop reads its sockets again
+PASS = 0.008  # seconds for the turns of all peers together; then the loop reads its sockets
 
 P = TypeVar("P")
 

@@ -45,7 +45,7 @@ def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: 
         awaited=max(awaited, 0),
         settings=settings,
         closed=b"" if head.closed is None else head.closed.pack(),
-        bans={name: _with_time_left(ban, now).pack() for name, ban in head.bans.items()},
+        bans={name: _ban_as_of(ban, now).pack() for name, ban in head.bans.items()},
         tally=tally,
         host=host,
     )
@@ -65,7 +65,7 @@ def _was_in(round: Round, one: Hosted) -> bool:
     return one.last_round == round.revision or round.rank_of(one.arrival) is not None  # large rounds: unknown
 
 
-def _with_time_left(ban: Ban, now: float) -> Ban:
+def _ban_as_of(ban: Ban, now: float) -> Ban:
     return ban if ban.lasts is None else ban.replace(lasts=max(ban.lasts - (now - ban.seen_at), 1.0))
 
 

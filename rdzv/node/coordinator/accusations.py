@@ -96,7 +96,7 @@ class AccusationWatch:
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _remaining(self, node_id: str, *, at_most: float = math.inf) -> float:
-        """Return the part of its TTL that a node's lease has left; 1 if that is over `at_most` s, or no lease."""
+        """Return the share of its TTL that a lease has left; 1 if over `at_most` s are left, or there is none."""
         record = await self._store.get(self._keys.node(node_id))
         if record is None or record.lease is None:
             return 1.0

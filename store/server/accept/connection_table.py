@@ -118,9 +118,9 @@ class ConnectionTable:
             row.give_up = None  # it has no deadline now
             if now - row.since >= self._slowest or now - self._slowest_at > LATELY:
                 self._slowest, self._slowest_at = now - row.since, now
-        self.is_served(who)
+        self.mark_served(who)
 
-    def is_served(self, who: Stranger) -> None:
+    def mark_served(self, who: Stranger) -> None:
         """Stop counting a connection as a stranger, at least while its valid request is answered."""
         self._strangers.pop(who, None)
 

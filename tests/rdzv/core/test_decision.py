@@ -88,7 +88,7 @@ def test_nothing_is_decided_during_a_reset() -> None:
     run = HandFed(needed=1, capacity=1)
     run.arrive("a")
     run.feed(Event(kind="reset", revision=0))
-    with pytest.raises(AssertionError, match="half a picture"):
+    with pytest.raises(AssertionError, match="the picture is complete"):
         run.decide()
 
 

@@ -89,7 +89,7 @@ def test_the_most_expensive_and_oldest_half_request_is_closed_first(caplog: pyte
     for number, size in ((0, 30), (1, 40), (2, 31)):
         scene.peers[number].receives(size * KIB)
         scene.peers[number].since = 10.0 * number
-    scene.memory.make_room_in_inboxes(now=20.0)
+    scene.memory.close_costliest_inboxes(now=20.0)
     assert scene.gone == [0]
     assert "memory_bytes_max is 102400" in caplog.text
 
@@ -111,7 +111,7 @@ def test_memory_of_the_store_and_its_disk_counts_except_their_reserve(
     assert scene.gone == [0]
     assert "memory_bytes_max is 204800" in caplog.text
     scene.peers[2].receives(21 * KIB)
-    scene.memory.make_room_in_inboxes(now=1.0)
+    scene.memory.close_costliest_inboxes(now=1.0)
     assert scene.gone == [0, 2]
 
 
