@@ -25,7 +25,7 @@ LAG_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)  # seconds
 COUNTERS = {
     "requests": "Requests carried out since the store was started.",
     "leases_lapsed": "Leases that have lapsed.",
-    "connections_refused": "Connections that were refused or hung up on.",
+    "connections_refused": "Connections that were refused or closed by the server.",
     "bytes_in": "Bytes received.",
     "bytes_out": "Bytes sent.",
     "log_bytes": "Bytes of the log of the database, which is long while another program reads that.",
@@ -48,7 +48,7 @@ GAUGES = {
     "unread_bytes": "Bytes of earlier revisions that are kept for listings which were not read to their end.",
     "memory_bytes": "Bytes that all of this takes, as memory_bytes_max counts them.",
     "connections": "Connections that are open.",
-    "strangers": "Connections that have proved nothing, or ask nothing just now over HTTP.",
+    "strangers": "Connections without a valid hello yet, or without a request over HTTP just now.",
     "connection_bytes": "Bytes that connections take, whatever they do.",
     "outbox_bytes": "Bytes that wait to be sent.",
     "inbox_bytes": "Bytes that were received, and are not carried out.",

@@ -219,7 +219,7 @@ class Client(interface.Store):
                 raise StoreUsageError(f"a key cannot be sent: {error}") from None
             finally:
                 self._scopes.discard(scope)
-        assert self._failed is not None, "nobody else cancels the scope"
+        assert self._failed is not None, "only a failure cancels the scope"
         if isinstance(self._failed, ConnectionLost) and doubt is not None:
             raise type(self._failed)(str(self._failed), maybe_applied=doubt.any)
         raise unsent(self._failed)

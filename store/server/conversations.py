@@ -175,7 +175,7 @@ class Conversations:
         """Carry out requests of a peer until its turn is over, its outbox is full, or none is left."""
         until = began + self._turns.length
         now = self._clock()
-        assert peer.unread is not None, "whose turn it is has asked something"
+        assert peer.unread is not None, "a peer has a turn only if it has sent a request"
         while True:
             if peer.work is not None:
                 self._go_on_with(peer, peer.work)

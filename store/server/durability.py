@@ -94,7 +94,7 @@ class Durability:
         if self._goes_back:
             return f"the store is read from its disk again: {self.engine.read_only}"
         if self.journal is not None and self.journal.in_doubt:
-            return f"nobody can be told anything now: {self.engine.read_only}, and what is on it is in doubt"
+            return f"no client is accepted now: {self.engine.read_only}, and its contents are in doubt"
         return None
 
     def record(self) -> None:
@@ -142,7 +142,7 @@ class Durability:
     def _cannot_write(self, reason: str) -> None:
         assert self.journal is not None
         # If the journal is in doubt, a crash may lose or keep the last group, so no client may see either state.
-        what = "takes in nobody, since what is on disk is in doubt," if self.journal.in_doubt else "refuses writes"
+        what = "accepts no client, as the disk's contents are in doubt," if self.journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
         self.engine.read_only = f"the disk does not take it ({reason})"  # `record` appends nothing more
         self._goes_back = True

@@ -66,7 +66,7 @@ class Peers:
             if slowest is None:
                 return
             self.table.turned_away(
-                "%s is hung up on: %d bytes wait in all outboxes, and memory_bytes_max is %d; it reads slowest, and "
+                "%s is disconnected: %d bytes wait in all outboxes, and memory_bytes_max is %d; it reads slowest, and "
                 "%d of them are its",
                 *(slowest.name, self.outboxes.bytes, self._limits.memory_bytes_max, slowest.outbox.bytes),
             )
@@ -80,7 +80,9 @@ class Peers:
         peer = None if engine.slowest_reader is None else self.by_id.get(engine.slowest_reader)
         if peer is not None and not peer.gone:
             self.table.turned_away(
-                "%s is hung up on: %d bytes are kept for unread listings; its is oldest", peer.name, engine.unread_bytes
+                "%s is disconnected: %d bytes are kept for unread listings, its the oldest",
+                peer.name,
+                engine.unread_bytes,
             )
             peer.abort()
 

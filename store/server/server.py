@@ -52,7 +52,7 @@ WARN_EVERY = 5.0  # seconds between checks of the limits
 LOOK_EVERY = 0.1  # seconds; leases lapse at most this late. A third of `leases.STALL_AFTER`.
 LOOK_LEAST = 0.001  # seconds; a shorter time may be below the clock's resolution
 SPARE_FILES = 64  # file descriptors left to the rest of the process
-SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// and the server's authority")
+SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// with ca=")
 
 
 class Server:

@@ -323,7 +323,7 @@ async def test_s3_changes_in_doubt_after_a_failed_fsync_are_not_announced_and_a_
             if "cannot" in said:
                 pytest.skip(f"skipped, {said}")
             adding = asyncio.create_task(writer.add("doubtful", 5))
-            await server.says("takes in nobody, since what is on disk is in doubt")
+            await server.says("accepts no client, as the disk's contents are in doubt")
             with pytest.raises(ConnectionLost):
                 async with store.connect(url, timeout=0.5):
                     raise AssertionError("it was told something")

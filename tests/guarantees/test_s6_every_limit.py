@@ -227,7 +227,7 @@ async def all_memory(scene: Scene) -> str:
             break
         await scene.client.put(f"deaf/{number}", bytes(200_000))
         assert scene.server.figures()["memory_bytes"] <= 4 * MIB
-    assert "memory_bytes_max is 4194304" in await scene.says("is hung up on")
+    assert "memory_bytes_max is 4194304" in await scene.says("is disconnected")
     scene.log.clear()
     for peer in deaf:
         peer.transport.abort()
@@ -275,7 +275,7 @@ async def connections(scene: Scene) -> str:
     return message.replace("3 connections", "connections_max is 3: it has 3 connections")
 
 
-@past({"handshakes_max": 2}, "it has proved nothing", "2 such connections wait")
+@past({"handshakes_max": 2}, "it has sent no valid hello", "2 such connections wait")
 async def unfinished_handshakes(scene: Scene) -> str:
     peers = []
     for _ in range(2):
@@ -284,7 +284,7 @@ async def unfinished_handshakes(scene: Scene) -> str:
         )
         peers.append(peer)
     await (await scene.another()).ping()  # once one of the two has been silent for a second
-    message = await scene.says("is hung up on")
+    message = await scene.says("is closed")
     scene.log.clear()
     for peer in peers:
         peer.transport.abort()
@@ -365,7 +365,7 @@ async def hung_up_on(scene: Scene, said: bytes) -> str:
     assert len(scene.log.records) == 1
     logged = scene.log.records[0].getMessage()
     scene.log.clear()
-    assert logged.partition("disconnected: ")[2] in told, "who is hung up on is told the same"
+    assert logged.partition("disconnected: ")[2] in told, "the disconnected client is told the same"
     return logged
 
 

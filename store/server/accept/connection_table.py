@@ -166,7 +166,7 @@ class ConnectionTable:
         while (silent := self._to_make_way(beside=beside)) is not None:
             self.went(silent)
             self.turned_away(
-                "a connection is hung up on: it has proved nothing, and %d such connections wait (handshakes_max)",
+                "a connection is closed: it has sent no valid hello, and %d such connections wait (handshakes_max)",
                 self._strangers_max,
             )
             silent.abort()

@@ -108,7 +108,7 @@ class TcpListener:
     def _say_that_files_ran_out(self, error: OSError) -> None:
         if self._loop.time() >= self._quiet_until:
             self._quiet_until = self._loop.time() + QUIET_FOR
-            what = "no more files can be opened" if error.errno in OUT_OF_FILES else "nobody can be accepted"
+            what = "no more files can be opened" if error.errno in OUT_OF_FILES else "no connection can be accepted"
             log.error(
                 "%s (%s): newcomers wait until connections end; raise the limit of open files (ulimit -n), or lower "
                 "connections_max",

@@ -29,10 +29,10 @@ SILENCE: Final = 3.0  # seconds for the first byte of a client with TLS; a later
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
 _REASONS: Final = {
-    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has no certificate, and this server wants one (mutual TLS)",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it has no certificate, and this server requires one (mutual TLS)",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the authority of this server's certificate",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not take this server's certificate for this server's",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not take this server's certificate",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it rejects this server's certificate: it is for another name",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it rejects this server's certificate",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that this server's certificate has expired",
     "UNEXPECTED_EOF_WHILE_READING": HUNG_UP,
 }
@@ -204,7 +204,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
         """Decrypt into `room`; return the size, and the error, if any."""
-        assert self._tls is not None, "it is decrypted what was agreed on"
+        assert self._tls is not None, "the TLS session exists"
         size = 0
         try:
             while size < len(room):
