@@ -22,7 +22,7 @@ import anyio
 from store.calls import AtOnce, Lease, finished
 from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
 from store.messages import NOTE_BYTES_MAX
-from store.net.process import process_id
+from store.net.process import process_identity
 from store.net.tasks import Cancelling, cancel_and_wait, to_the_end
 from store.net.threads import Flag
 
@@ -43,7 +43,7 @@ UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence`
 LOOK_SHARE = 0.1  # a blocking client looks for lost connections after this share of `away_ttl` ...
 LOOK_LEAST = 0.03  # ... but at most once in so many seconds
 RELEASE_WITHIN = 2.0  # seconds to revoke a lease; else it expires by itself
-RELEASE_SOON = 0.2  # the same if the block ends because the store did not answer
+RELEASE_SOON = 0.2  # instead, if the block ends because the store did not answer
 
 
 class Belief:
@@ -459,7 +459,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     def __init__(self, store: BlockingCalls, ttl: float, **terms: Unpack[LeaseTerms]) -> None:
         self.ttl: float = ttl
         self._keeper = keeper = _Keeper(store, ttl, terms, weakref.ref(self, lambda _: keeper.left.set()))
-        self._made_in = process_id()
+        self._made_in = process_identity()
 
     @property
     def lost(self) -> str | None:
@@ -488,7 +488,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     ) -> None:
         lost = self.lost  # read first: once `left` is set, no loss is noted
         self._keeper.left.set()
-        if self._made_in is process_id():  # a forked child has no such thread
+        if self._made_in is process_identity():  # a forked child has no such thread
             self._keeper.over.wait(_release_within(kind))
         if kind is None:
             _check(self.id, lost)

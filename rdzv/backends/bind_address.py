@@ -72,7 +72,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     ours, others = split_addresses(host, port)
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
-    if listening(ours):
+    if those_that_accept(ours):
         raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
         raise OSError(
@@ -80,7 +80,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
             "it is no address of this machine. If a Service or NAT forwards it to this machine, the store has to "
             "listen on every address: give the run a token or mutual TLS, or say insecure=1",
         )
-    accepting = listening(others)
+    accepting = those_that_accept(others)
     if accepting:
         raise HostedElsewhereError(f"{host}:{port} is served at {in_words(accepting)} already")
     if not ours:
@@ -109,7 +109,7 @@ def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
     return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
 
 
-def listening(targets: Collection[Target]) -> list[Target]:
+def those_that_accept(targets: Collection[Target]) -> list[Target]:
     """Return the addresses that accept a connection."""
     return _dial(list(dict.fromkeys(targets)))
 

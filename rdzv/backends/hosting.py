@@ -33,7 +33,7 @@ from rdzv.backends.bind_address import (
     PortTakenError,
     choose_bind_address,
     in_words,
-    listening,
+    those_that_accept,
 )
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.backends.store_process import StoreProcess
@@ -301,7 +301,7 @@ class Hosting(Starting):
         """Return why the new store must end: the URL leads to another store, or nowhere; else None."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
-            began_too = await in_thread(lambda: listening(host.bound.foreign)) if host.bound.foreign else []
+            began_too = await in_thread(lambda: those_that_accept(host.bound.foreign)) if host.bound.foreign else []
             if began_too:
                 return HostedElsewhereError(f"another node has started a store at {url} at the same moment")
             return None

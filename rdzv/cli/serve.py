@@ -57,7 +57,7 @@ LIMIT: Final = Parameter(
 )
 
 
-def _flag_of_its_own(limit: dataclasses.Field[Any]) -> Argument:
+def _old_flag_of_limit(limit: dataclasses.Field[Any]) -> Argument:
     """Return a limit's own flag, such as `--keys-max N`, of scripts from before `--limit`."""
     name = limit.name
     flags = [name, name.replace("group_", "run_")] if name in ("group_keys_max", "group_bytes_max") else [name]
@@ -110,7 +110,7 @@ def _flag_of_its_own(limit: dataclasses.Field[Any]) -> Argument:
         + ", ".join(f"{one.name}={one.default}" for one in dataclasses.fields(store.Limits)),
         action="append",
     ),
-    *map(_flag_of_its_own, dataclasses.fields(store.Limits)),
+    *map(_old_flag_of_limit, dataclasses.fields(store.Limits)),
 )
 async def _serve(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; end at once at a second one.
@@ -142,7 +142,7 @@ async def _serve(options: argparse.Namespace) -> int:
         handle_signal(number, asked_to_stop, number)
     handle_signal(signal.SIGHUP, _reload, credentials, tls)
     if options.hosts is not None:
-        return await _serve_in_turn(options, stop)
+        return await _serve_as_one_of_hosts(options, stop)
     serving = store.serve(
         host,
         options.port,
@@ -179,7 +179,7 @@ async def _serve(options: argparse.Namespace) -> int:
     return DONE
 
 
-async def _serve_in_turn(options: argparse.Namespace, stop: asyncio.Event) -> int:
+async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Event) -> int:
     """Serve while no other of several hosts does; take part in the succession until told to stop."""
     given = {name: getattr(options, name) for name in ("insecure", "http_port", "data_dir")}
     given |= {"limits": _limits(options), "close_timeout": ENDS_WITHIN}

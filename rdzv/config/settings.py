@@ -368,7 +368,7 @@ def _contradiction(both: str, source: Source) -> NoReturn:
 
 
 def _overlay(chosen: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Override the values of weaker places, also those in the other form."""
+    """Override the values of weaker sources; drop their rival forms, such as `token` beside `token_file`."""
     for name in values:
         for rival in _RIVALS_OF.get(name, ()):
             chosen.pop(rival, None)

@@ -28,7 +28,7 @@ from rdzv.core.absent import NAMED_OF_MANY
 from rdzv.core.addresses import with_reachable_addresses
 from rdzv.core.hosts.lost_store import survivors_of
 from rdzv.core.ranks import domains_of, in_units
-from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress, to_leave
+from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress, leaving_in_words
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
@@ -526,7 +526,7 @@ def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str
         return f"the run is closed{f': {head.closed.reason}' if head.closed.reason else ''}"
     leaving = [node_id for node_id in head.drains if node_id in live]
     if leaving:
-        return to_leave(leaving[:NAMED_MOST], head.drains[leaving[0]].reason)
+        return leaving_in_words(leaving[:NAMED_MOST], head.drains[leaving[0]].reason)
     if head.moves:
         return MOVES
     if len(live) > progress.capacity:

@@ -351,7 +351,7 @@ class Draining:
     reason: str = ""
 
 
-def to_leave(node_ids: Iterable[str], reason: str) -> str:
+def leaving_in_words(node_ids: Iterable[str], reason: str) -> str:
     """Return "n1, n2 to leave: reason"."""
     return f"{', '.join(node_ids)} to leave{f': {reason}' if reason else ''}"
 

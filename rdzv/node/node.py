@@ -240,7 +240,7 @@ class Node:
                 learn(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
-            if self.head.round is not None:  # perhaps without this node; the next store's rounds have later numbers
+            if self.head.round is not None:  # also one without this node: the next store counts on from it
                 self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
             self._store_gone = self._link.gone

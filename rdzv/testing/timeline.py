@@ -89,7 +89,7 @@ class Timeline:
         spins, busy = 0, max(BUSY_TURNS, BUSY_TURNS_EACH * len(self.hosts))
         while True:
             while self.runnable or self.corpses:
-                self._bury()
+                self._bury_the_dead()
                 if self.runnable:
                     self._take_turn()
                     self._call_what_is_due()
@@ -117,7 +117,7 @@ class Timeline:
         for host in list(self.hosts):
             host.die()
         with _nothing_running():
-            self._bury()
+            self._bury_the_dead()
         self._timers.clear()
 
     def timers_of(self, host: Host) -> list[tuple[float, asyncio.Handle]]:
@@ -136,7 +136,7 @@ class Timeline:
             if not handle.cancelled() and not host.dead:
                 host.due(handle)
 
-    def _bury(self) -> None:
+    def _bury_the_dead(self) -> None:
         while self.corpses:
             host = self.corpses.pop(0)  # a process's main loop before its threads
             if host in self.runnable:
@@ -195,7 +195,7 @@ class Host(asyncio.BaseEventLoop):
         self.rate = rate
         self._epoch = START - START * rate  # all clocks begin at `START`
         self._late: list[asyncio.Handle] = []  # timers that fired while it was stopped
-        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # timers, once it is dead
+        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, while it is buried
         self._grave_time = 0.0
         self._queued = False
         # In order of creation: `bury` cancels them in this order.

@@ -24,7 +24,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, read
 from rdzv.core.round_life import Ending, EndKind
-from rdzv.core.state import to_leave
+from rdzv.core.state import leaving_in_words
 from rdzv.loop.life import Life
 from rdzv.loop.own_folder import make_own_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
@@ -376,7 +376,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             configure_logging()
             self._stack.callback(self._screen.stop)
             if runs_under_torchrun():
-                self._signals.handle()
+                self._signals.install()
                 self._screen.end_quietly(self._end_by_signal)
             connecting = sync.connect(self._choices.url, **self._choices.overrides)
             self._handler = handler = self._stack.enter_context(connecting)
@@ -428,7 +428,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if changed:
             self._forget_workers()
         if draining and life is not None:
-            said = to_leave(draining, next(iter(draining.values())).reason)
+            said = leaving_in_words(draining, next(iter(draining.values())).reason)
             life.end(Ending(kind=EndKind.AGREED, reason=said, node_ids=tuple(draining)))
         return changed
 

@@ -84,8 +84,8 @@ class InterruptedStep:
     def take_back(self, model: Any, optimizer: Any, *, announced: bool) -> None:
         """Drop all gradients, undo an unfinished step of the optimizer, and restore the buffers if no step has ended.
 
-        `announced`: the last round ended at an agreed step. Then an unused gradient shows that `check` was called more
-        often than the optimizer stepped.
+        `announced`: the last round ended at an agreed step. A gradient that is left over then means that `check` was
+        called more often than the optimizer stepped: this is warned of once.
         """
         if self._steps == 0 and model is not None:
             self._restore(model)

@@ -277,7 +277,7 @@ class AgentEnd:
     signal: str | None  # its name, or None
     why: str  # the reason, for the other nodes
     has_failed: bool
-    has_no_result: bool  # it has raised for a missing result, as after the good end of a spare
+    has_no_result: bool  # it raised AttributeError for a missing result, as when a spare ends well
 
 
 def end_of_agent() -> AgentEnd:

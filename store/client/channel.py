@@ -30,7 +30,7 @@ from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Respo
 from store.net import dialing
 from store.net.absence import Outages
 from store.net.callers import check_blocking_caller
-from store.net.process import check_made_here, process_id
+from store.net.process import check_made_here, process_identity
 from store.net.racing import Addresses, connected
 from store.net.sockets import let_go_in_children, outstanding, prepare, raised_by_handler
 from store.protocol import wire
@@ -77,7 +77,7 @@ class Shared:
     _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets that the peer closed
     _seen_revision: int = 0  # the latest of closed channels
     _dropping: threading.Lock = field(default_factory=threading.Lock)
-    _made_in: bytes = field(default_factory=process_id)
+    _made_in: bytes = field(default_factory=process_identity)
 
     def __post_init__(self) -> None:
         self.outages = Outages(self.name, lambda: self.problem + self.addresses.where(), log)
@@ -138,7 +138,7 @@ class Channel:
         self._shared = shared
         self._name = shared.name
         self.connection: ClientConnection = ClientConnection(
-            session_id=secrets.token_bytes(16), process=process_id(), token=shared.token, name=shared.name
+            session_id=secrets.token_bytes(16), process=process_identity(), token=shared.token, name=shared.name
         )
         self.sock: socket.socket | None = None
         self.ended: bool = False

@@ -19,7 +19,7 @@ from store.client.reconnecting import Reconnecting
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
-from store.net.process import process_id
+from store.net.process import process_identity
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
 from store.protocol.connection import InFlight, error_of
@@ -230,7 +230,7 @@ class Client(Reconnecting):
 
     async def aclose(self) -> None:
         """Close the client; pending calls raise `ConnectionLost`."""
-        if self._made_in is not process_id():
+        if self._made_in is not process_identity():
             return  # in a forked child: socket and task are the parent's
         if self._ready and self._link is not None:
             self._flush()

@@ -20,7 +20,7 @@ from store.client.pulse import Line, Pulse, Say
 from store.errors import AuthenticationError, ConnectionLost, LimitExceeded, ProtocolError, StoreReplaced
 from store.net.absence import Outages, absence_told
 from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, TcpDial, describe, lack_of, left_without_a_word, untrusted
-from store.net.process import process_id
+from store.net.process import process_identity
 from store.net.sockets import forget, let_go_in_children, outstanding
 from store.net.tasks import cancel_and_wait
 from store.protocol.connection import ClientConnection
@@ -216,13 +216,13 @@ class Reconnecting(interface.Store):
         process: bytes | None = None,
     ) -> None:
         self._dial = dial
-        self._made_in = process_id()
+        self._made_in = process_identity()
         self._secure = isinstance(dial, TcpDial) and dial.secure
         self.name = name
         self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))  # cheaper than seeding by itself
         self._connection = ClientConnection(
             session_id=secrets.token_bytes(16),
-            process=process_id() if process is None else process,
+            process=process_identity() if process is None else process,
             token=token,
             name=name,
         )

@@ -22,7 +22,7 @@ MAGIC = 0x377F0682  # one more if checksums are of big-endian words
 MX_FRAME_AT = 16  # in the -shm file: the number of frames that SQLite reads
 
 
-def frames_read(index: bytes) -> int | None:
+def count_of_frames_read(index: bytes) -> int | None:
     """Return the number of frames that SQLite reads, by its index of the log; None if unknown."""
     if len(index) < MX_FRAME_AT + 4:
         return None
@@ -30,7 +30,7 @@ def frames_read(index: bytes) -> int | None:
     return int(frames)
 
 
-def is_damaged(file: IO[bytes], *, size: int, frames_read: int) -> bool:
+def is_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> bool:
     """Return whether the log proves that durable changes lie beyond the frames that SQLite reads."""
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or not any(head):
@@ -40,7 +40,7 @@ def is_damaged(file: IO[bytes], *, size: int, frames_read: int) -> bool:
     if magic & ~1 != MAGIC or _checksum(head[: HEADER.size - 8], order, (0, 0)) != (check1, check2):
         return size > HEADER.size  # the header is synced before the first frame
     frame_bytes = FRAME.size + page_size
-    for index in range(frames_read, (size - HEADER.size) // frame_bytes - 1):
+    for index in range(count_of_frames_read, (size - HEADER.size) // frame_bytes - 1):
         file.seek(HEADER.size + index * frame_bytes)
         _, committed, *its_salts, check1, check2 = FRAME.unpack(file.read(FRAME.size))
         if committed and its_salts == salts:

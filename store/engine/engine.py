@@ -73,7 +73,7 @@ class Engine:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
         self.read_only: str | None = None
-        self._only_deletes: str | None = None
+        self._why_only_deletes: str | None = None
         self.writable_bytes: int = 0
         self.steering_bytes: int = 0
         self._state = state = State(self.limits)
@@ -100,13 +100,13 @@ class Engine:
         return self._keys.groups
 
     @property
-    def only_deletes(self) -> str | None:
+    def why_only_deletes(self) -> str | None:
         """The reason why only deletes and small writes are accepted now, or None."""
-        return self._only_deletes
+        return self._why_only_deletes
 
-    @only_deletes.setter
-    def only_deletes(self, why: str | None) -> None:
-        self._only_deletes = why
+    @why_only_deletes.setter
+    def why_only_deletes(self, why: str | None) -> None:
+        self._why_only_deletes = why
         self._state.writes_max = min(self.limits.writes_max, WRITES_ON_A_FULL_DISK if why else self.limits.writes_max)
 
     @property
@@ -261,7 +261,7 @@ class Engine:
             raise LimitExceeded(
                 f"nothing was written, because the store takes no writes now: {self.read_only}; reading goes on"
             )
-        is_short = self._only_deletes is not None
+        is_short = self._why_only_deletes is not None
         writes = [each for each in operations_of(request) if type(each) not in TAKE_AWAY] if is_short else []
         if writes:
             size = self._state.written_bytes(request)
@@ -272,7 +272,7 @@ class Engine:
                 small = f" and writes of {self.writable_bytes} bytes" if self.writable_bytes else ""
                 raise LimitExceeded(
                     f"nothing was written, because the store takes only deletes{small} now, and this has {size}: "
-                    f"{self._only_deletes}; delete something"
+                    f"{self._why_only_deletes}; delete something"
                 )
         full = self._replies.bytes >= self.limits.replies_bytes_max
         if full:

@@ -79,7 +79,7 @@ class Groups:
         return key[:at]
 
     def steers(self, key: str) -> bool:
-        """Return True if a rendezvous decides by this key."""
+        """Return True if a run is coordinated by this key (`STEERING`): it may pass the limits a little."""
         name = self.name_of(key)
         return name is not None and key[len(name) :].partition("/")[0] in STEERING
 

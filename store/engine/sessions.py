@@ -198,16 +198,16 @@ def reply_cost(response: Response) -> int:
     if type(response) is Written or type(response) is Added:  # most are; a `match` is slow
         return REPLY
     if type(response) is CompareAndSetResult:
-        return REPLY + _entry_cost(response.entry)
+        return REPLY + _cost_in_reply(response.entry)
     match response:
         case TransactionResult(results=results):
-            return REPLY * (1 + len(results)) + sum([_entry_cost(each) for each in results if type(each) is Entry])
+            return REPLY * (1 + len(results)) + sum([_cost_in_reply(each) for each in results if type(each) is Entry])
         case Failed(message=message):
             return REPLY + len(message)
     return REPLY
 
 
-def _entry_cost(entry: Entry | None) -> int:
+def _cost_in_reply(entry: Entry | None) -> int:
     return 0 if entry is None else ENTRY + key_bytes(entry.key) + len(entry.value)
 
 
@@ -227,5 +227,5 @@ def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> i
         if not isinstance(operation, Get | Delete | Add):
             written[operation.key] = written.get(operation.key, 0) + len(operation.value)
     keys = [operation.key for operation in operations]  # each may return the old entry and the new one
-    there = sum(_entry_cost(entries.get(key)) + ENTRY + key_bytes(key) + written.get(key, 0) for key in keys)
+    there = sum(_cost_in_reply(entries.get(key)) + ENTRY + key_bytes(key) + written.get(key, 0) for key in keys)
     return REPLY * (1 + len(keys)) + there

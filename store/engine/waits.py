@@ -120,8 +120,8 @@ class Waits:
     def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
         """Return where the waits are that the changes of one revision affect.
 
-        A wait is affected if its missing key was put, or the key of a condition changed. The caller removes the waits
-        from these places until it has looked at them.
+        A wait is affected if its missing key was put, or the key of a condition changed. The caller takes the waits
+        out of these places, looks at them, and puts back those that go on (`move`).
         """
         found = []
         for change in changes:

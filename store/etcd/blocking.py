@@ -17,7 +17,7 @@ from store.errors import ConnectionLost, StoreError, WaitEnded, unsent
 from store.etcd import client as etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Request, Response, waits
-from store.net.process import check_made_here, process_id
+from store.net.process import check_made_here, process_identity
 from store.net.threads import LoopThread
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Client(interface.BlockingStore):
         self._failed: StoreError | None = None
         self._waiting: set[Call[Any]] = set()  # each access is atomic
         self._waits_ended = False
-        self._made_in = process_id()
+        self._made_in = process_identity()
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request; see `BlockingStore.call`."""
@@ -79,7 +79,7 @@ class Client(interface.BlockingStore):
         self.interrupt(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         with self._starting:
             thread, self._thread = self._thread, None
-        if thread is not None and self._made_in is process_id():
+        if thread is not None and self._made_in is process_identity():
             thread.stop(within=CLOSE_WITHIN)
 
     def __copy__(self) -> Client:
@@ -89,7 +89,7 @@ class Client(interface.BlockingStore):
     def interrupt(self, error: StoreError) -> None:
         """Make all calls raise `error`; see `BlockingStore.interrupt`."""
         failed = self._failed = self._failed or error
-        if self._thread is not None and self._made_in is process_id():
+        if self._thread is not None and self._made_in is process_identity():
             self._thread.soon(lambda: self._client.fail(failed))
 
     def end_waits(self) -> None:

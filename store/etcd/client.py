@@ -37,7 +37,7 @@ from store.etcd.watch import Watch
 from store.etcd.writes import Writing
 from store.interface import DEFAULT_TIMEOUT
 from store.net.absence import absence_told
-from store.net.process import process_id
+from store.net.process import process_identity
 from store.net.ways import Way, chosen_way
 from store.watch_cursor import WatchCursor
 
@@ -126,7 +126,7 @@ class Client(interface.Store):
         self._reads = Reads(self.members, receipts)
         self._scopes: set[anyio.CancelScope] = set()  # of the calls under way
         self._way: Way | None = None
-        self._made_in = process_id()
+        self._made_in = process_identity()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -158,7 +158,7 @@ class Client(interface.Store):
 
     async def aclose(self) -> None:
         """Close the client; pending calls raise `ConnectionLost`."""
-        if self._made_in is not process_id():
+        if self._made_in is not process_identity():
             return  # in a forked child: the connection is the parent's
         useful = not isinstance(self._failed, StoreReplaced)
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))

@@ -83,7 +83,7 @@ class Members:
         self._outages = Outages(self.name, lambda: self.choice.problem or "no member answers", log)
         self.login: Login = Login(self.name, user, password)
         self.choice: Choice = Choice(len(cluster.hosts), rng or random.Random())
-        self.choice.on_reach = self._tell
+        self.choice.on_reach = self._tell_clients
         self.clients: list[Any] = []
         self.failed: bool = False
         self._current: Connection | None = None
@@ -122,7 +122,7 @@ class Members:
         """True if a member has answered since its last failure, or is untried."""
         return not self.choice.all_fail
 
-    def _tell(self, connected: bool) -> None:
+    def _tell_clients(self, connected: bool) -> None:
         if connected:
             self._outages.over(self._time())
         elif self.identity.cluster_id is not None:
@@ -312,7 +312,7 @@ class Members:
                 raise
             self._missed(place, error)
             if self.identity.cluster_id is None:
-                await self._find_out(place, error)
+                await self._diagnose(place, error)
             return
         self._current = connection
         self.choice.misses = 0
@@ -334,7 +334,7 @@ class Members:
         self._probes_refused = 0
         self._met(reply.header, floor=floor)
 
-    async def _find_out(self, place: int, failure: Failure) -> None:
+    async def _diagnose(self, place: int, failure: Failure) -> None:
         """Raise a member's permanent problem, once all were asked and none has ever answered."""
         host, port = self._cluster.hosts[place]
         found = await diagnose(host, port, self._tls, name=self.name)

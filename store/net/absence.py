@@ -86,7 +86,7 @@ class Outages:
         loop.call_later(FIRST[0], lambda: self.failed(loop.time()) if self._lasts else None)
 
     def over(self, now: float = math.inf) -> None:
-        """Note an answer of the store; without `now`, forget the outage."""
+        """End the outage, as the store has answered; without `now`, log nothing."""
         with self._lock:
             if self._said and now < math.inf:
                 self._say("the store at %s is back after %s%s", now, "")

@@ -17,7 +17,7 @@ from store.errors import StoreUsageError, UsedAfterFork
 _id = os.urandom(16)
 
 
-def process_id() -> bytes:
+def process_identity() -> bytes:
     """Return 16 random bytes, constant for the life of this process; a forked child has others."""
     return _id
 

@@ -267,7 +267,7 @@ class Conversations:
 
     def unheard(self, now: float) -> dict[int, float]:
         """Return the peers whose requests wait, and for how many seconds."""
-        waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.holding())
+        waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.peers_awaiting_disk())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
 
     # ------------------------------------------------------------------------------------------ one request

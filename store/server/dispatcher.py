@@ -68,7 +68,7 @@ class Dispatcher:
         """True if there is more to send in the next pass."""
         return bool(self.dirty or self._announcements or self._later or self._durability.engine.has_chores)
 
-    def holding(self) -> Iterator[Peer]:
+    def peers_awaiting_disk(self) -> Iterator[Peer]:
         """Return the peers with frames that wait for the disk."""
         return (peer for peer in self._holding if not peer.outbox.ready)
 

@@ -179,7 +179,7 @@ class Durability:
         if journal.only_deletes:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
-            engine.only_deletes, engine.writable_bytes = why, 0
+            engine.why_only_deletes, engine.writable_bytes = why, 0
             engine.steering_bytes = await self._in_thread(journal.room_to_steer)
             await anyio.sleep(TRY_AGAIN_AFTER)
             await self._in_thread(journal.has_room)
@@ -187,7 +187,7 @@ class Durability:
         while (room := await self._in_thread(journal.room)) < self._limits.frame_bytes_max:
             engine.writable_bytes = room
             await anyio.sleep(TRY_AGAIN_AFTER)
-        engine.only_deletes, journal.short_of_room = None, False
+        engine.why_only_deletes, journal.short_of_room = None, False
 
 
 def _is_small(request: Request[Any]) -> bool:

@@ -46,7 +46,7 @@ class Trainer(Node):
         inside: The round whose body it is in.
         raises: True if it is to raise an error of its own in the middle of its step.
         failed_in: The last round that it has left by such an error.
-        to_leave: True if its drain was announced.
+        leaving_in_words: True if its drain was announced.
         stuck_until: The true time before which it begins no step.
     """
 
@@ -58,13 +58,13 @@ class Trainer(Node):
         self.inside: Round | None = None
         self.raises = False
         self.failed_in = -1
-        self.to_leave = False
+        self.leaving_in_words = False
         self.stuck_until = 0.0
         super().__init__(*arguments, **settings)
 
     def leave(self, within: float = 30.0) -> None:
         """Announce that it leaves."""
-        self.to_leave = True
+        self.leaving_in_words = True
         self.ask(partial(self.handler.drain, within=within))
 
     def ask(self, call: Callable[[], Coroutine[Any, Any, object]]) -> None:
@@ -88,7 +88,7 @@ class Trainer(Node):
                     await self._train_in(round)
                 self.inside = None
                 story.came_out(self, round)
-            if self.to_leave and not story.checker.closed:
+            if self.leaving_in_words and not story.checker.closed:
                 story.has_drained(self)
                 return
             self.refused = RendezvousClosedError("the loop has ended")

@@ -26,7 +26,7 @@ import anyio.to_thread
 from rdzv.cli.launcher.job import SIGNALLED, OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.round_life import Ending, EndKind, Outcome
-from rdzv.core.state import Change, Draining, NodesWaiting, to_leave
+from rdzv.core.state import Change, Draining, NodesWaiting, leaving_in_words
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
 from rdzv.loop.life import Life
@@ -253,7 +253,7 @@ class JobRound:
             case NodesWaiting(count=count):
                 return f"{count} waiting to come in" if count else None
             case Draining(node_ids=ids, reason=reason):
-                return to_leave(ids, reason)
+                return leaving_in_words(ids, reason)
             case Resized(max_nodes=most, reason=reason):
                 too_many = self._info.world_size > most
                 return f"resized to at most {most}{f': {reason}' if reason else ''}" if too_many else None

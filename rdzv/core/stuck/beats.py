@@ -90,7 +90,7 @@ class Beats:
         return self._last[0]
 
     def beat(self, step: SupportsIndex) -> int:
-        """Record that the member begins this step; return it as an `int`, as `step_of` does."""
+        """Record that the member begins this step; return the step as an `int` (see `step_of`)."""
         before, step = self._last, step_of(step)
         if step != before[0]:
             self._last = (step, self.clock(), before[2] + 1)

@@ -29,7 +29,7 @@ STUCK_AFTER: Final = 30.0  # ... after these seconds, or ...
 STUCK_STEPS: Final = 10  # ... after the time of this many steps, if longer
 SLOW_PART: Final = 0.8  # a member with less than this part of the median rate is slow
 BEHIND: Final = 10.0  # so is one that is behind by more steps than the median rate gives in these seconds, ...
-BEHIND_STEPS: Final = 3  # ... but by more than this many, as notes are of different times
+BEHIND_STEPS: Final = 3  # ... and by more than this many steps: the notes of two members are not of one moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ class AccusationWatch:
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
-                    with contextlib.suppress(StoreError):  # then a second accuser or the end of the lease decides
+                    with contextlib.suppress(StoreError):  # no answer: a second accuser or the lease's end decides
                         self._office.bring(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:

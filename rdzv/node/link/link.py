@@ -248,7 +248,7 @@ class Link:
         if self._keeping_run is None or self._keeping_run.done():
             self._keeping_run = self.start(self._renew_run(), f"keep run {self._keys.run_id}")
 
-    def release_run(self) -> None:
+    def stop_renewing_run(self) -> None:
         """Stop renewing the run's lease; it lapses unless other nodes renew it."""
         if self._keeping_run is not None:
             self._keeping_run.cancel()

@@ -313,7 +313,7 @@ class Joining:
                 self._tried += TICK
 
         async def hear() -> None:
-            """On the verdict, cancel attempts of a member that was paused: rank 0 no longer listens."""
+            """On rank 0's verdict, stop trying to reach it if this process was paused: it no longer listens."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
                 (entry,) = await link.store.wait([key], timeout=WITHIN + HEARD_WITHIN)

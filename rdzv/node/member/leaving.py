@@ -60,7 +60,7 @@ class Leaving:
                 await lease.release(within=within if in_doubt else RELEASE_SOON)
             finally:
                 if link is not None:
-                    link.release_run()
+                    link.stop_renewing_run()
                 part.arrival.gone()
 
     async def _take_back(self, link: Link, within: float) -> bool:

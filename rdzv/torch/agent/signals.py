@@ -36,7 +36,7 @@ class EndSignals:
         self._give_up = give_up
         self._since: float | None = None
 
-    def handle(self) -> None:
+    def install(self) -> None:
         """Handle the signals, in the main thread, until PyTorch handles them."""
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:

@@ -168,7 +168,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def _hung_up(self) -> None:
-        if self._tls is not None:  # else the client sent nothing: ports are probed often
+        if self._tls is not None:  # no line for a client that sent nothing: ports are probed often
             self._turn_away(HUNG_UP)
 
     def _turn_away(self, why: str, farewell: bytes = b"") -> None:
@@ -270,7 +270,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.abort()
 
     def is_closing(self) -> bool:
-        """Return True if nothing more is sent."""
+        """Return True once it is closing: later writes are dropped."""
         return self._ending or self._raw.is_closing()
 
     def pause_reading(self) -> None:
