@@ -19,8 +19,9 @@ from tests.sim.store_bugs import say_at_once
 from tests.sim.truth import HeardClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from rdzv.core.round import Member, Round
     from rdzv.core.state import Ban, NodeRecord
     from store.messages import Event, Request
 
@@ -48,8 +49,8 @@ class StaleView(View):
 class ForgetfulView(View):
     """Takes over without the members of the last round, and so counts none of them as live."""
 
-    def took_over(self, *_: object, **__: object) -> None:
-        return
+    def took_over(self, round: Round | None, members: Iterable[Member], *more: Any, **others: Any) -> None:  # noqa: ARG002
+        super().took_over(round, (), *more, **others)
 
 
 class CredulousView(View):

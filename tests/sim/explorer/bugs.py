@@ -72,7 +72,9 @@ BUGS = {
     "a zombie's write that is not fenced": Bug(scenario=WRITE_AND_CUT, says="wrote", mend=_unfenced),
     "a stale record that is kept as alive": Bug(scenario=DEATH, says="(R7)", plant=_view(StaleView)),
     "a loss that is not reported": Bug(scenario=DEATH, says="(R7)", plant=_view(SilentView)),
-    "a coordinator that forgets the last round": Bug(scenario=DEATH, says="(R7)", plant=_view(ForgetfulView)),
+    "a coordinator that forgets the last round's members": Bug(
+        scenario=DEATH, says="remained in round", plant=_view(ForgetfulView)
+    ),
     "a live member that is taken for a waiting node": Bug(
         scenario=AGAIN, says="remained in round", plant=_view(CredulousView)
     ),
