@@ -55,7 +55,7 @@ SEEDS = {
     "a commit that ignores a closing": 70,
     "ranks that are published after the flag": 0,
     "a last call that each join begins anew": 88,
-    "a stale record that is kept as alive": 106,
+    "a stale record that is kept as alive": 350,
     "a coordinator that forgets the last round": 0,
     "a live member that is taken for a waiting node": 0,
     "a loss that is not reported": 0,

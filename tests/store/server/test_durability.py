@@ -163,7 +163,7 @@ async def test_while_the_disk_is_in_doubt_no_client_is_accepted_and_its_own_repl
     journal = ByHand()
     one = Store(journal)
     journal.in_doubt = True
-    assert "what is on it is in doubt" in str(one.durability.refusal())
+    assert "its contents are in doubt" in str(one.durability.refusal())
     journal.in_doubt, journal.answered = False, True
     journal.fail("too large a row")
     await passes()
