@@ -30,6 +30,7 @@ from store.messages import (
     Delete,
     Entry,
     Get,
+    GetMany,
     List,
     Put,
     Transact,
@@ -233,11 +234,14 @@ class Operations(RoundKeys):
             try:
                 await ask(Wait(keys=(last,)))
             except OutOfTime:
-                found = (await ask(Get(members))).entry
-                there = found.value.decode() if found is not None else "none"
-                missing = await _missing_at_barrier(ask, roster, came, size, there) if roster is not None else ""
-                message = f"the barrier {shown(key)} timed out after {ask.seconds:g} s: {there} of {size} came{missing}"
-                ask.give_up(message, keys=(f"{key}/last_member",))
+                found, is_over = (await ask(GetMany(keys=(members, last)))).entries
+                if is_over is None:  # else all came, and a loss or the time limit came together with the answer
+                    there = found.value.decode() if found is not None else "none"
+                    missing = await _missing_at_barrier(ask, roster, came, size, there) if roster is not None else ""
+                    message = (
+                        f"the barrier {shown(key)} timed out after {ask.seconds:g} s: {there} of {size} came{missing}"
+                    )
+                    ask.give_up(message, keys=(f"{key}/last_member",))
         try:
             inside = await _counted(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
             if inside <= 0:  # the last to leave deletes the keys: there may be ten barriers a second

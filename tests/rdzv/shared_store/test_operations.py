@@ -190,6 +190,16 @@ def test_every_error_in_a_call_of_a_dropped_node_is_round_superseded(error: Stor
 # Other errors, and time.
 
 
+def test_a_barrier_that_all_have_reached_is_passed_though_members_are_lost_as_its_answer_comes() -> None:
+    """Regression: the others left at once, and the last one to hear of it got MembersLostError."""
+    table = Table()
+    first = table.begin(table.barrier("all", 2))
+    first.step()  # it has come, and waits
+    table.run(table.barrier("all", 2))
+    first.fail(StoreTimeoutError("the wait was ended"))
+    first.finish()
+
+
 def test_a_lost_connection_and_a_limit_are_errors_of_their_own() -> None:
     table = Table()
     with pytest.raises(RendezvousConnectionError, match="cannot be reached: nobody"):
