@@ -61,12 +61,14 @@ class Round(MemberOfRound):
 
     async def _until_decided(self) -> None:
         known = Flag()
-        self._membership.call_once(lambda: self.gate.decided or self.life.ending, lambda _: known.set())
+        self._membership.call_once(
+            lambda: self.gate.decided or self.life.ending or self._has_ended or None, lambda _: known.set()
+        )
         known.wait()
 
     async def _get_out(self) -> None:
-        assert self.life.ending is not None, "else there is no reason to"
-        raise RoundChanged(f"{self!r} is over: {self.life.ending.reason}")
+        why = "its body has ended" if self.life.ending is None else self.life.ending.reason
+        raise RoundChanged(f"{self!r} is over: {why}")
 
     @property
     def _awaited(self) -> BodyCalls:

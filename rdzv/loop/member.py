@@ -215,6 +215,7 @@ class MemberOfRound(ABC):
         self._node = node
         self._membership = membership
         self._is_entered = False
+        self._has_ended = False  # its body has ended, and its end was acted on
         waits = loop.options.on_waiting == "wait"
         self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
 
@@ -279,6 +280,7 @@ class MemberOfRound(ABC):
             try:
                 await self._release()
             finally:
+                self._has_ended = True
                 self.life.stop()
         log.info("%s", self._closing_word(error))
         return True
@@ -313,7 +315,9 @@ class BodyCalls(MemberOfRound):
         Args:
             step: The step that is about to begin: an integer of any type, larger each time.
         """
-        if self.life.ending is None:
+        if self._has_ended:
+            pass  # a late call: nothing is decided for this round any more
+        elif self.life.ending is None:
             step = self._membership.beats.beat(step)
             if self.gate.passes(step):
                 return

@@ -137,7 +137,7 @@ class Round(BodyCalls):
         """Wait for a round trip: all nodes answer while their members compute."""
         wakeup = WakeupHere()
         with self._membership.listeners.listening(wakeup):
-            while not (self.gate.decided or self.life.ending):
+            while not (self.gate.decided or self.life.ending or self._has_ended):
                 await wakeup.sleep_until(None)
 
     async def _get_out(self) -> None:

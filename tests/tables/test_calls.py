@@ -71,6 +71,7 @@ def machines() -> Iterator[list[Machine]]:
 
 
 BLOCKING_FOUND = [
+    "round.check/round over/away/held GIL/word",
     "handler.next_rendezvous/round over/away/once/word",
     "handler.next_rendezvous/round over/away/interrupted before/word",
     "shared.compare_set/run over/back/forked child/long",
