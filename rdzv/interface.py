@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from rdzv.membership import BlockingRendezvousInfo, RendezvousInfo
 
 
-class RendezvousHandler(ABC):
+class _Names:
+    @property
+    def run_id(self) -> str:
+        """The run's id; empty if the backend has none."""
+        return ""
+
+    @property
+    def node_id(self) -> str:
+        """The node's id in the run; empty if the backend has none."""
+        return ""
+
+
+class RendezvousHandler(_Names, ABC):
     """One node's part in the rendezvous of one run; `async with` closes it. Errors are those of `rdzv.errors`."""
 
     @abstractmethod
@@ -46,17 +58,7 @@ class RendezvousHandler(ABC):
     async def set_closed(self, reason: str = "") -> None:
         """Close the run for every node, for good; the first reason is the one that is shown."""
 
-    @property
-    def run_id(self) -> str:
-        """The run's id; empty if the backend has none."""
-        return ""
-
-    @property
-    def node_id(self) -> str:
-        """The node's id in the run; empty if the backend has none."""
-        return ""
-
-    async def aclose(self) -> None:  # noqa: B027  a backend without resources has nothing to close
+    async def aclose(self) -> None:
         """Leave for good and release all resources; may be called twice."""
 
     async def __aenter__(self) -> Self:
@@ -71,11 +73,8 @@ class RendezvousHandler(ABC):
         await self.aclose()
 
 
-class BlockingRendezvousHandler(ABC):
+class BlockingRendezvousHandler(_Names, ABC):
     """The blocking twin of `RendezvousHandler`; `with` closes it."""
-
-    run_id = RendezvousHandler.run_id
-    node_id = RendezvousHandler.node_id
 
     @abstractmethod
     def next_rendezvous(self) -> BlockingRendezvousInfo:
@@ -93,7 +92,7 @@ class BlockingRendezvousHandler(ABC):
     def set_closed(self, reason: str = "") -> None:
         """Close the run for every node, for good."""
 
-    def close(self) -> None:  # noqa: B027  a backend without resources has nothing to close
+    def close(self) -> None:
         """Leave for good and release all resources; may be called twice."""
 
     def __enter__(self) -> Self:
