@@ -51,6 +51,12 @@ class Office:
         self.failed: Exception | None = None
         self._run_lease = run_lease
 
+    @property
+    def round_unchanged(self) -> Condition:
+        """The condition that the round in the store is that of the picture."""
+        round = self.view.round
+        return when.mod_revision(self.keys.round) == (0 if round is None else round.revision)
+
     def put(self, key: str, value: bytes) -> Put:
         """Return a write on the run's own lease."""
         return Put(key, value, lease=self._run_lease.id)

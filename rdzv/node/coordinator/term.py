@@ -25,7 +25,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -274,11 +274,8 @@ class Term:
             await self._wakeup.sleep_until(None)
 
     async def _ask(self, act: Ask) -> int | None:
-        keys, stop, round = self._keys, act.stop, self._view.round
-        unchanged = (
-            when.mod_revision(keys.round) == (round.revision if round else 0),
-            when.mod_revision(keys.stop) == act.over,
-        )
+        keys, stop = self._keys, act.stop
+        unchanged = self._office.round_unchanged, when.mod_revision(keys.stop) == act.over
         revision = await self._office.write(self._office.put(keys.stop, stop.pack()), also=unchanged)
         if revision is None:
             return None
@@ -303,8 +300,7 @@ class Term:
         )
         if history is not None:
             writes.append(self._office.put(self._keys.history, pack_history(history)))
-        round_at = 0 if self._view.round is None else self._view.round.revision
-        if await self._office.write(*writes, also=(when.mod_revision(self._keys.round) == round_at,)) is None:
+        if await self._office.write(*writes, also=(self._office.round_unchanged,)) is None:
             raise ConditionFailed("the run was forgotten under way: its round's record is gone")
         if history is not None:
             self._chronicle.written(history, now=now)
@@ -347,12 +343,13 @@ class Term:
 
     async def _make_room(self, progress: Progress) -> None:
         """If more nodes are needed, delete the last round's shared keys: they may leave newcomers no room."""
-        if progress.phase is Phase.GATHERING and self._view.round is not self._made_room_of:
+        if progress.phase is Phase.GATHERING:
             await self._clear_shared()
 
     async def _clear_shared(self) -> None:
-        """Delete the last round's shared keys; no member works with them any more."""
-        if (last := self._view.round) is not None:
+        """Delete the last round's shared keys, once; no member works with them any more."""
+        last = self._view.round
+        if last is not None and last is not self._made_room_of:
             self._made_room_of = last
             await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.in_office)
 
@@ -373,7 +370,7 @@ class Term:
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
-        unchanged = (*office.in_office, when.mod_revision(keys.round) == (last.revision if last else 0))
+        unchanged = (*office.in_office, self._office.round_unchanged)
         conditions = [
             *unchanged,
             when.value(keys.settings) == self._agreed.value,
@@ -474,10 +471,11 @@ class Term:
 async def _beside(work: Awaitable[object], awaited: Awaitable[T]) -> T:
     """Await both to their ends; return the result of the second, or raise an error."""
     result, other = await asyncio.gather(awaited, work, return_exceptions=True)
-    for each in (result, other):
-        if isinstance(each, BaseException):
-            raise each
-    return cast("T", result)
+    if isinstance(result, BaseException):
+        raise result
+    if isinstance(other, BaseException):
+        raise other
+    return result
 
 
 async def _clear_away(office: Office, round: Round | None) -> None:
