@@ -12,7 +12,7 @@ A body that blocks cannot be cancelled. When a round has ended, the next `check`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, TypeVar, cast
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, cast
 
 from rdzv.errors import RendezvousSettingsError, RoundChanged
 from rdzv.loop.member import BodyCalls, MemberOfRound, Options, RoundLoop
@@ -61,12 +61,10 @@ class Round(MemberOfRound):
 
     async def _until_decided(self) -> None:
         known = Flag()
-        self._membership.call_once(
-            lambda: self.gate.decided or self.life.ending or self._has_ended or None, lambda _: known.set()
-        )
+        self._membership.call_once(lambda: self.gate.decided or self.life.is_over or None, lambda _: known.set())
         known.wait()
 
-    async def _get_out(self) -> None:
+    async def _get_out(self) -> NoReturn:
         why = "its body has ended" if self.life.ending is None else self.life.ending.reason
         raise RoundChanged(f"{self!r} is over: {why}")
 

@@ -71,6 +71,7 @@ class Life:
     phase: Phase = Phase.AT_WORK
     blames_others: bool = False  # others caused an error of its work
     all_have_finished: bool = False  # this member was the last to finish
+    stopped: bool = False  # the end of its work was acted on
     # By `Ending.others_have_gone`; each is set once, from any thread.
     _endings: dict[bool, Ending] = field(default_factory=dict)
     _awaits: anyio.CancelScope | None = None  # in the node's loop: cancelled at the round's end
@@ -81,6 +82,11 @@ class Life:
     def ending(self) -> Ending | None:
         """The ending of the round for the member; None while it goes on."""
         return self._endings.get(True) or self._endings.get(False)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the round has ended for the member, or its work has: then the members' agreement is no concern."""
+        return self.stopped or self.ending is not None
 
     @property
     def others_have_gone(self) -> bool:
@@ -100,6 +106,7 @@ class Life:
 
     def stop(self) -> None:
         """Stop looking."""
+        self.stopped = True
         self.membership.listeners.remove(self)
 
     def changed(self) -> None:

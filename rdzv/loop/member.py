@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, get_args
 
 from rdzv.config.config_errors import shown
 from rdzv.core.round_life import Ending, EndKind, Outcome, gave_up
@@ -215,7 +215,6 @@ class MemberOfRound(ABC):
         self._node = node
         self._membership = membership
         self._is_entered = False
-        self._has_ended = False  # its body has ended, and its end was acted on
         waits = loop.options.on_waiting == "wait"
         self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
 
@@ -280,7 +279,6 @@ class MemberOfRound(ABC):
             try:
                 await self._release()
             finally:
-                self._has_ended = True
                 self.life.stop()
         log.info("%s", self._closing_word(error))
         return True
@@ -303,7 +301,7 @@ class BodyCalls(MemberOfRound):
         """Wait until the members have agreed, or the round has ended."""
 
     @abstractmethod
-    async def _get_out(self) -> None:
+    async def _get_out(self) -> NoReturn:
         """End the body here, since the round is over."""
 
     async def check(self, step: SupportsIndex) -> None:
@@ -315,9 +313,9 @@ class BodyCalls(MemberOfRound):
         Args:
             step: The step that is about to begin: an integer of any type, larger each time.
         """
-        if self._has_ended:
-            pass  # a late call: nothing is decided for this round any more
-        elif self.life.ending is None:
+        if self.life.stopped:  # a late call: nothing is decided for this round any more
+            await self._get_out()
+        if self.life.ending is None:
             step = self._membership.beats.beat(step)
             if self.gate.passes(step):
                 return

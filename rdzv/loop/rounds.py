@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
 
 import anyio
 
@@ -137,10 +137,10 @@ class Round(BodyCalls):
         """Wait for a round trip: all nodes answer while their members compute."""
         wakeup = WakeupHere()
         with self._membership.listeners.listening(wakeup):
-            while not (self.gate.decided or self.life.ending or self._has_ended):
+            while not (self.gate.decided or self.life.is_over):
                 await wakeup.sleep_until(None)
 
-    async def _get_out(self) -> None:
+    async def _get_out(self) -> NoReturn:
         self._scope.cancel()
         await self._left.wait()  # the line before has cancelled the body, but not a task that the body does not await
         raise RoundChanged(f"{self!r} is over")
