@@ -23,12 +23,10 @@ def learn(part: Part, link: Link) -> None:
     """Set `part.known` from the head of this link, whose store is lost, unless the node knows of a later store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
-    if settings and head.lost_store is not None:
-        # The run's settings, if this node had none but its own when another node wrote them here.
-        if not link.has_arrived:
-            settings = head.lost_store.settings
-        elif head.round is None:
-            settings = head.lost_store.settings or settings
+    told = head.lost_store
+    if settings and told is not None and (head.round is None or not link.has_arrived):
+        # The run's settings: this node may have had none but its own when another node wrote them here.
+        settings = told.settings or (settings if link.has_arrived else b"")
     if settings and resized is not None:  # members adopt a resize when they next arrive
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
