@@ -228,7 +228,9 @@ YESTERDAY = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
 OLDER = ssl.TLSVersion.TLSv1_2
 NEWER = ssl.TLSVersion.TLSv1_3
 NO_CERTIFICATE = "wants a client's certificate"
-DISTRUSTS_US = "TLS failed: it (hung up in mid-handshake|does not t|rejects|says that this server's certificate has)"
+DISTRUSTS_US = (
+    "TLS failed: it (hung up in mid-handshake|does not trust|rejects|says that this server's certificate has expired)"
+)
 PLAIN: dict[str, Any] = {"plain": True}
 
 STRANGERS = {
