@@ -34,6 +34,8 @@ settings.register_profile(
 )
 settings.load_profile("rdzv")
 
+_worker_died = False
+
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -65,7 +67,12 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep some cases of each large table, the same in every worker."""
+    """Keep some cases of each large table, the same in every worker; and compare the limits of time."""
+    end_of_process = float(config.getini("faulthandler_timeout"))
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        if marker is not None and 0 < end_of_process <= marker.args[0]:
+            raise pytest.UsageError(f"{item.nodeid} may take {marker.args[0]} s, but faulthandler_timeout is shorter")
     if EVERYTHING:
         return
     tables: dict[str, list[pytest.Item]] = {}
@@ -81,6 +88,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object, error: object) -> None:  # noqa: ARG001  pytest passes by name
+    """Remember that a worker of xdist has died: the rest of its tests is not run."""
+    global _worker_died
+    _worker_died = _worker_died or error is not None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Show by the exit status that not all tests were run. "Some failed" would be run again, and then pass."""
+    if _worker_died:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 @pytest.fixture(autouse=True)
