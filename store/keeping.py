@@ -90,7 +90,7 @@ class Keeping:
         self.store = store
         self.on_silence: Callable[[float | None], None] | None = None
         self._silence: asyncio.TimerHandle | None = None  # while a keep-alive has no answer
-        self._kept: dict[HeldLease, None] = {}
+        self.kept: dict[HeldLease, None] = {}
         if store.cuts is not None:
             store.cuts.listeners[self._connection_ended] = None
         store.on_connection(self._connection_changed)
@@ -101,15 +101,15 @@ class Keeping:
             self.renew_now()
 
     def _connection_ended(self, at: float) -> None:
-        for lease in tuple(self._kept):
+        for lease in tuple(self.kept):
             lease.heard(at)
 
     def _remaining(self) -> float:
-        return min((lease.ours_until for lease in self._kept), default=math.inf) - self.store.time()
+        return min((lease.ours_until for lease in self.kept), default=math.inf) - self.store.time()
 
     def renew_now(self) -> None:
         """Renew all leases at once, with new notes."""
-        for lease in self._kept:
+        for lease in self.kept:
             lease.renew_now()
 
     async def hold(self, ttl: float, on_lapse: Callable[[str], None], **terms: Unpack[LeaseTerms]) -> HeldLease:
@@ -129,18 +129,18 @@ class Keeping:
 
     async def release_all(self) -> None:
         """Release all leases concurrently: an unreachable store costs one timeout."""
-        await asyncio.gather(*(lease.release() for lease in self._kept))
+        await asyncio.gather(*(lease.release() for lease in self.kept))
 
     def add(self, lease: HeldLease) -> None:
         """Keep this lease, too."""
         self.heard()
-        self._kept[lease] = None
+        self.kept[lease] = None
 
     def drop(self, lease: HeldLease) -> bool:
         """Stop keeping a lease; return True if it was kept."""
-        was_kept = lease in self._kept
-        self._kept.pop(lease, None)
-        if not self._kept:
+        was_kept = lease in self.kept
+        self.kept.pop(lease, None)
+        if not self.kept:
             self.heard()
         return was_kept
 
@@ -195,7 +195,7 @@ class HeldLease:
         self._on_lapse = on_lapse
         self._keeping.add(self)
         self.task = asyncio.create_task(self._keep(note), name=f"keep lease {self.id}")
-        self._look()
+        self.look()
 
     @property
     def ours_until(self) -> float:
@@ -206,18 +206,20 @@ class HeldLease:
         """Note the end of a connection: renew on another one, or give up in time."""
         self._belief.heard(cut_at)
         self.renew_now()
-        self._look()
+        self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Note a loss, if there is one by now: all timers are late after the event loop was blocked."""
+        if self not in self._keeping.kept:
+            return
         # The waits in `_keep` may end too late, after a pause. So this timer fires when the lease may be gone.
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
         if (lost := self._belief.lost(self._keeping.store.time())) is not None:
             self._lapse(lost)
         else:
             left = self.ours_until - self._keeping.store.time()
-            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+            self._timer = asyncio.get_running_loop().call_later(left, self.look)
 
     def _lapse(self, why: str) -> None:
         if self._keeping.drop(self):
@@ -261,11 +263,11 @@ class HeldLease:
                     pause = retry_pause(self.ttl)  # retry, or sooner on a new connection
                     if keeping.store.failure is not None:
                         self._lapse(str(keeping.store.failure))
-            if self.lost is None:
-                self._look()
+            self.look()
 
     def check(self) -> None:
         """Raise `LeaseNotFound` if it is lost."""
+        self.look()
         _check(self.id, self.lost)
 
     async def _sleep(self, seconds: float) -> None:
@@ -359,6 +361,7 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
         try:
             yield lease
         finally:
+            lease.look()
             loss.end()
             await lease.release(within=_release_within(sys.exc_info()[0]))
     except asyncio.CancelledError:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from store import when
+from store.calls import time_limit
 from store.errors import ConditionFailed, ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError, StoreUsageError
 from store.messages import CompareAndSet, Condition, Entry, Get, Guarded, List, Put, Request, Response, Wait
 from store.records import shown
@@ -51,10 +52,10 @@ class _Asking:
         if name == "":
             raise StoreUsageError("the name of a lock or an election is empty; give it one")
         _check(isinstance(name, str), "a lock or an election", "name", name, "a str")
-        _check(timeout is None or _is_above(-1e-9, timeout), name, "timeout", timeout, "seconds, or None")
+        self._timeout, self._late = time_limit(timeout, None), late
+        _check((self._timeout or 0.0) >= 0, name, "timeout", timeout, "seconds, or None")
         self.name = name
         self.store = store
-        self._timeout, self._late = timeout, late
         self._began_at = store.time()
         self._seen_taken = False
 
@@ -95,8 +96,8 @@ class _Asking:
             await self(Guarded(when=tuple(conditions), request=Wait(keys=(f"{self.name}/nothing",))))
 
 
-def _is_above(least: float, value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > least
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 def _check(is_right: bool, name: str, what: str, value: object, wanted: str) -> None:
@@ -188,7 +189,7 @@ async def _held_place(
     ask = _Asking(store, name, terms.pop("timeout", None), late)
     _check(isinstance(value, bytes | bytearray | memoryview), name, "value", value, "bytes")
     for what, seconds in {"ttl": ttl, **terms}.items():
-        _check(_is_above(0, seconds) or (seconds is None and what != "ttl"), name, what, seconds, "seconds, above 0")
+        _check(_is_positive(seconds) or (seconds is None and what != "ttl"), name, what, seconds, "seconds, above 0")
     held: Held | None = None
     try:
         terms["timeout"] = ask.left

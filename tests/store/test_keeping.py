@@ -65,6 +65,25 @@ async def test_a_lease_is_lost_in_time_also_if_its_renewal_waits_for_longer_than
 
 
 @virtual_time
+@pytest.mark.parametrize("checks", [True, False])
+async def test_a_block_that_has_blocked_its_event_loop_for_longer_than_the_ttl_ends_with_the_loss(
+    checks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended without an error, since its timers had not run; so did a lock that another had meanwhile."""
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        for held in (client.kept_lease(5.0), store.recipes.lock(client, "name", ttl=5.0)):
+            with pytest.raises(LeaseNotFound, match="5 s could not be renewed in time"):
+                async with held as lease:
+                    after = asyncio.get_running_loop().time() + 6.0
+                    monkeypatch.setattr(client, "time", lambda after=after: after)
+                    if checks and isinstance(lease, store.HeldLease):
+                        lease.check()
+                        pytest.fail("it is held")
+            monkeypatch.undo()
+
+
+@virtual_time
 async def test_a_revoked_lease_ends_the_block_and_an_error_of_the_block_comes_first() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:

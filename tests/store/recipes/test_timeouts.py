@@ -130,6 +130,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("timeout", {"timeout": -1}),
     ("timeout", {"timeout": "1"}),
     ("timeout", {"timeout": float("nan")}),
+    ("timeout", {"timeout": 10**400}),
 ]
 
 
