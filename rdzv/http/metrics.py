@@ -176,7 +176,7 @@ def _of_store(figures: Mapping[str, Any], ended: int) -> Iterator[str]:
             yield from family(f"rdzv_store_{full}", "gauge", text, (), [((), value)])
     limits = (((name,), value) for name, value in numbers.items() if name.endswith("_max"))
     yield from family("rdzv_store_limit", "gauge", "The limits of the store.", ("limit",), limits)
-    yield from family("rdzv_runs_ended", "gauge", "Runs that nobody is in any more.", (), [((), ended)])
+    yield from family("rdzv_runs_ended", "gauge", "Runs without any nodes.", (), [((), ended)])
 
 
 def _of_runs(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
