@@ -23,7 +23,7 @@ from store.calls import AtOnce, Lease, finished
 from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
 from store.messages import NOTE_BYTES_MAX
 from store.net.process import process_identity
-from store.net.tasks import Cancelling, cancel_and_wait, to_the_end
+from store.net.tasks import Cancelling, cancel_and_wait, to_the_end, together
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Keeping:
 
     async def release_all(self) -> None:
         """Release all leases concurrently: an unreachable store costs one timeout."""
-        await asyncio.gather(*(lease.release() for lease in self.kept))
+        await together(*(lease.release() for lease in self.kept))
 
     def add(self, lease: HeldLease) -> None:
         """Keep this lease, too."""

@@ -19,6 +19,7 @@ from store.limits import is_loopback
 from store.net.address import Address, host_and_port
 from store.net.dialing import RefusedByStore, TcpDial, describe, lack_of
 from store.net.racing import Addresses
+from store.net.tasks import together
 from store.net.threads import LoopThread
 from store.protocol.frames import frame
 from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Sorry, decode_opening
@@ -63,7 +64,7 @@ class Host:
                     found = await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True)
             except (OSError, UnicodeError) as error:
                 return Asked(Answer.SILENT, error=error)
-            answers = await asyncio.gather(*(self._ask_at(one, tls) for one in found))
+            answers = await together(*(self._ask_at(one, tls) for one in found))
             for telling in (Answer.SERVES, Answer.CANDIDATE, Answer.SILENT):
                 for asked in answers:
                     if asked.answer is telling:
@@ -231,7 +232,7 @@ async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict
     if not settings.endpoint.has_successors:
         return {}
     dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
-    found = await asyncio.gather(*(host.ask(dial.tls) for host in dial.hosts))
+    found = await together(*(host.ask(dial.tls) for host in dial.hosts))
     return {str(host): asked.answer for host, asked in zip(dial.hosts, found, strict=True)}
 
 

@@ -26,6 +26,7 @@ import anyio
 import rdzv
 import store
 from rdzv.cli.command import DONE, FAILED, command
+from store.net.tasks import cancel_and_wait
 from store.net.threads import loop_factory
 
 if TYPE_CHECKING:
@@ -150,12 +151,16 @@ class _Director:
 
     async def hear(self, names: set[str], what: str) -> dict[str, dict[str, Any]]:
         """Wait until each of these nodes has sent this report; raise `_Failed` if one ends, or at the time limit."""
-        listening = [self._actors[name].hear(what) for name in names]
+        listening = {name: asyncio.create_task(self._actors[name].hear(what)) for name in names}
         try:
-            with anyio.fail_after(STEP_WITHIN):
-                return dict(zip(names, await asyncio.gather(*listening), strict=True))
-        except TimeoutError:
-            raise _Failed(f"not all of {', '.join(names)} said {what!r} within {STEP_WITHIN:g} s") from None
+            await asyncio.wait(listening.values(), timeout=STEP_WITHIN, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            silent = [task for task in listening.values() if not task.done()]
+            await cancel_and_wait(*silent)
+        heard = {name: task.result() for name, task in listening.items() if task not in silent}
+        if silent:
+            raise _Failed(f"not all of {', '.join(names)} said {what!r} within {STEP_WITHIN:g} s")
+        return heard
 
     async def expect_round(self, number: int, names: set[str]) -> float:
         """Verify that exactly these nodes make up a round with correct sums; return when the last received it."""
@@ -177,7 +182,8 @@ class _Director:
         for actor in self._actors.values():
             with contextlib.suppress(ProcessLookupError):
                 actor.process.kill()
-        await asyncio.gather(*(actor.reading for actor in self._actors.values()), return_exceptions=True)
+        if self._actors:
+            await asyncio.wait([actor.reading for actor in self._actors.values()])
 
 
 async def _play(director: _Director) -> None:

@@ -23,6 +23,7 @@ from rdzv.node.link.followed import FollowedRuns
 from rdzv.node.run.run import Run
 from rdzv.node.run.status import read_usage
 from store import Client
+from store.net.tasks import together
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -144,7 +145,7 @@ class Runs:
         live = []
         for at in range(0, len(unknown), COUNTED_AT_ONCE):
             some = unknown[at : at + COUNTED_AT_ONCE]
-            nodes = await asyncio.gather(*(self._client.count(self._keys(id).nodes) for id in some))
+            nodes = await together(*(self._client.count(self._keys(id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
                 summary = (await self.followed.refreshed(id)).summary() if count else None
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):

@@ -114,7 +114,8 @@ class Round(BodyCalls):
 
     async def __aenter__(self) -> Self:
         self._enter()
-        self._body = asyncio.current_task()
+        self._body = body = asyncio.current_task()
+        self._cancelled_before = body.cancelling() if body is not None else 0
         self._scope.__enter__()
         return self
 
@@ -122,8 +123,12 @@ class Round(BodyCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         # The scope swallows only the cancellation that it has sent itself, and ends in the task that entered it.
-        is_here = asyncio.current_task() is self._body
-        cancelled_by_us = is_here and bool(self._scope.__exit__(kind, error, trace))
+        here = asyncio.current_task()
+        cancelled_by_us = here is self._body and bool(self._scope.__exit__(kind, error, trace))
+        if here is not None and here is self._body and self._scope.cancel_called:
+            # Of tasks that end well when cancelled, `asyncio.gather` makes an error that the scope does not know.
+            is_only_ours = here.cancelling() <= self._cancelled_before
+            cancelled_by_us |= is_only_ours and isinstance(error, asyncio.CancelledError)
         if error is None:
             self.gate.finish()
         self._left.set()

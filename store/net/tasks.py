@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from typing import Any
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 LOOK_AGAIN = 0.01  # seconds between two looks at a task in a shielded scope
 
@@ -24,6 +24,26 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None
     if tasks:
         with anyio.CancelScope(shield=True):
             await asyncio.wait(tasks, timeout=within)
+
+
+@overload
+async def together(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U], /) -> tuple[T, U]: ...
+@overload
+async def together(*work: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
+async def together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
+    """Run these concurrently, each to its end; return their results, or raise the error of the first that has one.
+
+    `asyncio.gather` may raise a `CancelledError` of its own, without the message by which anyio's scopes know theirs:
+    a cancelled scope would not end at its block, but cancel all that is around it.
+    """
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        if tasks:
+            await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        await cancel_and_wait(*tasks)
+        raise
+    return tuple(task.result() for task in tasks)
 
 
 async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:

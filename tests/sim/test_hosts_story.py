@@ -12,7 +12,7 @@ from tests.support.seeds import FRESH
 pytestmark = pytest.mark.some_of(0)  # it takes minutes
 
 FIXED, COUNT_FRESH, WITHIN = 24, 10, 300
-FOUND = (1185, 1980, 2422, 700_002, 721_076)  # seeds that found a fault
+FOUND = (1185, 1980, 2422, 700_002, 721_076, 740_072)  # seeds that found a fault
 
 
 def test_no_promise_is_broken() -> None:

@@ -15,6 +15,7 @@ from rdzv.core.view import Stuck
 from store import LeaseNotFound, StoreError
 from store.keeping import RENEWALS_PER_TTL
 from store.messages import TimeToLive
+from store.net.tasks import together
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class AccusationWatch:
             (view.live & {accused}, math.inf) if accused != SOMEBODY else (view.live - {by}, self._gone_ttl)
         )
         meant = [Stuck(number, view.record(one).arrival, one, why) for one in sorted(named)]
-        found = await asyncio.gather(*(self._remaining(one.node_id, at_most=at_most) for one in meant))
+        found = await together(*(self._remaining(one.node_id, at_most=at_most) for one in meant))
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _remaining(self, node_id: str, *, at_most: float = math.inf) -> float:

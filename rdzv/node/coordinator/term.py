@@ -43,11 +43,11 @@ from rdzv.node.run.agreed import OverruledError, take_settings
 from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.messages import Event
-from store.net.tasks import cancel_and_wait
+from store.net.tasks import cancel_and_wait, together
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rdzv.core.decision import Act, Rules
     from rdzv.node.link.link import Link
@@ -413,7 +413,7 @@ class Term:
             commit.append(Delete(keys.marker))
         # Both at once: even in a store full of the last round's keys, members have room once they hear of this one.
         committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
-        result = await _beside(self._clear_shared(), committing)
+        result, _ = await together(committing, self._clear_shared())
         if not result.succeeded:
             log.info(
                 "run %s: the commit of round %d was refused: something has just changed", keys.run_id, round.number
@@ -466,16 +466,6 @@ class Term:
         marker = NodeRecord(node_id="", incarnation="", left=True)  # readers of nodes skip it
         in_office = self._office.in_office
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
-
-
-async def _beside(work: Awaitable[object], awaited: Awaitable[T]) -> T:
-    """Await both to their ends; return the result of the second, or raise an error."""
-    result, other = await asyncio.gather(awaited, work, return_exceptions=True)
-    if isinstance(result, BaseException):
-        raise result
-    if isinstance(other, BaseException):
-        raise other
-    return result
 
 
 async def _clear_away(office: Office, round: Round | None) -> None:

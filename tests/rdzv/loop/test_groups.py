@@ -5,6 +5,7 @@ loss, an own error.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -103,3 +104,48 @@ async def test_a_group_with_a_base_exception_is_raised_and_its_verdict_is_still_
         (own, *others), _ = await ends_of(run, both, GiveUp("loss is NaN"))
         assert isinstance(own, BaseExceptionGroup)
         assert [type(end) for end in others] == [RunGivenUpError] * 2
+
+
+async def _ends_well() -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("gathered", [1, 2])
+async def test_a_loss_ends_a_body_whose_tasks_swallow_their_cancellation(gathered: int) -> None:
+    """Regression: `asyncio.gather` then raises an error of its own, which left the loop over the rounds."""
+    rounds: list[int] = []
+
+    async def careful() -> None:
+        async for round in rounds_of(run.handler("a")):
+            rounds.append(round.number)
+            async with round:
+                if round.number:
+                    return
+                await asyncio.gather(*(_ends_well() for _ in range(gathered)))
+                raise AssertionError("the cancellation was swallowed by gather itself")
+
+    async def fails() -> None:
+        async for round in rounds_of(run.handler("b")):
+            async with round:
+                if not round.number:
+                    await _fails(ValueError("own"))
+
+    async with VirtualRun(min_nodes=1, max_nodes=2) as run, asyncio.timeout(100):
+        ends = await asyncio.gather(careful(), fails(), return_exceptions=True)
+    assert [type(end) for end in ends] == [type(None), ValueError]
+    assert rounds == [0, 1]
+
+
+async def test_a_cancellation_from_outside_beside_a_loss_still_cancels_the_body() -> None:
+    async def live() -> None:
+        async for round in rounds_of(run.handler("a")):
+            async with round:
+                round._scope.cancel()  # as a loss does
+                task.cancel()
+                await asyncio.gather(_ends_well(), _ends_well())
+
+    async with VirtualRun(min_nodes=1, max_nodes=1) as run:
+        task = asyncio.create_task(live())
+        await asyncio.wait([task], timeout=100)
+        assert task.cancelled()
