@@ -32,10 +32,9 @@ from store.limits import Limits
 from store.messages import ERRORS, TAKE_AWAY, Failed, FailureKind, Granted, Request, Response, mutates, operations_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from store.engine.changeset import Saved
-    from store.engine.keyspace import Groups
     from store.engine.sessions import Session
     from store.engine.waits import PostponedWaits
     from store.engine.watches import Watcher
@@ -61,6 +60,7 @@ class Engine:
     A store in memory begins at a random `first_revision`, so that no fence of an earlier store holds (R9).
 
     Attributes:
+        state: The parts of the store.
         read_only: The reason why nothing can be written now, or None.
         writable_bytes: The limit of a write on a full disk; 0 if no write is accepted.
         steering_bytes: The bytes that writes of keys that steer may still take of a full disk.
@@ -76,7 +76,8 @@ class Engine:
         self._why_only_deletes: str | None = None
         self.writable_bytes: int = 0
         self.steering_bytes: int = 0
-        self._state = state = State(self.limits)
+        self.state: State = State(self.limits)
+        state = self.state
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
         self._watches, self._waits = state.watches, state.waits
         self.postponed: PostponedWaits = state.postponed
@@ -95,11 +96,6 @@ class Engine:
         self._lapsed = 0
 
     @property
-    def groups(self) -> Groups:
-        """The memory of each group of keys."""
-        return self._keys.groups
-
-    @property
     def why_only_deletes(self) -> str | None:
         """The reason why only deletes and small writes are accepted now, or None."""
         return self._why_only_deletes
@@ -107,26 +103,7 @@ class Engine:
     @why_only_deletes.setter
     def why_only_deletes(self, why: str | None) -> None:
         self._why_only_deletes = why
-        self._state.writes_max = min(self.limits.writes_max, WRITES_ON_A_FULL_DISK if why else self.limits.writes_max)
-
-    @property
-    def memory_bytes(self) -> int:
-        """The bytes of the store itself, without the server's connections and disk."""
-        return self._state.memory_bytes
-
-    @property
-    def unread_bytes(self) -> int:
-        """The bytes of earlier entries kept for unread listings."""
-        return self._snapshots.held_bytes
-
-    @property
-    def slowest_reader(self) -> int | None:
-        """The peer that holds most of `unread_bytes`, or None."""
-        return self._snapshots.oldest_reader
-
-    def count_elsewhere(self, held: Callable[[], int]) -> None:
-        """Count the bytes that `held` returns, of connections and disk, towards the memory limit."""
-        self._state.held_elsewhere = held
+        self.state.writes_max = min(self.limits.writes_max, WRITES_ON_A_FULL_DISK if why else self.limits.writes_max)
 
     @property
     def revision(self) -> int:
@@ -173,10 +150,6 @@ class Engine:
         self._session_of[peer] = session
         return session.number, previous
 
-    def place_in(self, now: float) -> float:
-        """See `Sessions.place_in`."""
-        return self._sessions.place_in(now)
-
     def disconnect(self, peer: int, *, now: float, how: Closing) -> None:
         """Handle the end of a peer's connection."""
         self._leases.advance(now)
@@ -189,7 +162,7 @@ class Engine:
         end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer), unread)
         if self._ends or next(end, ENDED) is not ENDED:  # thousands of connections may end together
             self._ends.append(end)
-        self.has_chores = bool(self.has_chores or self._ends or self._state.past)
+        self.has_chores = bool(self.has_chores or self._ends or self.state.past)
         session = self._session_of.pop(peer, None)
         if session is not None:
             if how is Closing.GOODBYE:
@@ -202,10 +175,6 @@ class Engine:
         if self._changes.facts is not None:
             for session_id in forgotten:
                 self._changes.facts.forgotten(session_id)
-
-    def end_watch(self, peer: int, watch_id: int) -> bool:
-        """Close a watch of a slow reader; return False if it was closed already."""
-        return self._watches.remove(peer, watch_id)
 
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
         """Carry out one request, at `now` on the server's monotonic clock.
@@ -253,7 +222,7 @@ class Engine:
         more, self._asked.work = self._asked.work, None
         if more is None:
             del self._works[work.watcher[0]]
-            self.has_chores = self.has_chores or bool(self._state.past)
+            self.has_chores = self.has_chores or bool(self.state.past)
         return _make_applied(Applied, (response, self._take_deliveries(), more))
 
     def _check_mutation(self, session: Session, request: Request[Any]) -> None:
@@ -264,9 +233,10 @@ class Engine:
         is_short = self._why_only_deletes is not None
         writes = [each for each in operations_of(request) if type(each) not in TAKE_AWAY] if is_short else []
         if writes:
-            size = self._state.written_bytes(request)
+            size = self.state.written_bytes(request)
             cost = size + len(writes) * PAGES_BYTES
-            if cost <= self.steering_bytes and all(self.groups.steers(getattr(each, "key", "")) for each in writes):
+            steers = self._keys.groups.steers
+            if cost <= self.steering_bytes and all(steers(getattr(each, "key", "")) for each in writes):
                 self.steering_bytes -= cost
             elif size > self.writable_bytes:
                 small = f" and writes of {self.writable_bytes} bytes" if self.writable_bytes else ""
@@ -278,7 +248,7 @@ class Engine:
         if full:
             self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
         if full or session.held_bytes:
-            self._state.check_reply(session, request)
+            self.state.check_reply(session, request)
 
     def _take_deliveries(self) -> tuple[Delivery | Answer | Overtaken, ...]:
         if not self._asked.deliveries:
@@ -304,7 +274,7 @@ class Engine:
         since then may yet be renewed, and stay for now.
         """
         self._leases.advance(now)
-        room = self._state.writes_max
+        room = self.state.writes_max
         for lease in self._leases.due(most=LAPSES_AT_ONCE):
             if room <= 0:
                 self._leases.due_again(lease)
@@ -321,10 +291,6 @@ class Engine:
             self._announce()
         self._note_forgotten(self._sessions.expire(now))
         return self._take_deliveries()
-
-    def next_tick_in(self) -> float | None:
-        """Return the seconds until the next lease may lapse; None if there is none."""
-        return self._leases.next_due_in()
 
     def look(self, *, now: float) -> bool:
         """Advance the leases' clock, at least every 0.1 s; return True if a lease is due."""
@@ -349,8 +315,8 @@ class Engine:
             "parked_bytes": self._watches.bytes + self._waits.bytes,
             "sessions": len(self._sessions),
             "replies_bytes": self._replies.bytes,
-            "unread_bytes": self.unread_bytes,
-            "memory_bytes": self.memory_bytes,
+            "unread_bytes": self._snapshots.held_bytes,
+            "memory_bytes": self.state.memory_bytes,
             "requests": self._requests,
         }
 
@@ -389,7 +355,7 @@ class Engine:
             self._asked.look_at_postponed()
         if self._ends and next(self._ends[0], ENDED) is ENDED:
             self._ends.popleft()
-        is_past_left = self._state.forget_past()
+        is_past_left = self.state.forget_past()
         self.has_chores = bool(self.postponed or self._ends or is_past_left)
         return self._take_deliveries()
 

@@ -85,11 +85,11 @@ class State:
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)
-        self.held_elsewhere: Callable[[], int] = int  # for connections and disk
+        self.held_elsewhere: Callable[[], int] = int  # the bytes of connections and disk
 
     @property
     def memory_bytes(self) -> int:
-        """The bytes of the store itself."""
+        """The bytes of the store itself, without the server's connections and disk."""
         parked = self.watches.bytes + self.waits.bytes
         kept = self.history.bytes + self.sessions.budget.bytes + self.snapshots.held_bytes
         return self.keys.bytes + self.leases.bytes + parked + kept

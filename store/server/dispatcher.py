@@ -243,7 +243,7 @@ class Dispatcher:
             self._queue(peer, frame, number)
             return
         self._ended.add((peer.id, watch_id))
-        if self._durability.engine.end_watch(peer.id, watch_id):
+        if self._durability.engine.state.watches.remove(peer.id, watch_id):
             if not peer.lags:
                 peer.lags = True
                 log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)

@@ -74,15 +74,15 @@ class Peers:
 
     def make_room_in_listings(self) -> None:
         """Close the reader of the oldest listing if earlier revisions take too much."""
-        engine = self.durability.engine
-        if not self._is_too_much(engine.unread_bytes, self.outboxes_kept_back):
+        snapshots = self.durability.engine.state.snapshots
+        if not self._is_too_much(snapshots.held_bytes, self.outboxes_kept_back):
             return
-        peer = None if engine.slowest_reader is None else self.by_id.get(engine.slowest_reader)
+        peer = None if snapshots.oldest_reader is None else self.by_id.get(snapshots.oldest_reader)
         if peer is not None and not peer.gone:
             self.table.turned_away(
                 "%s is disconnected: %d bytes are kept for unread listings, its the oldest",
                 peer.name,
-                engine.unread_bytes,
+                snapshots.held_bytes,
             )
             peer.abort()
 
@@ -102,5 +102,6 @@ class Peers:
 
     def _is_too_much(self, held: int, kept_back: int) -> bool:
         return (
-            held > kept_back and self.durability.engine.memory_bytes + self.held_bytes > self._limits.memory_bytes_max
+            held > kept_back
+            and self.durability.engine.state.memory_bytes + self.held_bytes > self._limits.memory_bytes_max
         )

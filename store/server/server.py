@@ -157,14 +157,14 @@ class Server:
             "inbox_bytes": self._peers.inboxes.bytes,
             "journal_bytes": self._durability.pending_commits.bytes,
             "connection_bytes": self.table.bytes,
-            "memory_bytes": self._engine.memory_bytes + self._peers.held_bytes,
+            "memory_bytes": self._engine.state.memory_bytes + self._peers.held_bytes,
             "log_bytes": 0 if journal is None else journal.log_bytes,
             "commits": 0 if journal is None else journal.commits,
             "commit_seconds": 0.0 if journal is None else journal.commit_seconds,
         }
 
     def _restored(self, engine: Engine) -> None:
-        engine.count_elsewhere(lambda: self._peers.lasting_bytes)
+        engine.state.held_elsewhere = lambda: self._peers.lasting_bytes
 
     def on_request(self, callback: Callable[[str, str, float], None]) -> None:
         """Call `callback` after each request with its kind, "ok" or the kind of error, and its seconds."""
@@ -180,7 +180,7 @@ class Server:
     async def _keep_time(self) -> None:
         warn_at = drop_at = self._clock()
         while True:
-            due_in = self._engine.next_tick_in() if self._may_lapse() else None
+            due_in = self._engine.state.leases.next_due_in() if self._may_lapse() else None
             await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             now = self._clock()
             if self._engine.look(now=now):
@@ -223,7 +223,7 @@ class Server:
                 self._peers.hang_up(peer, Sorry("limit", why))
 
     def _warn_of_limits(self) -> None:
-        for line in self._limit_warnings.look(self.figures(), self._engine.groups):
+        for line in self._limit_warnings.look(self.figures(), self._engine.state.keys.groups):
             log.warning("store %s: %s", self.store_id, line)
 
     async def leave(self) -> None:

@@ -118,7 +118,7 @@ class Desk:
         """Let time pass on a server that keeps looking at its clock."""
         until = self.now + seconds
         while self.now < until:
-            due_in = self.engine.next_tick_in()
+            due_in = self.engine.state.leases.next_due_in()
             self.now = min(self.now + (LOOK_EVERY if due_in is None else min(due_in, LOOK_EVERY)), until)
             self.look()
 

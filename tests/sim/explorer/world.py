@@ -523,7 +523,7 @@ class World:
 
     def _pass_to_next_timer(self) -> None:
         timeline = self.timeline
-        due_in = self.engine.next_tick_in()
+        due_in = self.engine.state.leases.next_due_in()
         lease_at = self.now + due_in if due_in is not None else float("inf")
         until = min(lease_at, next_timer(timeline))
         while self.now < until - LOOK_EVERY:

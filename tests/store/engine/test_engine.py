@@ -195,7 +195,7 @@ def test_a_store_that_is_fuller_than_its_limits_now_allow_can_be_emptied() -> No
     desk = Desk()
     for key in "abc":
         desk.ask(Put(key, bytes(100)))
-    desk.engine._state.limits = replace(desk.engine.limits, keys_max=1, stored_bytes_max=500)
+    desk.engine.state.limits = replace(desk.engine.limits, keys_max=1, stored_bytes_max=500)
     assert desk.fails(Put("d", b"")).kind is LIMIT
     assert desk.fails(Put("a", bytes(101))).kind is LIMIT
     assert desk.ask(Put("a", bytes(99))) == Written(revision=4)

@@ -533,7 +533,7 @@ def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
     again = Desk(Engine.restore(disk.saved(), limits=limits, now=desk.now))
     assert len(again.keys()) == 15
     again.fails(KeepAlive(lease=lease))
-    assert again.engine.next_tick_in() == 0.0
+    assert again.engine.state.leases.next_due_in() == 0.0
     again.look()
     again.look()
     assert again.keys() == []

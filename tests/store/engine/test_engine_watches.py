@@ -32,8 +32,8 @@ def test_a_watch_that_was_cancelled_or_dropped_hears_no_more() -> None:
     desk.ask(Watch(prefix=""), request_id=5)
     desk.ask(Watch(prefix=""), request_id=6)
     assert desk.ask(Cancel(target=5)) == Done()
-    assert desk.engine.end_watch(1, 6)
-    assert not desk.engine.end_watch(1, 6)
+    assert desk.engine.state.watches.remove(1, 6)
+    assert not desk.engine.state.watches.remove(1, 6)
     assert desk.ask(Cancel(target=99)) == Done()
     desk.ask(Put("a", b""))
     assert desk.told == {}

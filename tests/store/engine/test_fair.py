@@ -166,7 +166,7 @@ def test_a_lease_with_more_keys_than_go_at_once_ends_in_steps(ending: str) -> No
         assert f"lease {lease} has lapsed or was revoked" in desk.fails(request, peer=2).message
     desk.ask(Put("k/33", b"another's by now"), peer=2)
     ticks = 0
-    while desk.engine.next_tick_in() == 0.0:
+    while desk.engine.state.leases.next_due_in() == 0.0:
         desk.look()
         ticks += 1
     assert ticks == 3, "it is due at once until the last key has gone"

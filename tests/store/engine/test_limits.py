@@ -333,7 +333,7 @@ def test_leases_count_in_the_memory_and_are_granted_no_further_than_it_reaches_b
     assert desk.engine._leases.bytes == before + 128 * len(leases), "and what it keeps is counted"
     for lease in leases:
         desk.ask(Revoke(lease=lease))
-    assert desk.engine.memory_bytes < mib // 10
+    assert desk.engine.state.memory_bytes < mib // 10
     assert isinstance(desk.ask(Grant(ttl=10.0)), Granted)
 
 

@@ -73,7 +73,7 @@ def test_a_listing_in_parts_is_of_one_revision(steps: list[Any]) -> None:
                 desk.disconnect(reading.peer)
             while number % 3 and reading.work is not None:
                 reading.go_on()
-        assert desk.engine.unread_bytes == 0
+        assert desk.engine.state.snapshots.held_bytes == 0
         assert not desk.engine._snapshots.unread
 
 
@@ -87,22 +87,22 @@ def test_memory_kept_only_for_an_unread_listing_counts_until_it_is_read_or_given
         desk.connect(peer)
         work = desk.engine.apply(List(prefix="k/"), peer=peer, request_id=1, acknowledged=0, now=desk.now).work
         assert work is not None
-    before = desk.engine.memory_bytes
-    assert desk.engine.unread_bytes == 0, "it is all the store's own"
+    before = desk.engine.state.memory_bytes
+    assert desk.engine.state.snapshots.held_bytes == 0, "it is all the store's own"
     for _ in range(3):
         for number in range(3000):
             desk.ask(Put(f"k/{number:04}", bytes(1000)))
-    unread = desk.engine.unread_bytes
+    unread = desk.engine.state.snapshots.held_bytes
     assert 3_000_000 < unread < 5_000_000, "each entry once, for both of them, and not the later ones"
     history = desk.engine.figures()["history_bytes"]
-    assert desk.engine.memory_bytes - before > unread
+    assert desk.engine.state.memory_bytes - before > unread
     assert history <= Limits().history_bytes_max
     desk.disconnect(2)
-    assert desk.engine.unread_bytes == unread
-    assert desk.engine.slowest_reader == 3
+    assert desk.engine.state.snapshots.held_bytes == unread
+    assert desk.engine.state.snapshots.oldest_reader == 3
     while work is not None:
         work = desk.engine.go_on(work).work
-    assert desk.engine.unread_bytes == 0
+    assert desk.engine.state.snapshots.held_bytes == 0
 
 
 def test_memory_kept_for_an_unread_listing_does_not_refuse_a_write() -> None:
@@ -122,7 +122,7 @@ def test_memory_kept_for_an_unread_listing_does_not_refuse_a_write() -> None:
     assert work is not None
     for number in range(3000):
         desk.ask(Put(f"k/{number:04}", bytes(1000)))
-    assert desk.engine.unread_bytes > 3 * mib
+    assert desk.engine.state.snapshots.held_bytes > 3 * mib
     assert isinstance(desk.ask(Put("one more", bytes(1000))), Written)
 
 
@@ -135,11 +135,11 @@ def test_a_write_beside_an_unread_listing_copies_only_the_changed_keys() -> None
     desk.engine.apply(List(prefix="k/"), peer=2, request_id=1, acknowledged=0, now=desk.now)
     for number in range(0, 3000, 1000):
         desk.ask(Put(f"k/{number:04}", b"new"))
-    assert [key for _, key in desk.engine._state.past._order] == ["k/0000", "k/1000", "k/2000"]
+    assert [key for _, key in desk.engine.state.past._order] == ["k/0000", "k/1000", "k/2000"]
     chunks = desk.engine._keys.index._chunks
     assert not any(chunk.born for chunk in chunks), "the index is the same as long as no key comes or goes"
     desk.disconnect(2)
-    assert not desk.engine._state.past
+    assert not desk.engine.state.past
 
 
 def test_the_names_that_an_unread_answer_is_about_are_counted() -> None:
@@ -151,9 +151,9 @@ def test_the_names_that_an_unread_answer_is_about_are_counted() -> None:
     for key in keys:
         desk.ask(Put(key, bytes(200)))
     desk.connect(2)
-    before = desk.engine.memory_bytes
+    before = desk.engine.state.memory_bytes
     work = desk.engine.apply(GetMany(keys=keys), peer=2, request_id=1, acknowledged=0, now=desk.now).work
     assert work is not None
-    assert desk.engine.memory_bytes - before >= 6_000_000
+    assert desk.engine.state.memory_bytes - before >= 6_000_000
     desk.disconnect(2)
-    assert desk.engine.memory_bytes == before
+    assert desk.engine.state.memory_bytes == before

@@ -104,7 +104,7 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
             assert key not in each.engine._keys.entries
             assert standing
         assert all(map(each.engine._waits.stands, each.engine._waits.parked))
-    assert not unhurried.engine._state.past
+    assert not unhurried.engine.state.past
 
 
 def test_waits_that_are_to_be_looked_at_later_are_noted_once_however_often_their_key_changes() -> None:

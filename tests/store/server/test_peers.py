@@ -52,9 +52,11 @@ class Scene:
     """A memory, its store, and some peers."""
 
     def __init__(self, **limits: int) -> None:
-        self.engine = SimpleNamespace(memory_bytes=0, unread_bytes=0, slowest_reader=None)
+        self.snapshots = SimpleNamespace(held_bytes=0, oldest_reader=None)
+        self.state = SimpleNamespace(memory_bytes=0, snapshots=self.snapshots)
         self.pending_commits = SimpleNamespace(bytes=0)
-        durability: Any = SimpleNamespace(engine=self.engine, pending_commits=self.pending_commits)
+        engine = SimpleNamespace(state=self.state)
+        durability: Any = SimpleNamespace(engine=engine, pending_commits=self.pending_commits)
         of_all = Limits(value_bytes_max=8 * KIB, history_bytes_max=KIB, **limits)
         self.memory = Peers(of_all, durability, ConnectionTable(of_all, lambda: 0.0))
         self.peers: dict[int, Any] = cast("dict[int, Any]", self.memory.by_id)
@@ -100,7 +102,7 @@ def test_memory_of_the_store_and_its_disk_counts_except_their_reserve(
 ) -> None:
     scene = Scene(memory_bytes_max=200 * KIB, outbox_bytes_max=20 * KIB, frame_bytes_max=20 * KIB)
     if held == "by the store":
-        scene.engine.memory_bytes = 190 * KIB
+        scene.state.memory_bytes = 190 * KIB
     else:
         scene.pending_commits.bytes = 190 * KIB
     scene.peers[0].outbox.queue(bytes(15 * KIB))
@@ -117,14 +119,14 @@ def test_memory_of_the_store_and_its_disk_counts_except_their_reserve(
 
 def test_the_listing_that_was_unread_for_longest_is_closed() -> None:
     scene = Scene(outbox_bytes_max=60 * KIB, frame_bytes_max=16 * KIB, memory_bytes_max=400 * KIB)
-    scene.engine.memory_bytes = 401 * KIB
-    scene.engine.unread_bytes = 101 * KIB
+    scene.state.memory_bytes = 401 * KIB
+    scene.snapshots.held_bytes = 101 * KIB
     scene.memory.make_room_in_listings()  # no peer reads any more
-    scene.engine.slowest_reader = 1
-    scene.engine.unread_bytes = 50 * KIB
+    scene.snapshots.oldest_reader = 1
+    scene.snapshots.held_bytes = 50 * KIB
     scene.memory.make_room_in_listings()
     assert scene.gone == [], "so much is kept back for it, whatever else is held"
-    scene.engine.unread_bytes = 80 * KIB
+    scene.snapshots.held_bytes = 80 * KIB
     for _ in range(2):
         scene.memory.make_room_in_listings()
     assert scene.gone == [1]
