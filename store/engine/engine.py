@@ -166,8 +166,7 @@ class Engine:
         session = self._session_of.pop(peer, None)
         if session is not None:
             if how is Closing.GOODBYE:
-                if self._sessions.end(session, peer=peer) and self._changes.facts is not None:
-                    self._changes.facts.forgotten(session.id)
+                self._note_forgotten(self._sessions.end(session, peer=peer))
             else:
                 self._sessions.close(session, peer=peer, now=now)
 

@@ -13,6 +13,7 @@ bytes, and of etcd.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -44,16 +45,14 @@ def answer_bytes(entry: Entry | None) -> int:
     return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """The memory of one group's keys; `since` is the time of its first key, or of the server's start."""
 
-    __slots__ = ("bytes", "keys", "name", "since")
-
-    def __init__(self, name: str, since: float) -> None:
-        self.name: str = name
-        self.keys: int = 0
-        self.bytes: int = 0
-        self.since: float = since
+    name: str
+    since: float
+    keys: int = 0
+    bytes: int = 0
 
 
 class Groups:
@@ -137,13 +136,11 @@ class Keyspace:
         self.answer_bytes_max = max(self.answer_bytes_max, answer_bytes(entry))
         if before is None:
             self.index.add(entry.key)
-            size = ENTRY_OVERHEAD + key_bytes(entry.key) + len(entry.value)
-            self.bytes += size
-            self.groups.count(entry.key, 1, size)
+            added = ENTRY_OVERHEAD + key_bytes(entry.key) + len(entry.value)
         else:
-            size = len(entry.value) - len(before.value)
-            self.bytes += size
-            self.groups.count(entry.key, 0, size)
+            added = len(entry.value) - len(before.value)
+        self.bytes += added
+        self.groups.count(entry.key, int(before is None), added)
         self.entries[entry.key] = entry
 
     def pop(self, key: str) -> Entry | None:

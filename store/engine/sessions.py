@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from store.messages import (
     Add,
-    Added,
     CompareAndSet,
     CompareAndSetResult,
     Delete,
@@ -25,18 +25,17 @@ from store.messages import (
     Failed,
     Get,
     Guarded,
-    Response,
     Transact,
     TransactionResult,
-    Written,
     key_bytes,
+    operations_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from store.engine.changeset import SavedSession
-    from store.messages import Operation, Request
+    from store.messages import Request, Response
 
 AWAY_LEAST = 10.0  # seconds that an abandoned session is kept although newcomers wait for room
 FORGOTTEN_AT_ONCE = 512  # sessions: about a millisecond
@@ -47,62 +46,53 @@ ENTRY = 200  # bytes of an entry in it, without key and value
 _request_id = itemgetter(0)  # of a reply that is kept
 
 
+@dataclass(slots=True, eq=False)
 class ByteCount:
     """A sum of bytes that several objects share."""
 
-    __slots__ = ("bytes",)
-
-    def __init__(self) -> None:
-        self.bytes: int = 0
+    bytes: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """One client's kept replies, its last applied mutation, and its connection, if any."""
 
-    __slots__ = ("_budget", "_replies", "held_bytes", "highest", "id", "number", "peer")
-
-    def __init__(self, id: bytes, number: int, budget: ByteCount) -> None:
-        self.id: bytes = id
-        self.number: int = number
-        self.peer: int | None = None
-        # Request, reply, cost; oldest first. A list: an empty deque takes 760 bytes.
-        self._replies: list[tuple[int, Response, int]] = []
-        self._budget = budget
-        self.held_bytes: int = 0
-        self.highest: int = 0
-
-    @property
-    def replies(self) -> int:
-        """The number of kept replies."""
-        return len(self._replies)
+    id: bytes
+    number: int
+    budget: ByteCount
+    peer: int | None = None
+    # Request, reply, cost; oldest first. A list: an empty deque takes 760 bytes.
+    replies: list[tuple[int, Response, int]] = field(default_factory=list)
+    held_bytes: int = 0
+    highest: int = 0
 
     def keep(self, request_id: int, response: Response) -> None:
         """Keep the reply to a mutation that was just applied."""
         assert request_id > self.highest, "requests of a session are applied in order"
         cost = reply_cost(response)
         self.highest = request_id
-        self._replies.append((request_id, response, cost))
+        self.replies.append((request_id, response, cost))
         self.held_bytes += cost
-        self._budget.bytes += cost
+        self.budget.bytes += cost
 
     def replay(self, request_id: int) -> Response | None:
         """Return the kept reply to a mutation, or None."""
-        place = bisect_left(self._replies, request_id, key=_request_id)
-        if place < len(self._replies) and self._replies[place][0] == request_id:
-            return self._replies[place][1]
+        place = bisect_left(self.replies, request_id, key=_request_id)
+        if place < len(self.replies) and self.replies[place][0] == request_id:
+            return self.replies[place][1]
         return None
 
     def acknowledge(self, up_to: float) -> None:
         """Free the replies up to this request."""
         count = freed = 0
-        for request_id, _, cost in self._replies:
+        for request_id, _, cost in self.replies:
             if request_id > up_to:
                 break
             count += 1
             freed += cost
-        del self._replies[:count]
+        del self.replies[:count]
         self.held_bytes -= freed
-        self._budget.bytes -= freed
+        self.budget.bytes -= freed
 
 
 class Sessions:
@@ -136,13 +126,9 @@ class Sessions:
             session.peer = None
             self._abandoned[session.id] = now
 
-    def end(self, session: Session, *, peer: int) -> bool:
-        """End a session at a goodbye on `peer`; return False if it has a newer connection."""
-        if session.peer != peer:
-            return False
-        session.peer = None
-        self._forget(session.id)
-        return True
+    def end(self, session: Session, *, peer: int) -> list[bytes]:
+        """End a session at a goodbye on `peer`, unless it has a newer connection; return its id."""
+        return [self._forget(session.id)] if session.peer == peer else []
 
     def expire(self, now: float) -> list[bytes]:
         """Forget some sessions whose clients were away for too long; return their ids."""
@@ -195,16 +181,12 @@ def _revision_in(response: Response) -> int:
 
 def reply_cost(response: Response) -> int:
     """Return about the bytes of a kept reply."""
-    if type(response) is Written or type(response) is Added:  # most are; a `match` is slow
-        return REPLY
     if type(response) is CompareAndSetResult:
         return REPLY + _cost_in_reply(response.entry)
-    match response:
-        case TransactionResult(results=results):
-            return REPLY * (1 + len(results)) + sum([_cost_in_reply(each) for each in results if type(each) is Entry])
-        case Failed(message=message):
-            return REPLY + len(message)
-    return REPLY
+    if type(response) is TransactionResult:
+        results = response.results
+        return REPLY * (1 + len(results)) + sum([_cost_in_reply(each) for each in results if type(each) is Entry])
+    return REPLY + (len(response.message) if type(response) is Failed else 0)
 
 
 def _cost_in_reply(entry: Entry | None) -> int:
@@ -213,15 +195,10 @@ def _cost_in_reply(entry: Entry | None) -> int:
 
 def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> int:
     """Return the most bytes that the kept reply to a mutation may take."""
-    if isinstance(request, Guarded):
-        request = request.request
-    match request:
-        case CompareAndSet():
-            operations: tuple[CompareAndSet | Operation, ...] = (request,)
-        case Transact(then=then, otherwise=otherwise):
-            operations = then + otherwise
-        case _:
-            return REPLY
+    inner = request.request if isinstance(request, Guarded) else request
+    if not isinstance(inner, CompareAndSet | Transact):
+        return REPLY
+    operations = operations_of(inner)
     written: dict[str, int] = {}
     for operation in operations:
         if not isinstance(operation, Get | Delete | Add):

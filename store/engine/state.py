@@ -320,7 +320,7 @@ class State:
 
         The total limit does not stop a client that has acknowledged everything, unless its reply may be large.
         """
-        self.at_most("session_replies_max", session.replies + 1)
+        self.at_most("session_replies_max", len(session.replies) + 1)
         self.at_most("session_replies_bytes_max", session.held_bytes + 1)
         if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
             self.at_most("replies_bytes_max", self.sessions.budget.bytes + 1)

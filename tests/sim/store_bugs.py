@@ -61,7 +61,7 @@ _page = History.page
 def _close_and_forget(self: Sessions, session: Session, *, peer: int, now: float) -> None:
     """Drop the kept replies when their connection closes."""
     if session.peer == peer:
-        session._replies.clear()
+        session.replies.clear()
         session.highest = 0
     _close(self, session, peer=peer, now=now)
 

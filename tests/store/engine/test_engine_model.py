@@ -458,7 +458,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
         again = after._sessions._sessions[session_id]
         assert again.number == session.number
         assert again.highest == session.highest, "applied again, or lost"
-        for request_id, response, _ in session._replies:
+        for request_id, response, _ in session.replies:
             assert again.replay(request_id) == response
 
     # And it goes on: used numbers are not used again.
