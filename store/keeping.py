@@ -49,12 +49,13 @@ RELEASE_SOON = 0.2  # instead, if the block ends because the store did not answe
 class Belief:
     """The time until which a lease is valid, on the client's clock."""
 
-    def __init__(self, sent_at: float, ttl: float, cuts: Cuts | None = None, *away_ttls: float | None) -> None:
+    def __init__(self, sent_at: float, ttl: float, cuts: Cuts | None, terms: LeaseTerms) -> None:
         self.renewed_at: float = sent_at  # when the last acknowledged renewal was sent
         self.ttl: float = ttl
         self.cut_at: float = math.inf  # the first end of a connection without a renewal since
         # Without `cuts`, the store ends no lease with its connection.
-        self.away_ttl: float = min((each for each in away_ttls if each is not None and cuts), default=math.inf)
+        away_ttls = (terms.get("disconnect_ttl"), terms.get("gone_ttl")) if cuts is not None else ()
+        self.away_ttl: float = min((each for each in away_ttls if each is not None), default=math.inf)
 
     @property
     def until(self) -> float:
@@ -191,7 +192,7 @@ class HeldLease:
         """
         assert not self.kept, "a lease is granted once"
         self.kept = True
-        self._belief = Belief(sent_at, self.ttl, self._keeping.store.cuts, *_away_ttls(terms or {}))
+        self._belief = Belief(sent_at, self.ttl, self._keeping.store.cuts, terms or {})
         self._on_lapse = on_lapse
         self._keeping.add(self)
         self.task = asyncio.create_task(self._keep(note), name=f"keep lease {self.id}")
@@ -231,8 +232,8 @@ class HeldLease:
     def renew_now(self) -> None:
         """Renew the lease at once."""
         self._wanted = True
-        if self._sleeping is not None:
-            _wake(self._sleeping)
+        if self._sleeping is not None and not self._sleeping.done():
+            self._sleeping.set_result(None)
 
     async def _keep(self, note: NoteOf | None) -> None:
         keeping, belief, now = self._keeping, self._belief, self._keeping.store.time
@@ -272,13 +273,10 @@ class HeldLease:
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep until `renew_now` or a timeout; cheaper than a scope of anyio."""
-        loop = asyncio.get_running_loop()
-        self._sleeping = loop.create_future()
-        timer = loop.call_later(max(seconds, 0.0), _wake, self._sleeping)
+        self._sleeping = asyncio.get_running_loop().create_future()
         try:
-            await self._sleeping
+            await asyncio.wait([self._sleeping], timeout=max(seconds, 0.0))
         finally:
-            timer.cancel()
             self._sleeping = None
 
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
@@ -310,10 +308,6 @@ async def _granted(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, 
     return lease, await renewed_if_old(lease, sent_at, store.time, timeout=left)
 
 
-def _away_ttls(terms: LeaseTerms) -> tuple[float | None, float | None]:
-    return terms.get("disconnect_ttl"), terms.get("gone_ttl")
-
-
 async def renewed_if_old(
     lease: Lease, sent_at: float, time: Callable[[], float], *, timeout: float | None = None
 ) -> float:
@@ -328,11 +322,6 @@ async def renewed_if_old(
 def _release_within(ended_with: type[BaseException] | None) -> float:
     did_not_answer = ended_with is not None and issubclass(ended_with, StoreTimeoutError | ConnectionLost)
     return RELEASE_SOON if did_not_answer else RELEASE_WITHIN
-
-
-def _wake(sleeping: asyncio.Future[None]) -> None:
-    if not sleeping.done():
-        sleeping.set_result(None)
 
 
 LAPSED = "the store has let its lease lapse"
@@ -379,7 +368,7 @@ class _Keeper:
         self, store: BlockingCalls, ttl: float, terms: LeaseTerms, holder: weakref.ref[BlockingKeptLease]
     ) -> None:
         self._store, self._ttl, self._terms, self._holder = store, ttl, terms, holder
-        self.belief: Belief = Belief(store.time(), math.inf, store.cuts, *_away_ttls(terms))
+        self.belief: Belief = Belief(store.time(), math.inf, store.cuts, terms)
         self.known, self.left, self.over = Flag(), Flag(), Flag()
         self.error: Exception | None = None
         self._lost: str | None = None
