@@ -192,11 +192,11 @@ class Leases:
     def take_note(self, lease: LeaseRecord, note: bytes) -> None:
         """Replace the note of a lease."""
         self.bytes += len(note) - len(lease.note)
-        lease.note, lease.noted_at = note, self._looked_at or 0.0
+        lease.note, lease.noted_at = note, self._looked_at
 
     def note_age(self, lease: LeaseRecord) -> float:
         """Return the seconds since the note was set."""
-        return max((self._looked_at or 0.0) - lease.noted_at, 0.0)
+        return max(self._looked_at - lease.noted_at, 0.0)
 
     def remaining(self, lease: LeaseRecord) -> float:
         """Return the seconds until the lease lapses."""

@@ -49,9 +49,6 @@ class Processes:
         self._holders = 0  # processes with leases
         self._fallen: dict[Process, float] = {}  # those that seemed to die within `AT_ONCE`, and when
 
-    def __len__(self) -> int:
-        return len(self._by_id)
-
     def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a connection, which may replace `previous`."""
         if previous is not None:  # the end of a replaced connection means nothing

@@ -95,18 +95,16 @@ class Requests:
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
         self._history, self._snapshots, self._past = state.history, state.snapshots, state.past
         self._state, self._changes, self._figures = state, changes, figures
-        self._peer = self._request_id = 0  # of the current request
-        self._when: tuple[Condition, ...] = ()  # of the current request
+        # of the current request
+        self._peer = 0
+        self._asker: Watcher = (0, 0)
+        self._when: tuple[Condition, ...] = ()
         self.deliveries: list[Delivery | Answer | Overtaken] = []
         self.work: Work | None = None
 
-    @property
-    def _asker(self) -> Watcher:
-        return self._peer, self._request_id
-
     def carry_out(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
         """Carry out one request; return None if it is parked."""
-        self._peer, self._request_id, self._when = peer, request_id, ()
+        self._peer, self._asker, self._when = peer, (peer, request_id), ()
         return _HANDLERS.get(type(request), Requests._refused)(self, request)
 
     def _refused(self, request: Any) -> Response | None:
@@ -398,7 +396,7 @@ class Requests:
         self._state.check_open(peer, cost, request.keys)
         self._state.at_most("waits_bytes_max", self._waits.bytes_of(peer) + cost)
         parked = Parked(keys=request.keys, missing=entries.index(None), when=when)
-        self._waits.add((peer, self._request_id), parked, cost=cost)
+        self._waits.add(self._asker, parked, cost=cost)
         return None
 
     def look_at_waits(self, watchers: Iterable[Watcher]) -> None:

@@ -66,6 +66,7 @@ class Conversations:
         self._turns: RoundRobin[Peer] = RoundRobin()
         self._pass_comes = False
         self.dispatcher: Dispatcher = Dispatcher(peers, stopwatch=stopwatch, have_pass=self._have_pass)
+        self.accepted: Callable[[Peer], None] = handshakes.accepted
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
         # peers that wait, unread, for the disk, or for their notifications to be queued
         self._slowed: dict[Peer, None] = {}
@@ -76,10 +77,6 @@ class Conversations:
         self.on_request: Callable[[str, str, float], None] | None = None
 
     # ------------------------------------------------------------------------------------------ called by peers
-
-    def accepted(self, peer: Peer) -> None:
-        """See `Host.accepted`."""
-        self._handshakes.accepted(peer)
 
     def lost(self, peer: Peer) -> None:
         """See `Host.lost`."""

@@ -55,9 +55,9 @@ class LimitWarnings:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def look(self, figures: Mapping[str, object], groups: Groups) -> list[str]:
+    def look(self, figures: Mapping[str, Any], groups: Groups) -> list[str]:
         """Return the lines to log now; `figures` are those of `stats`."""
-        shares = {limit: _number(figures[used]) / _number(figures[limit]) for limit, used in Limits.used_by().items()}
+        shares = {limit: figures[used] / figures[limit] for limit, used in Limits.used_by().items()}
         near = {limit for limit, share in shares.items() if share > NEARLY}
         lines = [
             f"{used} is {figures[used]}, {int(100 * shares[limit])} % of {limit} ({figures[limit]})"
@@ -67,11 +67,6 @@ class LimitWarnings:
         ]
         self._told = {limit for limit in self._told if shares[limit] >= BELOW} | near
         return lines
-
-
-def _number(figure: object) -> float:
-    assert isinstance(figure, int | float), "figures and limits that belong together are numbers"
-    return figure
 
 
 def _who(limit: str, groups: Groups) -> str:

@@ -56,7 +56,7 @@ def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
     processes.connected(9, b"", previous=None)
     processes.keeps(9, 77)
     assert dead(processes, 8) == dead(processes, 9) == []
-    assert len(processes) == 1
+    assert len(processes._by_id) == 1
 
 
 def test_many_deaths_at_once_spare_the_first_ones_too() -> None:
@@ -99,11 +99,11 @@ def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
 def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
     processes = several(A, B)
     processes.closed(1, Closing.DROPPED, now=0.0)
-    assert len(processes) == 2
+    assert len(processes._by_id) == 2
     processes.lets_go(1)
     processes.lets_go(1)
-    assert len(processes) == 1
+    assert len(processes._by_id) == 1
     processes.lets_go(2)
     processes.closed(2, Closing.DROPPED, now=0.0)
-    assert len(processes) == 0
+    assert len(processes._by_id) == 0
     processes.closed(2, Closing.DROPPED, now=0.0)
