@@ -11,8 +11,7 @@ No pickle enters our store, except the state that PyTorch's own `DynamicRendezvo
 from rdzv.torch.backend import TorchRendezvousBackend
 from rdzv.torch.handler import TorchRendezvousHandler
 from rdzv.torch.init_method import register, register_init_method
-from rdzv.torch.reconfigure import rendezvous_reconfigure
-from rdzv.torch.rounds import AsyncTorchRound, TorchRound, rounds
+from rdzv.torch.rounds import AsyncTorchRound, TorchRound, rendezvous_reconfigure, rounds
 from rdzv.torch.store import TorchStore
 
 __all__ = [

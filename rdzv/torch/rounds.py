@@ -38,7 +38,7 @@ from rdzv.loop import rounds as awaited
 from rdzv.loop.member import MemberOfRound, Options
 from rdzv.torch.group import RoundGroup, refuse_existing_group
 from rdzv.torch.interrupted_step import InterruptedStep
-from rdzv.torch.pytorch import dist, same_device
+from rdzv.torch.pytorch import RELEASE, dist, reconfigure_handle, same_device
 from rdzv.torch.state import synchronize
 from rdzv.torch.store import TorchStore
 
@@ -339,3 +339,33 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
     async def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state with the most finished steps; see `TorchRound.sync_state`."""
         return await self.in_thread(self._synchronized, model, optimizer, extra)
+
+
+def rendezvous_reconfigure(round: blocking.Round | AsyncTorchRound, group: Any = None) -> tuple[int, list[str]]:
+    """Exchange the handles of a group's members in a round, for `torch.distributed._reconfigure`.
+
+        uuid, handles = rdzv.torch.rendezvous_reconfigure(round)
+        dist._reconfigure(uuid=uuid, handles=handles).wait()
+
+    All members of the round call it, equally often and in the same order. It blocks. Since 2.14 PyTorch can change the
+    members of a process group in place, as an experiment; on 2.15, with 4 gloo ranks, that took as long as the new
+    group that `rounds` makes in each round.
+
+    Args:
+        round: A round of `rdzv.sync.rounds` or `rdzv.torch.rounds`; of an awaited one, call it `in_thread`.
+        group: Made with `enable_reconfigure=True`; by default the process's default group.
+
+    Returns:
+        A number that is new in this run, and a handle for each rank of the round.
+
+    Raises:
+        RendezvousSettingsError: This PyTorch cannot reconfigure groups.
+        RendezvousError: A member has gone, or has not called it within the store's timeout.
+    """
+    if reconfigure_handle is None:
+        refuse(f"PyTorch {'.'.join(map(str, RELEASE))} cannot reconfigure a group; 2.14 and later can")
+    store = round.blocking_store if isinstance(round, AsyncTorchRound) else round.store
+    count = store.add(f"rdzv.reconfigure/calls/{round.rank}", 1)
+    store.set(f"rdzv.reconfigure/{count}/{round.rank}", reconfigure_handle(group))
+    handles = store.multi_get([f"rdzv.reconfigure/{count}/{rank}" for rank in range(round.world_size)])
+    return (round.number << 16) + count, [handle.decode() for handle in handles]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest  # noqa: E402
 
 import rdzv.sync  # noqa: E402
 import rdzv.torch  # noqa: E402
-from rdzv.torch import pytorch, reconfigure  # noqa: E402
+from rdzv.torch import pytorch  # noqa: E402
 
 if TYPE_CHECKING:
     from rdzv.loop.blocking import Round
@@ -90,12 +91,13 @@ class Exchange:
 
 
 def test_each_call_in_a_round_gives_a_new_id_and_old_releases_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = importlib.import_module("rdzv.torch.rounds")  # `rdzv.torch.rounds` is the function
     round: Round = Exchange()  # type: ignore[assignment]
-    monkeypatch.setattr(reconfigure, "reconfigure_handle", lambda group: f"of {group}")
+    monkeypatch.setattr(rounds, "reconfigure_handle", lambda group: f"of {group}")
     first, handles = rdzv.torch.rendezvous_reconfigure(round, "a group")
     second, _ = rdzv.torch.rendezvous_reconfigure(round)
     assert handles == ["of a group"]
     assert first != second
-    monkeypatch.setattr(reconfigure, "reconfigure_handle", None)
+    monkeypatch.setattr(rounds, "reconfigure_handle", None)
     with pytest.raises(rdzv.RendezvousSettingsError, match=r"cannot reconfigure a group; 2\.14"):
         rdzv.torch.rendezvous_reconfigure(round)
