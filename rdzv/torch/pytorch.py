@@ -37,35 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
-__all__ = [
-    "KEYS_BY_RESTARTS",
-    "LISTENING_STORE",
-    "RELEASE",
-    "Agent",
-    "AgentEnd",
-    "QueueEmptyError",
-    "RendezvousBackend",
-    "SignalException",
-    "abort_process_group",
-    "agent_above",
-    "copy_all",
-    "count_groups_anew",
-    "destroy_process_groups",
-    "dist",
-    "end_of_agent",
-    "how_ended",
-    "in_words",
-    "reconfigure_handle",
-    "runs_under_torchrun",
-    "same_device",
-    "set_group_timeout",
-    "signal_of",
-    "stops_workers",
-    "teach_prefix_store",
-    "torch",
-    "torch_api",
-    "underlying_store",
-]
+__all__ = ["RendezvousBackend", "dist", "torch", "torch_api"]  # of PyTorch, for other rooms
 
 T = TypeVar("T")
 
