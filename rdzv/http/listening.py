@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
@@ -54,12 +55,12 @@ async def health(_: web.Request) -> web.Response:
     return web.Response(text="ok\n")
 
 
+@dataclass
 class _Visitors:
-    """The connections to one HTTP server, counted in `table`."""
+    """The connections to one HTTP server, counted in its table."""
 
-    def __init__(self, table: ConnectionTable) -> None:
-        self._table = table
-        self._by_handler: dict[asyncio.BaseProtocol, _Visitor] = {}
+    _table: ConnectionTable
+    _by_handler: dict[asyncio.BaseProtocol, _Visitor] = field(default_factory=dict)
 
     @web.middleware
     async def serve_one(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -76,29 +77,23 @@ class _Visitors:
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
         """Return the protocol of a new connection: aiohttp's `handler`, counted in the table, and with TLS if given."""
-        visitor = _Visitor(self._table, handler, self._by_handler, secure=tls is not None)
+        cost = VISITOR_BYTES + (TLS_BYTES if tls is not None else 0)
+        visitor = _Visitor(self._table, handler, self._by_handler, cost)
         if tls is None:
             return visitor
         farewell = b"HTTP/1.1 400 this is HTTPS\r\n\r\n"
         return TlsLayer(visitor, tls, self._table, farewell=farewell, beside=True)
 
 
+@dataclass(eq=False)
 class _Visitor(asyncio.Protocol):
     """One connection; it registers with the table, and forwards everything to aiohttp."""
 
-    def __init__(
-        self,
-        table: ConnectionTable,
-        inner: asyncio.Protocol,
-        by_handler: dict[asyncio.BaseProtocol, _Visitor],
-        *,
-        secure: bool,
-    ) -> None:
-        self._table = table
-        self._inner = inner
-        self._by_handler = by_handler
-        self._cost = VISITOR_BYTES + (TLS_BYTES if secure else 0)
-        self._transport: asyncio.BaseTransport | None = None
+    _table: ConnectionTable
+    _inner: asyncio.Protocol
+    _by_handler: dict[asyncio.BaseProtocol, _Visitor]
+    _cost: int  # of its memory, in bytes
+    _transport: asyncio.BaseTransport | None = None
 
     def connection_made(self, transport: Any) -> None:
         peername = transport.get_extra_info("peername")

@@ -18,6 +18,7 @@ import asyncio
 import errno
 import itertools
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -85,7 +86,7 @@ class MemoryNetwork:
         """
         if name in self._listeners:
             raise OSError(f"{name} is already listened on")
-        self._listeners[name] = listener = Listener(self, name, protocol_factory, loop)
+        self._listeners[name] = listener = Listener(name, protocol_factory, loop, self._listeners)
         return listener
 
     async def dial(
@@ -198,11 +199,6 @@ class MemoryNetwork:
         """Return True if all arrived pieces are read at once."""
         return bool(self._joins) and self._rng.random() < self._joins
 
-    def forget_listener(self, listener: Listener) -> None:
-        """Remove a listener that closes."""
-        if self._listeners.get(listener.name) is listener:
-            del self._listeners[listener.name]
-
     def _hold_what_is_partitioned(self) -> None:
         for link in self._links.values():
             self._hold(link)
@@ -222,24 +218,19 @@ class MemoryNetwork:
                 self._waiting.pop(healed, None)
 
 
+@dataclass(eq=False)
 class Listener:
     """A name that accepts connections; an async context manager, as `asyncio.Server` is."""
 
-    def __init__(
-        self,
-        network: MemoryNetwork,
-        name: str,
-        protocol_factory: Callable[[], AnyProtocol],
-        loop: asyncio.AbstractEventLoop | None,
-    ) -> None:
-        self._network = network
-        self.name = name
-        self.protocol_factory = protocol_factory
-        self.loop = loop
+    name: str
+    protocol_factory: Callable[[], AnyProtocol]
+    loop: asyncio.AbstractEventLoop | None
+    _listeners: dict[str, Listener]  # the network's, by name
 
     def close(self) -> None:
         """Refuse dials from now on; open links stay."""
-        self._network.forget_listener(self)
+        if self._listeners.get(self.name) is self:
+            del self._listeners[self.name]
 
     async def __aenter__(self) -> Listener:
         return self

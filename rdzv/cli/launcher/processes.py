@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import quote
@@ -34,17 +35,15 @@ PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows half a line
 LINE_BYTES_MAX: Final = 65_536  # of a line; a longer one is broken
 
 
+@dataclass(eq=False)
 class Process:
     """One process of the command, with its output and its `rank` among all."""
 
-    def __init__(
-        self, rank: int, guarded: asyncio.subprocess.Process | WarmWorker, control: int, output: list[_Output]
-    ) -> None:
-        self.rank = rank
-        self._guarded = guarded
-        self._control: int | None = control
-        self._asked = False
-        self._output = output
+    rank: int
+    _guarded: asyncio.subprocess.Process | WarmWorker
+    _control: int | None
+    _output: list[_Output]
+    _asked: bool = False  # by `ask_to_end`
 
     @classmethod
     async def start(

@@ -14,6 +14,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.display.standard_error import flush_errors
@@ -28,13 +29,13 @@ AGAIN_AFTER: Final = 1.0  # seconds
 LEAVES_WITHIN: Final = 1.5  # seconds, also if no store answers
 
 
+@dataclass
 class EndSignals:
-    """The handlers of the signals that end one agent; `give_up` is called if it cannot leave in time."""
+    """The handlers of the signals that end one agent."""
 
-    def __init__(self, hosts: Callable[[], bool], give_up: Callable[[str], None]) -> None:
-        self._hosts = hosts
-        self._give_up = give_up
-        self._since: float | None = None
+    _hosts: Callable[[], bool]  # returns True while it serves a store
+    _give_up: Callable[[str], None]  # called if it cannot leave in time
+    _since: float | None = None
 
     def install(self) -> None:
         """Handle the signals, in the main thread, until PyTorch handles them."""

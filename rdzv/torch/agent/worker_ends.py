@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -29,15 +30,13 @@ if TYPE_CHECKING:
 LOOKS_EVERY: Final = 0.02  # seconds, until all workers are started
 
 
+@dataclass
 class WorkerEnds:
-    """Waits for the ends of one agent's workers; awaits `on_failure` with the first failure."""
+    """Waits for the ends of one agent's workers; awaits the second argument with the first failure."""
 
-    def __init__(
-        self, start: Callable[[Coroutine[Any, Any, None]], Call[None]], on_failure: Callable[[str], Awaitable[object]]
-    ) -> None:
-        self._start = start
-        self._on_failure = on_failure
-        self._waiting: Call[None] | None = None
+    _start: Callable[[Coroutine[Any, Any, None]], Call[None]]
+    _on_failure: Callable[[str], Awaitable[object]]
+    _waiting: Call[None] | None = None
 
     def follow(self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str]) -> None:
         """Wait for the ends of these workers only; `workers` returns none before all have been started."""
