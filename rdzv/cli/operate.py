@@ -91,15 +91,15 @@ async def _reopen(options: argparse.Namespace) -> int:
 async def _ban(options: argparse.Namespace) -> int:
     _check_who_is_meant(options)
     span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
-    how = {"now": options.now, "lasts": options.lasts}
     async with open_run(options) as run:
         await run.check_exists()
+        here = await run.ban(
+            options.node or "", options.reason, where=options.where, now=options.now, lasts=options.lasts
+        )
         if options.where is None:
-            await run.ban(options.node, options.reason, **how)
             say(f"node {options.node} is banned from run {run.run_id}{span}")
             return DONE
         name, value = options.where
-        here = await run.ban(reason=options.reason, where=options.where, **how)
         who = f"now {first_of(here, NAMED_MOST)}" if here else await _no_such_node(run, name)
     say(f"nodes with {name}={value} are banned from run {run.run_id}{span}: {who}")
     return DONE
@@ -125,13 +125,8 @@ async def _unban(options: argparse.Namespace) -> int:
     _check_who_is_meant(options)
     async with open_run(options) as run:
         await run.check_exists()
-        if options.where is None:
-            who = f"node {options.node}"
-            was_banned = await run.unban(options.node, options.reason)
-        else:
-            name, value = options.where
-            who = f"nodes with {name}={value}"
-            was_banned = await run.unban(reason=options.reason, where=options.where)
+        was_banned = await run.unban(options.node or "", options.reason, where=options.where)
+    who = f"node {options.node}" if options.where is None else f"nodes with {'='.join(options.where)}"
     if not was_banned:
         raise RendezvousStateError(f"there is no ban of {who} in run {run.run_id}; rdzv status shows those there are")
     say(f"{who} may come again to run {run.run_id}")
