@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousStateError
 from rdzv.node.front import verbs
@@ -56,18 +56,24 @@ class _World(World):
     story: Story
 
     def say(self, what: str) -> None:
-        """Add a line to the story."""
         self.story.say(what)
 
 
 class Cluster:
-    """Simulated nodes, their store, and their faults; made by `cluster`.
+    """Simulated nodes, their store, and their faults: `async with rdzv.testing.cluster(4, seed=1) as cluster`.
+
+    Args:
+        nodes: The number of nodes at the start.
+        seed: The seed of all random choices: the same seed gives the same story.
+        durable: True if the store has a disk.
+        latency: The bounds, in seconds, of a message's time to or from the store.
+        may_raise: Errors that the bodies may raise; any other fails the test.
+        settings: Parameters of the run; a URL's own override them. The default of `min_nodes` is `nodes`. The
+            environment is not read.
 
     Attributes:
-        seed: The seed of all random choices.
         nodes: All nodes so far, by number, in their latest lives.
         rounds: All rounds so far, in order.
-        settings: Parameters of the run; a URL's own override them.
     """
 
     def __init__(
@@ -406,10 +412,8 @@ class Cluster:
         node.ended = True
         error = None if task.cancelled() else task.exception()
         match error:
-            case None:
-                self.say(f"{node.name} has come to its end")
-            case RendezvousClosedError() | RendezvousGracefulExitError():
-                self.say(f"{node.name} has come to its end: {error}")
+            case None | RendezvousClosedError() | RendezvousGracefulExitError():
+                self.say(f"{node.name} has come to its end{f': {error}' if error else ''}")
             case Exception() if isinstance(error, self._may_raise):
                 self.say(f"{node.name} has ended with {error!r}")
                 node.error = error
@@ -454,27 +458,7 @@ class Cluster:
         begun.over.call(say)
 
 
-def cluster(
-    nodes: int,
-    *,
-    seed: int = 0,
-    durable: bool = True,
-    latency: tuple[float, float] = (0.0005, 0.002),
-    may_raise: type[Exception] | tuple[type[Exception], ...] = (),
-    **settings: Any,
-) -> Cluster:
-    """Make a cluster of nodes on virtual time: `async with rdzv.testing.cluster(4, seed=1) as cluster`.
-
-    Args:
-        nodes: The number of nodes at the start.
-        seed: The seed of all random choices: the same seed gives the same story.
-        durable: True if the store has a disk.
-        latency: The bounds, in seconds, of a message's time to or from the store.
-        may_raise: Errors that the bodies may raise; any other fails the test.
-        settings: Parameters of the run; a URL's own override them. The default of `min_nodes` is `nodes`. The
-            environment is not read.
-    """
-    return Cluster(nodes, seed=seed, durable=durable, latency=latency, may_raise=may_raise, **settings)
+cluster: Final = Cluster  # its name for callers
 
 
 def _described(nodes: Iterable[ClusterNode]) -> str:

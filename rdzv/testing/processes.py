@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import store.sync
 
@@ -34,18 +34,33 @@ class ProcessesError(AssertionError):
 
 
 class RealProcesses:
-    """Processes of one run, and their store; made by `processes`.
+    """Processes of one run, and their store, during a block: `with rdzv.testing.processes(4, script)`.
+
+    Args:
+        count: The number of processes.
+        script: A file for this Python, or a whole command as a list.
+        arguments: Further arguments.
+        env: Additions to the environment.
+        settings: Parameters of the run; the default of `min_nodes` is `count`.
 
     Attributes:
         url: The run's URL.
     """
 
-    def __init__(self, count: int, command: Sequence[str], env: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        count: int,
+        script: str | os.PathLike[str] | Sequence[str],
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         if count < 1:
             raise ValueError(f"processes({count!r}): start at least one")
+        command = [sys.executable, os.fspath(script)] if isinstance(script, str | os.PathLike) else script
         self._count = count
-        self._command = list(command)
-        self._env = dict(env)
+        self._command = [*command, *arguments]
+        self._env = dict(env or {})
         self._settings = {"min_nodes": count, "is_host": False, **settings}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._stack = contextlib.ExitStack()
@@ -155,27 +170,7 @@ class RealProcesses:
         return "".join(said)
 
 
-def processes(
-    count: int,
-    script: str | os.PathLike[str] | Sequence[str],
-    *arguments: str,
-    env: Mapping[str, str] | None = None,
-    **settings: Any,
-) -> RealProcesses:
-    """Run real processes of one run during a block: `with rdzv.testing.processes(4, script)`.
-
-    Args:
-        count: The number of processes.
-        script: A file for this Python, or a whole command as a list.
-        arguments: Further arguments.
-        env: Additions to the environment.
-        settings: Parameters of the run; the default of `min_nodes` is `count`.
-    """
-    if isinstance(script, str | os.PathLike):
-        command = [sys.executable, os.fspath(script), *arguments]
-    else:
-        command = [*script, *arguments]
-    return RealProcesses(count, command, env or {}, settings)
+processes: Final = RealProcesses  # its name for callers
 
 
 def _written(value: object) -> str:
