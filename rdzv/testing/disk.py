@@ -26,15 +26,11 @@ if TYPE_CHECKING:
 COMMIT_SECONDS = (0.0002, 0.004)  # of a healthy disk
 
 
-class NoMark:
-    """The journal's mark without a file."""
+class NoFiles:
+    """The journal's mark, and its unlimited reserve of space, without files."""
 
     def write(self, store_id: str, number: int) -> None:
         """Do nothing."""
-
-
-class NoReserve:
-    """The journal's reserve of space, unlimited."""
 
     def take(self, least: int) -> bool:  # noqa: ARG002
         """Return True."""
@@ -56,8 +52,7 @@ class Disk:
         self.on_commit = on_commit
         self.commits: int = 0
         self._journal: SimulatedJournal | None = None
-        self.mark: NoMark = NoMark()
-        self.reserve: NoReserve = NoReserve()
+        self.reserve: NoFiles = NoFiles()
         self.database: sqlite3.Connection = sqlite3.connect(":memory:", isolation_level=None)
         self.database.executescript(rows.SCHEMA)
         self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
@@ -101,7 +96,7 @@ class SimulatedJournal(Journal):
         self._grows = self._free_bytes = self._long_for = 0
         self.log_bytes: int = 0
         self.answered: bool = False
-        self._mark, self._reserve = disk.mark, disk.reserve  # type: ignore[assignment]  # they have no files
+        self._mark, self._reserve = NoFiles(), disk.reserve  # type: ignore[assignment]
 
     def room(self) -> int:
         """Return the bytes that a write may have: unlimited."""

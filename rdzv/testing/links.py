@@ -147,11 +147,8 @@ class MemoryTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """Close at once: bytes in flight are lost, and the peer gets a reset, the worst that sockets do."""
-        if self.is_lost:
-            return
-        self._outgoing.clear()
-        self._outgoing.send(Signal.RESET)
-        self.lose(None)
+        if not self.is_lost:
+            self._reset_peer(None)
 
     def is_closing(self) -> bool:
         """Return True if it is closing, closed or lost."""
@@ -246,7 +243,7 @@ class MemoryTransport(asyncio.Transport):
 
     @property
     def waits_for_room(self) -> bool:
-        """True if `bytes_left` must be called after a delivery."""
+        """True if `on_delivered` must be called after a delivery."""
         return not self.is_lost and (self._writing_paused or self._closing)
 
     def on_delivered(self) -> None:
@@ -279,6 +276,9 @@ class MemoryTransport(asyncio.Transport):
                 "protocol": self._protocol,
             }
         )
+        self._reset_peer(error)
+
+    def _reset_peer(self, error: Exception | None) -> None:
         self._outgoing.clear()
         self._outgoing.send(Signal.RESET)
         self.lose(error)
@@ -321,9 +321,7 @@ class Pipe:
     def clear(self) -> None:
         self._under_way.clear()
         self._bytes_under_way = 0
-        if self._delivery is not None:
-            self._delivery.cancel()
-            self._delivery = None
+        self._cancel_delivery()
 
     def hold(self, *, held: bool) -> None:
         self._held = held
@@ -337,10 +335,13 @@ class Pipe:
 
     def receiver_died(self) -> None:
         """Deliver further bytes to the operating system of the dead receiver."""
+        self._cancel_delivery()
+        self.wake()
+
+    def _cancel_delivery(self) -> None:
         if self._delivery is not None:
             self._delivery.cancel()
             self._delivery = None
-        self.wake()
 
     def _arrive(self) -> None:
         if self.receiver.loop is self.network_loop:

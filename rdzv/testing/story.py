@@ -7,7 +7,6 @@ import linecache
 import logging
 import sysconfig
 from pathlib import Path
-from types import AsyncGeneratorType, CoroutineType, FrameType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,6 +16,7 @@ import store
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 LINES_MOST = 100_000
 LINES_IN_AN_ERROR = 200
@@ -56,11 +56,7 @@ class ClusterStuckError(ClusterError):
 
 
 class Story:
-    """The events of a cluster, each with its virtual time from `now`.
-
-    Attributes:
-        lines: The events so far.
-    """
+    """The events of a cluster, one of `lines` each, with its virtual time from `now`."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -105,18 +101,11 @@ def frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
     """Return the frames of a suspended task, the innermost last."""
     frames: list[FrameType] = []
     awaited: object = task.get_coro()
-    while (frame := _frame_of(awaited)) is not None:
+    # A coroutine has the first of these attributes, an asynchronous generator the second.
+    while frame := getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None):
         frames.append(frame)
-        awaited = awaited.cr_await if isinstance(awaited, CoroutineType) else getattr(awaited, "ag_await", None)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
     return frames
-
-
-def _frame_of(awaited: object) -> FrameType | None:
-    if isinstance(awaited, CoroutineType):
-        return awaited.cr_frame
-    if isinstance(awaited, AsyncGeneratorType):
-        return awaited.ag_frame
-    return None
 
 
 def where(task: asyncio.Task[Any], *, of_users: bool = False) -> str:

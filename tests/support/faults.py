@@ -6,7 +6,7 @@ import enum
 import sqlite3
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoReserve, SimulatedJournal
+from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoFiles, SimulatedJournal
 from rdzv.testing.links import EVERYTHING
 from rdzv.testing.machines import StoreMachine, World
 from rdzv.testing.network import MemoryNetwork
@@ -65,7 +65,7 @@ class FaultyNetwork(MemoryNetwork):
         link.hold(upward=forgotten or bool(ways - {Way.DOWNWARD}), downward=forgotten or bool(ways - {Way.UPWARD}))
 
 
-class FullReserve(NoReserve):
+class FullReserve(NoFiles):
     """A stand-in for the reserved space of a disk that may be full."""
 
     has_room = True
