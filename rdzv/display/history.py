@@ -97,17 +97,10 @@ def _fields(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
 
 
 class Span(NamedTuple):
-    """A part of a row; a tuple, for a page that shows thousands.
+    """A part of a row; a tuple, for a page that shows thousands."""
 
-    Attributes:
-        kind: "round", "meeting" (members meet again), "lost", "left" or "closed".
-        began: Seconds since the beginning of the timeline.
-        seconds: The length.
-        text: The description.
-    """
-
-    kind: str
-    began: float
+    kind: str  # "round", "meeting" (members meet again), "lost", "left" or "closed"
+    began: float  # seconds since the beginning of the timeline
     seconds: float
     text: str
 

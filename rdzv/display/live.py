@@ -31,21 +31,13 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """The contents of a screen.
+    """The contents of a screen. Times are in seconds."""
 
-    Attributes:
-        status: The last status that was read.
-        cost: The cost of the run until then.
-        read_ago: Seconds since then.
-        silent_for: Seconds without an answer of the store; None if it answers.
-        answers_in: Its last round trip, in seconds.
-    """
-
-    status: RunStatus
-    cost: Account | None = None
+    status: RunStatus  # the last one that was read
+    cost: Account | None = None  # of the run until then
     read_ago: float = 0.0
-    silent_for: float | None = None
-    answers_in: float = 0.0
+    silent_for: float | None = None  # the time without an answer of the store; None if it answers
+    answers_in: float = 0.0  # its last round trip
 
 
 def draw(frame: Frame, *, height: int) -> list[Line]:

@@ -73,11 +73,7 @@ class _Ended:
 
 
 class Runs:
-    """The runs under a prefix of a store.
-
-    Attributes:
-        followed: The runs that were read lately, kept current by watches.
-    """
+    """The runs under a prefix of a store."""
 
     def __init__(self, client: Client, *, prefix: str) -> None:
         self._client = client
@@ -86,7 +82,7 @@ class Runs:
         self._over: dict[str, _Ended] = {}
         # By name (`FollowedRuns.changed`): until when an answer is reused after a change; and without one; the answer.
         self._answers: dict[str, tuple[float, float, Any]] = {}
-        self.followed: FollowedRuns = FollowedRuns(client, prefix)
+        self.followed: FollowedRuns = FollowedRuns(client, prefix)  # those read lately, kept current by watches
 
     @property
     def ended(self) -> int:

@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from store import Store
     from store.engine.changeset import Facts
 
-STORE = "store"
-"""The store's name in the network."""
-
-NODE_THREAD = " node thread"
-"""The suffix of the name of a node thread's connections."""
+STORE = "store"  # the store's name in the network
+NODE_THREAD = " node thread"  # the suffix of the name of a node thread's connections
 
 
 class World:
@@ -64,22 +61,15 @@ class World:
 
 
 class Process:
-    """A client's process.
-
-    Attributes:
-        host: Its main loop.
-        name: Its machine's name.
-        source: The unique name of its connections.
-        threads: Its other loops, by the names of their connections.
-    """
+    """A client's process."""
 
     def __init__(self, world: World, name: str, source: str, *, rng: random.Random, rate: float = 1.0) -> None:
         self.world = world
-        self.name: str = name
-        self.source: str = source
+        self.name: str = name  # of its machine
+        self.source: str = source  # the unique name of its connections
         self.rng = rng
-        self.host: Host = world.timeline.host(source, rate=rate)
-        self.threads: dict[str, Host] = {}
+        self.host: Host = world.timeline.host(source, rate=rate)  # its main loop
+        self.threads: dict[str, Host] = {}  # its other loops, by the names of their connections
 
     @property
     def alive(self) -> bool:
@@ -176,11 +166,6 @@ class StoreMachine:
     """The store's machine, whose disk outlives its processes.
 
     If `durable`, it has a disk, whose latencies `rng` draws. Its clock counts `rate` seconds per true second.
-
-    Attributes:
-        server: The running server, or None.
-        disk: None for a store in memory.
-        starts: The number of its processes so far.
     """
 
     def __init__(
@@ -193,12 +178,10 @@ class StoreMachine:
         self._listener: Listener | None = None
         self.dark: bool = False  # the machine has no power
         self.host: Host | None = None
-        self.server: Server | None = None
-        self.starts: int = 0
-        self.disk: Disk | None = None
+        self.server: Server | None = None  # the running one
+        self.starts: int = 0  # the number of its processes so far
         self.store_id: str = "store 1"
-        if durable:
-            self.disk = self.new_disk(self.store_id)
+        self.disk: Disk | None = self.new_disk(self.store_id) if durable else None
 
     # ------------------------------------------------------------------------------------------ to be overridden
 

@@ -51,19 +51,13 @@ NO_THREADS = (
 
 
 class Timeline:
-    """The true time, and the order of all events.
-
-    Attributes:
-        now: The true time, in seconds.
-        rng: Draws the order of turns.
-        problem: The error of a host, which `run` raises.
-    """
+    """The true time, and the order of all events."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.now: float = START
+        self.now: float = START  # the true time, in seconds
         self.thread: int = threading.get_ident()
-        self.rng: random.Random = random.Random(f"timeline {seed}")
-        self.problem: BaseException | None = None
+        self.rng: random.Random = random.Random(f"timeline {seed}")  # draws the order of turns
+        self.problem: BaseException | None = None  # the error of a host, which `run` raises
         self.hosts: list[Host] = []
         self._timers: list[tuple[float, int, Host, asyncio.Handle]] = []
         self._numbers = 0
@@ -77,11 +71,7 @@ class Timeline:
         return host
 
     def run(self, until: float) -> None:
-        """Play all events up to a moment.
-
-        Raises:
-            BaseException: The error of a host.
-        """
+        """Play all events up to a moment; raise the error of a host, if any."""
         with _nothing_running():
             self._run(until)
 
@@ -155,10 +145,6 @@ class Timeline:
 _callback_of = attrgetter("_callback")  # as asyncio's own messages use it
 
 
-def _call(handle: asyncio.Handle) -> None:
-    handle._run()  # as every loop does
-
-
 @contextlib.contextmanager
 def _nothing_running() -> Iterator[None]:
     """Hide the running loop of a test, so that hosts can run inside it."""
@@ -176,15 +162,9 @@ def _nothing_running() -> Iterator[None]:
 
 
 class Host(asyncio.BaseEventLoop):
-    """One process, or one thread of it, with an event loop.
+    """One process, or one thread of it, with an event loop."""
 
-    Attributes:
-        dead: True once it was killed.
-        paused: True while it is stopped.
-        late: Seconds added to timers: rounding between two clocks must make no timer early.
-    """
-
-    late: float = 1e-9
+    late: float = 1e-9  # seconds added to timers: rounding between two clocks must make no timer early
     _ready: deque[asyncio.Handle]  # asyncio's own
     _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]  # asyncio's own
 
@@ -201,8 +181,8 @@ class Host(asyncio.BaseEventLoop):
         # In order of creation: `bury` cancels them in this order.
         self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
         self._held_up: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
-        self.paused: bool = False
-        self.dead: bool = False
+        self.paused: bool = False  # True while it is stopped
+        self.dead: bool = False  # True once it was killed
 
     def __del__(self) -> None:
         """Give no warning: there are no sockets."""
@@ -299,7 +279,7 @@ class Host(asyncio.BaseEventLoop):
                 if self._held_up and (until := self._held_until(handle)) > self._timeline.now:
                     self._timeline.set_timer(until, self, handle)
                 elif not handle.cancelled():
-                    _call(handle)
+                    handle._run()  # as every loop does
         finally:
             sys.set_asyncgen_hooks(*before)
             asyncio._set_running_loop(None)
