@@ -151,6 +151,9 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------ opening
 
+    def _open_to_read(self) -> sqlite3.Connection:  # a simulated journal has another
+        return open_to_read(self._path)
+
     def _open_to_write(self) -> sqlite3.Connection:
         database = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
         database.execute("PRAGMA journal_mode=WAL")
@@ -166,7 +169,7 @@ class Journal:
         with self._wake:
             self._pending.clear()  # pending facts depend on lost writes
         with reporting(self._path):
-            with contextlib.closing(open_to_read(self._path)) as database:
+            with contextlib.closing(self._open_to_read()) as database:
                 saved = rows.load(database)
                 self._store_id, self._group = rows.last_group(database)
             if self._database is None:
