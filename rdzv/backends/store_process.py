@@ -39,7 +39,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds
-ENDS_WITHIN: Final = 15.0  # seconds: a server ends within 10
+ENDS_WITHIN: Final = 15.0  # seconds: a server ends within 10; one that does not answer for so long counts as ended
 PATHS: Final = ("ca", "cert", "key", "data_dir")
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
 HAND_OVER: Final = "hand over"
@@ -96,6 +96,7 @@ class StoreProcess:
             self.close()
             kind, *about = (OSError.__name__, 0, "the store's process has ended") if told is None else told["error"]
             raise next(one for one in ERRORS if one.__name__ == kind)(*about)
+        self._control.settimeout(ENDS_WITHIN)
         self.url: str = told["url"]
         self.store_id: str = told["store_id"]
 

@@ -208,7 +208,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
         if missing > 0 and now < ends_at:
             of_round = f"of {_nodes(lost.awaited)} of round {lost.round}, whose store was lost"
             return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
-        nobody_else |= missing <= 0 and bool(survivors)
+        nobody_else |= rules.early_last_call and bool(survivors)
     if view.live or not enough:
         # While a last call runs, wait only until its end, to report it. The round waits for live members anyway.
         still = ends is not None and ends > now and not full

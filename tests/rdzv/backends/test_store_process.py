@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import ssl
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ import pytest
 
 import rdzv
 import store
+from rdzv.backends import store_process
+from rdzv.backends.credentials import Credentials
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
 from tests.support.processes import free_port, start_python
@@ -155,6 +158,21 @@ async def test_the_death_of_its_process_is_reported_as_the_loss_of_the_store(cap
         with pytest.raises(RendezvousConnectionError, match="its process is gone"):
             await handler.next_rendezvous()
         assert f"the process that serves the store (pid {int(pid)}) has ended with -9" in caplog.text
+
+
+def test_a_store_that_stands_still_does_not_hold_up_the_end_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that left waited for ever for an answer of the stopped process."""
+    monkeypatch.setattr(store_process, "ENDS_WITHIN", 0.5)
+    settings = parse("tcp://127.0.0.1:29400/job?min_nodes=1&host=process", {}, {})
+    serving = store_process.StoreProcess(settings, Credentials(settings), "127.0.0.1", free_port())
+    os.kill(serving._process.pid, signal.SIGSTOP)
+    asking = threading.Thread(target=serving.wait_until_alone, args=(60.0,), daemon=True)
+    asking.start()
+    asking.join(30.0)
+    assert not asking.is_alive()
+    assert serving.connections == 0
+    serving.close()
+    assert serving._process.returncode == -signal.SIGKILL
 
 
 def test_settings_that_cannot_be_passed_to_a_process_are_refused_before_the_node_joins() -> None:
