@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rdzv.core.stored import Prose, Stored
 from rdzv.errors import RendezvousSettingsError
+from store.records import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -87,13 +88,13 @@ def stop_of(answers: Mapping[str, int | None]) -> int | None:
     return max(begun) + 1 if begun else None
 
 
-def step_of(step: SupportsIndex) -> int:
+def step_of(step: SupportsIndex, name: str = "step") -> int:
     """Return a step as an `int`; raise `RendezvousSettingsError` unless it is an integer of at most 64 bits."""
     with contextlib.suppress(TypeError):
         number = operator.index(step)
         if -STEP_MOST <= number < STEP_MOST:
             return number
-    raise RendezvousSettingsError(f"step={step!r:.80} must be a whole number of at most 64 bits")
+    raise RendezvousSettingsError(f"{name}={shown(step)} must be a whole number of at most 64 bits")
 
 
 class Agreement:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, get_args
 
 from rdzv.config.config_errors import shown
+from rdzv.config.parameters import Parameter
+from rdzv.config.value_types import duration, whole_number
 from rdzv.core.round_life import Ending, EndKind, Outcome, gave_up
 from rdzv.core.stopping import step_of
 from rdzv.core.stuck.tally import Tally
@@ -42,6 +44,8 @@ OnWaiting = Literal["now", "wait"]
 """How a body that never calls `check` is treated when nodes wait to join."""
 
 NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`
+NO_PROGRESS: Final = Parameter("no_progress", whole_number(0))
+SECONDS: Final = Parameter("seconds", duration())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +59,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.on_waiting not in get_args(OnWaiting):
             raise RendezvousSettingsError(f'on_waiting={shown(self.on_waiting)} must be "now" or "wait"')
-        if self.no_progress < 0:
-            raise RendezvousSettingsError(
-                f"no_progress={shown(self.no_progress)} must be a number of rounds, or 0 for no limit"
-            )
+        object.__setattr__(self, "no_progress", NO_PROGRESS.read(self.no_progress))
 
 
 async def done(work: Awaitable[T] | T) -> T:
@@ -89,7 +90,7 @@ class RoundLoop(Generic[SomeRound]):
         if self.last is None:
             self._was_open = not await done(self._handler.is_closed())
             if self.options.progress is not None:
-                self._finished = step_of(self.options.progress())
+                self._finished = step_of(self.options.progress(), "progress()")
         else:
             self.last.check_entered()
             await self._leave(self.last)
@@ -120,7 +121,7 @@ class RoundLoop(Generic[SomeRound]):
         # Catching up with a member that had finished more is no progress of the run.
         before = max(self._finished, -1 if round.newest is None else round.newest[1])
         if progress is not None:
-            self._finished = step_of(progress())
+            self._finished = step_of(progress(), "progress()")
         elif gate.finished is not None:
             self._finished = gate.finished
         achieved = round.has_got_on or (progress is not None and self._finished > before)
@@ -255,7 +256,7 @@ class MemberOfRound(ABC):
 
     def busy(self, seconds: float, what: str = "") -> Busy:
         """Expect no step of any member for `seconds`: `async with round.busy(600, "checkpoint"):`, or `with`."""
-        return Busy(self._node, self._membership, seconds, what)
+        return Busy(self._node, self._membership, SECONDS.read(seconds), what)
 
     @abstractmethod
     def _ended(self, ending: Ending) -> None:
@@ -325,8 +326,7 @@ class BodyCalls(MemberOfRound):
                 if not (self.gate.leaves(step) or self.life.others_have_gone):
                     return
                 self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
-        else:
-            self.gate.refused = step_of(step)
+        self.gate.refused = step_of(step)
         await self._get_out()
 
     async def keep(self, key: str, data: bytes) -> None:

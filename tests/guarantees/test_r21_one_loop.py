@@ -8,6 +8,7 @@ finished the most steps (`newest`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -279,6 +280,31 @@ async def test_r21_a_step_that_ends_after_the_news_of_a_loss_is_finished(last: i
         run.crash("b")
         await until(lambda: len(newest) == 2)
         assert newest == [None, (0, 3)]
+
+
+async def test_r21_a_body_that_catches_its_end_at_a_check_has_not_finished_that_step() -> None:
+    """The next round named that step as finished, so that programs which go on from there left it out."""
+    async with a_run() as run:
+        done: list[int] = []
+        newest: list[tuple[int, int] | None] = []
+
+        async def train() -> None:
+            async for round in rounds_of(run.handler("a")):
+                newest.append(round.newest)
+                if round.number == 1:
+                    return
+                async with round:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        for step in range(1_000_000):
+                            await round.check(step)
+                            await asyncio.sleep(STEP)
+                            done.append(step)
+
+        run.start(train())
+        await until(lambda: len(done) == 3)
+        run.start(run.handler("b").next_rendezvous())
+        await until(lambda: len(newest) == 2)
+        assert newest == [None, (0, done[-1])]
 
 
 async def test_r21_a_check_with_nothing_pending_costs_no_message() -> None:

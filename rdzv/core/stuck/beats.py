@@ -100,7 +100,7 @@ class Beats:
     def be_busy(self, seconds: float, label: str) -> object:
         """Record that the member is busy for at most `seconds`; return a token for `be_free`. Calls may overlap."""
         token = object()
-        stretch = (token, self.clock() + float(seconds), check_prose("label", label, most=LABEL_BYTES_MOST))
+        stretch = (token, self.clock() + seconds, check_prose("what", label, most=LABEL_BYTES_MOST))
         self._busy = (*self._busy, stretch)
         self.counts = True
         return token

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -88,6 +90,31 @@ def test_the_last_member_to_finish_closes_the_run_and_the_loop_ends_for_all(url:
         assert closed.value.reason == FINISHED
     with pytest.raises(RendezvousClosedError):  # it was closed before this loop began
         next(rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False))
+
+
+def test_a_body_that_catches_its_end_at_a_check_has_not_finished_that_step(url: str) -> None:
+    """Regression: the next round named that step as finished, so that programs which go on from there left it out."""
+    at = f"{url}/job?min_nodes=1&max_nodes=2&is_host=false"
+    works = threading.Event()
+
+    def train() -> bool:
+        done = -1
+        for round in rdzv.sync.rounds(at, node_id="a"):
+            if round.number == 1:
+                return round.newest == (0, done)
+            with round, contextlib.suppress(RoundChanged):
+                while True:
+                    round.check(done + 1)
+                    done += 1
+                    works.set()
+        raise AssertionError("the loop has ended")
+
+    def join() -> bool:
+        assert works.wait(WITHIN)
+        with rdzv.sync.connect(at, node_id="b") as handler:
+            return handler.next_rendezvous().round == 1
+
+    assert side_by_side(train, join) == [True, True]
 
 
 def test_of_two_that_fail_at_once_only_the_first_raises_its_error(url: str) -> None:

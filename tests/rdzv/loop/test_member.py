@@ -21,7 +21,9 @@ NOWHERE = "tcp://127.0.0.1:1/job?min_nodes=1"
 
 
 @pytest.mark.parametrize("rounds", [rdzv.rounds, rdzv.sync.rounds])
-@pytest.mark.parametrize("wrong", [{"on_waiting": "later"}, {"no_progress": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"on_waiting": "later"}, {"no_progress": -1}, {"no_progress": 2.5}, {"no_progress": "often"}]
+)
 def test_both_twins_refuse_invalid_options_when_they_are_called(
     rounds: Callable[..., object], wrong: dict[str, object]
 ) -> None:
@@ -57,6 +59,13 @@ def test_a_nodes_first_arrival_carries_its_progress(options: dict[str, Any], tol
     node = Quiet(error=RendezvousGracefulExitError("a spare that is not needed ends its loop without an error"))
     assert finished(loop_over(node, **options).next()) is None
     assert node.progress == told
+
+
+@pytest.mark.parametrize("nonsense", ["x", None, 1.5, 10**5000], ids=["text", "None", "fraction", "long"])
+def test_a_progress_that_is_no_step_is_refused_by_its_name(nonsense: Any) -> None:
+    node = Quiet(error=AssertionError("it meets others"))
+    with pytest.raises(RendezvousSettingsError, match=r"^progress\(\)=.* must be a whole number"):
+        finished(loop_over(node, progress=lambda: nonsense).next())
 
 
 def test_a_draining_node_does_not_join_again() -> None:

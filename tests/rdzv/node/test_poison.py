@@ -131,8 +131,19 @@ async def test_a_label_that_is_no_text_is_refused_where_it_is_given(label: Any) 
     async with VirtualRun(min_nodes=1) as run:
         async for round in rounds_of(run.handler("a")):
             async with round:
-                with pytest.raises(RendezvousSettingsError, match="must be text"):
+                with pytest.raises(RendezvousSettingsError, match=r"^what=.* must be text"):
                     round.busy(60, label).__enter__()
+                break
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1, "soon", None])
+async def test_a_busy_time_that_is_no_duration_is_refused_where_it_is_given(seconds: Any) -> None:
+    """Regression: without a number as its end (NaN), the member was judged as if it were not busy."""
+    async with VirtualRun(min_nodes=1) as run:
+        async for round in rounds_of(run.handler("a")):
+            async with round:
+                with pytest.raises(RendezvousSettingsError, match=r"^seconds=.* must be a number of seconds"):
+                    round.busy(seconds)
                 break
 
 
