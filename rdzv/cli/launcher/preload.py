@@ -186,7 +186,7 @@ class PreloadServer:
         self, environment: Mapping[str, str], *, control: int, streams: tuple[int, int, int], files: int
     ) -> WarmWorker:
         """Fork a worker with this environment, a guard on `control`, and three streams; raise OSError if that fails."""
-        wanted = {**asdict(self._command), "cwd": os.getcwd(), "env": dict(environment), "files": files}
+        wanted = {**asdict(self._command), "env": dict(environment), "files": files}
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         try:

@@ -6,7 +6,7 @@ REQUESTS is a socket from the launcher; its end ends this process. FOLDER is the
 separated by commas, are imported. A request is four bytes of length, in the machine's order, and JSON of that length;
 the files control, report, stdin, stdout and stderr come with the first byte:
 
-    {"command": [...], "argv": [...], "module": bool, "cwd": "...", "env": {...}, "files": n}
+    {"command": [...], "argv": [...], "module": bool, "env": {...}, "files": n}
 
 This process forks the guard of a second child (`guard.fork_guarded`), which runs the script or module as the
 interpreter would: as `__main__`, with its arguments, environment, folder, streams and default signals. `sys.stdout` and
@@ -22,6 +22,7 @@ This file runs by itself, beside `guard.py` and `worker_startup.py`. It imports 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -51,6 +52,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
     guard, startup = _load("guard"), _load("worker_startup")
     guard.close_others(requests.fileno())
     guard.take_signals(signals)
+    here = _here()  # a module may leave it
     _search_first(folder)
     for name in modules:
         importlib.import_module(name)
@@ -67,7 +69,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
             if os.fork() == 0:
                 for other in (requests, ours, *waiting):
                     other.close()
-                return _worker(guard, startup, *_receive(theirs))
+                return _worker(guard, startup, here, *_receive(theirs))
             theirs.close()
             waiting.append(ours)
         request, files = _receive(requests)
@@ -76,12 +78,12 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
                 _send(first, request, files)
         elif os.fork() == 0:
             requests.close()
-            return _worker(guard, startup, request, files)
+            return _worker(guard, startup, here, request, files)
         for file in files:
             os.close(file)
 
 
-def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, files: list[int]) -> Prepare:
+def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, request: bytes, files: list[int]) -> Prepare:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     wanted = json.loads(request)
@@ -98,7 +100,8 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, 
     os.environ.clear()
     os.environ.update(wanted["env"])
     startup.register()
-    os.chdir(wanted["cwd"])
+    with contextlib.suppress(OSError):  # it was deleted: the worker starts there all the same, as any process
+        os.chdir(here)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # else all workers would draw alike
     sys.argv[:] = wanted["argv"]
@@ -109,6 +112,14 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, request: bytes, 
     return _module if wanted["module"] else _script
 
 
+def _here() -> str:
+    """Return the working folder; "" if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def _search_first(folder: str) -> None:
     """Put a folder first in `sys.path`, unless `-P` or `-I` was given."""
     if not sys.flags.safe_path:
@@ -117,7 +128,7 @@ def _search_first(folder: str) -> None:
 
 def _script() -> Callable[[], object]:
     """Return a call that runs `sys.argv[0]` as `python FILE` does."""
-    path = os.path.join(os.getcwd(), sys.argv[0])
+    path = os.path.join(_here(), sys.argv[0])
     _search_first(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
     main = _new_main()
@@ -131,7 +142,7 @@ def _module() -> Callable[[], object]:
     """Return a call that runs `sys.argv[0]` as `python -m MODULE` does."""
     import runpy
 
-    _search_first(os.getcwd())
+    _search_first(_here())
     _new_main()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # as the interpreter for -m
     return partial(run, sys.argv[0])

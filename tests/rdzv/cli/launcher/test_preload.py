@@ -160,6 +160,23 @@ async def test_a_module_runs_as_with_python_dash_m(tmp_path: Path, monkeypatch: 
     assert (status, output) == (0, f"__main__ training.__main__ ['{package}/__main__.py', '7']\n")
 
 
+@pytest.mark.parametrize("when", ["before", "between two workers"])
+async def test_a_preloaded_script_runs_in_a_folder_that_was_deleted(
+    script: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """As a started one does. Regression: the launcher ended with "No such file or directory"."""
+    path, folder = script("print('works')"), tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    if when == "before":
+        folder.rmdir()
+    async with serving(path) as server:
+        if folder.exists():
+            assert await (await run(server)).ends_with() == (0, "works\n")
+            folder.rmdir()
+        assert await (await run(server)).ends_with() == (0, "works\n")
+
+
 @pytest.mark.parametrize(
     ("code", "status", "said"),
     [
