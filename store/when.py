@@ -6,6 +6,7 @@ lack its condition.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NoReturn
 
 from store.messages import Condition, Target
@@ -13,11 +14,11 @@ from store.messages import Condition, Target
 __all__ = ["create_revision", "exists", "missing", "mod_revision", "value", "value_if_any"]
 
 
+@dataclass(slots=True, eq=False)
 class _Term:  # noqa: PLW1641  it does not compare, so it is no dictionary key
-    __slots__ = ("_key", "_kind", "_target")
-
-    def __init__(self, key: str, target: Target, kind: type[int | bytes]) -> None:
-        self._key, self._target, self._kind = key, target, kind
+    _key: str
+    _target: Target
+    _kind: type[int | bytes]
 
     def __eq__(self, other: object) -> Condition:  # type: ignore[override]
         if not isinstance(other, self._kind) or isinstance(other, bool):

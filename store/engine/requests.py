@@ -162,7 +162,7 @@ class Requests:
         return Listing(tuple(entries), snapshot.revision)
 
     def _reads_on(self, work: Work, snapshot: Snapshot) -> bool:
-        if snapshot.done:
+        if not snapshot.left:
             self._snapshots.end(snapshot)
             return False
         self._snapshots.begin(snapshot, reader=work.watcher[0])

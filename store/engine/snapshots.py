@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from store.engine.keyspace import ENTRY_OVERHEAD, Chunk, answer_bytes
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from store.engine.keyspace import Keyspace
     from store.engine.past import Past
@@ -25,70 +26,61 @@ PART_BYTES = 256 * 1024  # of one part, to keep its frame small
 NAME_OVERHEAD = 80  # bytes per requested name: the text, and a place in two lists
 
 
+@dataclass(slots=True, eq=False)
 class Snapshot:
-    """Entries at one revision, and the progress of reading them; `bytes` is the size of requested names."""
+    """Entries at one revision, and the progress of reading them."""
 
-    __slots__ = ("_chunks", "_given", "_left", "_past", "_place", "bytes", "counted_from", "reader", "revision")
-
-    def __init__(self, past: Past, chunks: Iterable[Chunk], *, place: int, count: int, revision: int) -> None:
-        self._past = past
-        self._chunks = deque(chunks)
-        self._given: list[Entry | None] | None = None  # the entries of the only chunk
-        self._place = place  # in the first chunk
-        self._left = count
-        self.revision: int = revision
-        self.reader: int = 0
-        self.counted_from: int = 0  # `Snapshots._counted` when this snapshot began
-        self.bytes: int = 0
+    past: Past
+    chunks: deque[Chunk]
+    place: int  # in the first chunk
+    left: int  # keys to be read
+    revision: int
+    given: list[Entry | None] | None = None  # the entries of the only chunk
+    bytes: int = 0  # of requested names
+    reader: int = 0
+    counted_from: int = 0  # `Snapshots._counted` when this snapshot began
 
     @classmethod
     def under(cls, keys: Keyspace, past: Past, prefix: str) -> Snapshot:
         """Return a snapshot of the keys under a prefix."""
         chunks, place, count = keys.index.under(prefix)
-        return cls(past, chunks, place=place, count=count, revision=keys.revision)
+        return cls(past, deque(chunks), place, count, keys.revision)
 
     @classmethod
     def of(cls, keys: Keyspace, past: Past, names: tuple[str, ...], entries: list[Entry | None]) -> Snapshot:
         """Return a snapshot of these keys."""
-        snapshot = cls(past, [Chunk(names)], place=0, count=len(entries), revision=keys.revision)
-        snapshot._given = entries
-        snapshot.bytes = sum(map(key_bytes, names)) + NAME_OVERHEAD * len(names)
-        return snapshot
-
-    @property
-    def done(self) -> bool:
-        """True if all was read."""
-        return not self._left
+        size = sum(map(key_bytes, names)) + NAME_OVERHEAD * len(names)
+        return cls(past, deque([Chunk(names)]), 0, len(entries), keys.revision, entries, size)
 
     def part(self) -> list[Entry | None]:
         """Return the next entries; under a prefix, none is None."""
         part: list[Entry | None] = []
         size = 0
-        while self._left and len(part) < STEP_KEYS:
-            chunk, place = self._chunks[0], self._place
-            upto = min(len(chunk), place + self._left, place + STEP_KEYS - len(part))
-            if self._given is not None:
-                found = self._given[place:upto]
-            elif self._past:
-                found = [self._past.as_of(key, self.revision) for key in chunk[place:upto]]
+        while self.left and len(part) < STEP_KEYS:
+            chunk, place = self.chunks[0], self.place
+            upto = min(len(chunk), place + self.left, place + STEP_KEYS - len(part))
+            if self.given is not None:
+                found = self.given[place:upto]
+            elif self.past:
+                found = [self.past.as_of(key, self.revision) for key in chunk[place:upto]]
             else:
-                found = [self._past.entries[key] for key in chunk[place:upto]]
+                found = [self.past.entries[key] for key in chunk[place:upto]]
             for entry in found:
                 size += answer_bytes(entry)
                 if part and size > PART_BYTES:
                     return part
                 part.append(entry)
-                self._place += 1
-                self._left -= 1
-            if self._place == len(chunk):
-                self._chunks.popleft()
-                self._place = 0
+                self.place += 1
+                self.left -= 1
+            if self.place == len(chunk):
+                self.chunks.popleft()
+                self.place = 0
         return part
 
     def let_go(self) -> Iterator[None]:
         """Free the memory in steps: it may be as large as the store."""
-        while self._chunks:
-            self._chunks.popleft()
+        while self.chunks:
+            self.chunks.popleft()
             yield
 
 

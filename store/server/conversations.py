@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -41,40 +42,31 @@ SLOW = 0.05  # seconds; slower requests are logged
 SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
 
+@dataclass(eq=False)
 class Conversations:
-    """All peers of a server, and their requests. `stopwatch` measures turns; `clock` is the time of requests.
+    """All peers of a server, and their requests."""
 
-    `on_request` is called after each request: see `Server.on_request`.
-    """
+    peers: Peers
+    handshakes: Handshakes
+    clock: Callable[[], float]  # the time of requests
+    stopwatch: Callable[[], float]  # measures turns
+    figures: Callable[[], dict[str, Any]]
+    on_request: Callable[[str, str, float], None] | None = None  # called after each request: see `Server.on_request`
+    bytes_in: int = 0
 
-    def __init__(
-        self,
-        peers: Peers,
-        *,
-        handshakes: Handshakes,
-        clock: Callable[[], float],
-        stopwatch: Callable[[], float],
-        figures: Callable[[], dict[str, Any]],
-    ) -> None:
-        self._peers = peers
-        self._durability = peers.durability
-        self._handshakes = handshakes
-        self._clock = clock
-        self._stopwatch = stopwatch
-        self._figures = figures
-        self._slow_lines = RationedLog(clock)
+    def __post_init__(self) -> None:
+        self._durability = self.peers.durability
+        self._slow_lines = RationedLog(self.clock)
         self._turns: RoundRobin[Peer] = RoundRobin()
         self._pass_comes = False
-        self.dispatcher: Dispatcher = Dispatcher(peers, stopwatch=stopwatch, have_pass=self._have_pass)
-        self.accepted: Callable[[Peer], None] = handshakes.accepted
+        self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, have_pass=self._have_pass)
+        self.accepted: Callable[[Peer], None] = self.handshakes.accepted
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
         # peers that wait, unread, for the disk, or for their notifications to be queued
         self._slowed: dict[Peer, None] = {}
         # peers whose next request waits for room in a journal's group
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
-        self.bytes_in: int = 0
-        self.on_request: Callable[[str, str, float], None] | None = None
 
     # ------------------------------------------------------------------------------------------ called by peers
 
@@ -84,14 +76,14 @@ class Conversations:
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
         self._turns.leave(peer)
-        self._handshakes.lost(peer)
+        self.handshakes.lost(peer)
         if self._durability.engine.has_chores:
             self._have_pass()
 
     def received(self, peer: Peer, size: int) -> None:
         """See `Host.received`."""
         self.bytes_in += size
-        peer.received_at = now = self._clock()
+        peer.received_at = now = self.clock()
         if self._durability.leaving:
             return  # the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
@@ -106,7 +98,7 @@ class Conversations:
         peer.batch_bytes = size
         peer.count_inbox(peer.connection.held_bytes + size, progress=False)
         self._go_on(peer)
-        self._peers.close_costliest_inboxes(now)
+        self.peers.close_costliest_inboxes(now)
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
             self._slow_down(peer)
 
@@ -121,13 +113,13 @@ class Conversations:
         peer.lags = False
         self._go_on(peer)
         if peer.unread is None:
-            peer.resume_reading(self._clock())
+            peer.resume_reading(self.clock())
 
     # ------------------------------------------------------------------------------------------ turns
 
     def _done_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
         """Carry out a request that arrived alone; return False if there is more to do."""
-        began = self._stopwatch()
+        began = self.stopwatch()
         try:
             asked = peer.connection.only_request(data)
             if asked is None:
@@ -137,12 +129,12 @@ class Conversations:
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
-            self._peers.hang_up(peer, Sorry("protocol", str(error)))
+            self.peers.hang_up(peer, Sorry("protocol", str(error)))
             return True
         finally:
             if self.dispatcher.dirty:
                 self.dispatcher.flush()
-            took = self._stopwatch() - began
+            took = self.stopwatch() - began
             self._count_time(took)
         if took > SLOW or self.on_request is not None:
             self._note(peer, asked[2], response, took)
@@ -157,21 +149,21 @@ class Conversations:
         if self._busy:
             self._wait_for_turn(peer, used=False)
             return
-        began = self._stopwatch()
+        began = self.stopwatch()
         try:
             self._take_turn(peer, began)
         except AuthenticationError as error:
-            self._peers.hang_up(peer, Sorry("authentication", str(error)))
+            self.peers.hang_up(peer, Sorry("authentication", str(error)))
         except ProtocolError as error:
-            self._peers.hang_up(peer, Sorry("protocol", str(error)))
+            self.peers.hang_up(peer, Sorry("protocol", str(error)))
         finally:
             self.dispatcher.flush()
-            self._count_time(self._stopwatch() - began)
+            self._count_time(self.stopwatch() - began)
 
     def _take_turn(self, peer: Peer, began: float) -> None:
         """Carry out requests of a peer until its turn is over, its outbox is full, or none is left."""
         until = began + self._turns.length
-        now = self._clock()
+        now = self.clock()
         assert peer.unread is not None, "a peer has a turn only if it has sent a request"
         while True:
             if peer.work is not None:
@@ -184,7 +176,7 @@ class Conversations:
                     return
                 peer.stalled = None
                 if isinstance(item, Hello):
-                    self._handshakes.take_in(peer, item, self._welcome)
+                    self.handshakes.take_in(peer, item, self._welcome)
                 elif isinstance(item, Bye):
                     peer.close(Closing.GOODBYE)
                 elif item is not None:  # else a large request is being decoded
@@ -194,7 +186,7 @@ class Conversations:
                         self._for_disk[peer] = None
                         return
                     response = self._apply(peer, item, now)
-                    took = self._stopwatch() - began
+                    took = self.stopwatch() - began
                     if took > SLOW or self.on_request is not None:
                         self._note(peer, item[2], response, took)
             if peer.gone:
@@ -206,7 +198,7 @@ class Conversations:
                 peer.flush()
                 if peer.reading_paused and peer.outbox.ready:
                     return
-            began = self._stopwatch()
+            began = self.stopwatch()
             if began >= until:
                 self._wait_for_turn(peer, used=True)
                 return
@@ -242,9 +234,9 @@ class Conversations:
         self._pass_comes = False
         self._turns.spent = 0.0
         if self.dispatcher.goes_on:
-            began = self._stopwatch()
+            began = self.stopwatch()
             self.dispatcher.go_on(TURN)
-            self._turns.spent = self._stopwatch() - began
+            self._turns.spent = self.stopwatch() - began
             if not self._durability.behind:
                 self._read_slowed()
         self.dispatcher.flush()
@@ -279,7 +271,7 @@ class Conversations:
         peer.work = work
         number = 0
         if type(request) is Stats:
-            response = Figures(figures=self._figures())
+            response = Figures(figures=self.figures())
         if self._durability.journal is not None:
             self._durability.record()
             if response is not None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -37,40 +38,25 @@ NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
 TRY_AGAIN_AFTER = 1.0  # seconds between tries
 
 
+@dataclass(eq=False)
 class Durability:
-    """The store, its journal (None in memory), and the replies that wait for the disk.
+    """The store, its journal (None in memory), and the replies that wait for the disk."""
 
-    Args:
-        in_thread: Runs a function that waits for the disk.
-        on_durable: Called with the last number on disk.
-        on_restored: Called with the store read back from the disk, which replaces `engine`.
-        cut: Closes every connection.
-        ended: Called with each ended task, whose error is unreadable data or a defect.
-    """
+    engine: Engine
+    journal: Journal | None
+    clock: Callable[[], float]
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]  # runs a function that waits for the disk
+    on_durable: Callable[[int], None]  # gets the last number on disk
+    on_restored: Callable[[Engine], None]  # gets the store read back from the disk, which replaces `engine`
+    cut: Callable[[], None]  # closes every connection
+    ended: Callable[[asyncio.Task[None]], None]  # gets each ended task, whose error is unreadable data or a defect
+    leaving: bool = False
+    _probing: asyncio.Task[None] | None = field(default=None, init=False)
+    _goes_back: bool = field(default=False, init=False)  # the store is being read back, and no reply is sent
 
-    def __init__(
-        self,
-        engine: Engine,
-        journal: Journal | None,
-        *,
-        clock: Callable[[], float],
-        in_thread: Callable[[Callable[[], Any]], Awaitable[Any]],
-        on_durable: Callable[[int], None],
-        on_restored: Callable[[Engine], None],
-        cut: Callable[[], None],
-        ended: Callable[[asyncio.Task[None]], None],
-    ) -> None:
-        self.engine: Engine = engine
-        self.journal: Journal | None = journal
-        self._limits = engine.limits
-        self._clock = clock
-        self._in_thread = in_thread
-        self._on_durable, self._on_restored = on_durable, on_restored
-        self._cut, self._ended = cut, ended
-        self.pending_commits: PendingCommits = PendingCommits(durable=0, revision=engine.revision)
-        self._probing: asyncio.Task[None] | None = None
-        self.leaving: bool = False
-        self._goes_back = False  # the store is being read back, and no reply is sent
+    def __post_init__(self) -> None:
+        self._limits = self.engine.limits
+        self.pending_commits = PendingCommits(durable=0, revision=self.engine.revision)
 
     @property
     def behind(self) -> bool:
@@ -121,7 +107,7 @@ class Durability:
         )
         if self.journal.only_deletes and self._probing is None:
             self._probing = asyncio.create_task(self._wait_for_room(self.journal, NO_RESERVE))
-            self._probing.add_done_callback(self._ended)
+            self._probing.add_done_callback(self.ended)
 
     async def stop(self) -> None:
         """Make pending changes durable and release their frames."""
@@ -132,12 +118,12 @@ class Durability:
                 self._probing.cancel()
                 await asyncio.wait([self._probing])
             # The loop handles the writer's last reports before this await returns.
-            if not await self._in_thread(lambda: journal.stop(within=STOP_WITHIN)):
-                self._cut()  # held and later frames must not be sent
+            if not await self.in_thread(lambda: journal.stop(within=STOP_WITHIN)):
+                self.cut()  # held and later frames must not be sent
 
     def _became_durable(self, number: int) -> None:
         self.pending_commits.written(number)
-        self._on_durable(number)
+        self.on_durable(number)
 
     def _cannot_write(self, reason: str) -> None:
         assert self.journal is not None
@@ -146,26 +132,26 @@ class Durability:
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
         self.engine.read_only = f"the disk does not take it ({reason})"  # `record` appends nothing more
         self._goes_back = True
-        self._cut()
+        self.cut()
         if self.leaving:
             return
         if self._probing is not None:
             self._probing.cancel()
         self._probing = asyncio.create_task(self._go_back(self.journal, self.engine.read_only))
-        self._probing.add_done_callback(self._ended)
+        self._probing.add_done_callback(self.ended)
 
     async def _go_back(self, journal: Journal, why: str) -> None:
         """Read the disk's state, which takes seconds; accept writes again when the disk does."""
-        engine = await self._in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self._clock()))
+        engine = await self.in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self.clock()))
         engine.read_only = why
         self.engine = engine
         self._goes_back = False
         self.pending_commits = PendingCommits(durable=journal.appended, revision=engine.revision)
-        self._on_restored(engine)
+        self.on_restored(engine)
         if not journal.answered:  # else one step was refused for its content: the disk accepts the rest
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
-            while not await self._in_thread(journal.try_again):  # noqa: ASYNC110 - a disk sends no notification
+            while not await self.in_thread(journal.try_again):  # noqa: ASYNC110 - a disk sends no notification
                 await anyio.sleep(TRY_AGAIN_AFTER)
         engine.read_only = None
         self.start()
@@ -180,11 +166,11 @@ class Durability:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
             engine.why_only_deletes, engine.writable_bytes = why, 0
-            engine.steering_bytes = await self._in_thread(journal.room_to_steer)
+            engine.steering_bytes = await self.in_thread(journal.room_to_steer)
             await anyio.sleep(TRY_AGAIN_AFTER)
-            await self._in_thread(journal.has_room)
+            await self.in_thread(journal.has_room)
         log.warning("store %s can write again", engine.store_id)
-        while (room := await self._in_thread(journal.room)) < self._limits.frame_bytes_max:
+        while (room := await self.in_thread(journal.room)) < self._limits.frame_bytes_max:
             engine.writable_bytes = room
             await anyio.sleep(TRY_AGAIN_AFTER)
         engine.why_only_deletes, journal.short_of_room = None, False
