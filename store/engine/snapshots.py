@@ -44,13 +44,14 @@ class Snapshot:
     def under(cls, keys: Keyspace, past: Past, prefix: str) -> Snapshot:
         """Return a snapshot of the keys under a prefix."""
         chunks, place, count = keys.index.under(prefix)
-        return cls(past, deque(chunks), place, count, keys.revision)
+        return cls(past, deque(chunks), place=place, left=count, revision=keys.revision)
 
     @classmethod
     def of(cls, keys: Keyspace, past: Past, names: tuple[str, ...], entries: list[Entry | None]) -> Snapshot:
         """Return a snapshot of these keys."""
         size = sum(map(key_bytes, names)) + NAME_OVERHEAD * len(names)
-        return cls(past, deque([Chunk(names)]), 0, len(entries), keys.revision, entries, size)
+        chunks = deque([Chunk(names)])
+        return cls(past, chunks, place=0, left=len(entries), revision=keys.revision, given=entries, bytes=size)
 
     def part(self) -> list[Entry | None]:
         """Return the next entries; under a prefix, none is None."""
