@@ -1,29 +1,78 @@
 """Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
 
 A snapshot holds only the index chunks that it reads. Before a key is added to such a chunk or removed, the index copies
-the chunk; earlier entries of changed keys are noted (`past`). So a write pays once, however many read.
+the chunk; earlier entries of changed keys are noted (`Past`), one by one. So a write pays only for its own keys, and
+once, however many read.
 """
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from store.engine.keyspace import ENTRY_OVERHEAD, Chunk, answer_bytes
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from store.engine.keyspace import Keyspace
-    from store.engine.past import Past
     from store.messages import Entry
 
 STEP_KEYS = 2048  # per step: about half a millisecond
 PART_BYTES = 256 * 1024  # of one part, to keep its frame small
 NAME_OVERHEAD = 80  # bytes per requested name: the text, and a place in two lists
+FORGOTTEN_AT_ONCE = 2048  # notes: about a millisecond
+
+_revision = itemgetter(0)  # of a note
+
+
+class Past:
+    """Notes on earlier revisions of `entries`, for snapshots and postponed waits; freed oldest first."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.entries = entries
+        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # each key's entries before a revision, in order
+        self._order: deque[tuple[int, str]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._order)
+
+    def note(self, key: str, before: Entry | None, revision: int) -> None:
+        """Note the entry `before` of a key that a revision is about to change."""
+        self._before.setdefault(key, []).append((revision, before))
+        self._order.append((revision, key))
+
+    def as_of(self, key: str, revision: int) -> Entry | None:
+        """Return the entry of a key at a revision."""
+        noted = self._before.get(key)
+        if noted is not None and (place := bisect_right(noted, revision, key=_revision)) < len(noted):
+            return noted[place][1]
+        return self.entries.get(key)
+
+    def changed_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
+        """Return which of these keys each later revision changed."""
+        later: dict[int, list[str]] = {}
+        for name in names & self._before.keys():
+            noted = self._before[name]
+            for changed_at, _ in noted[bisect_right(noted, revision, key=_revision) :]:
+                later.setdefault(changed_at, []).append(name)
+        return later
+
+    def forget(self, until: float) -> bool:
+        """Free some notes up to this revision; return True if more are left."""
+        for _ in range(FORGOTTEN_AT_ONCE):
+            if not self._order or self._order[0][0] > until:
+                return False
+            _, key = self._order.popleft()
+            noted = self._before[key]
+            del noted[0]
+            if not noted:
+                del self._before[key]
+        return bool(self._order) and self._order[0][0] <= until
 
 
 @dataclass(slots=True, eq=False)
@@ -96,22 +145,15 @@ class Snapshots:
         self._own = 0  # ... and the `bytes` of the unread ones
 
     @property
+    def oldest(self) -> Snapshot | None:
+        """The oldest snapshot, which holds most."""
+        return next(iter(self.unread), None)
+
+    @property
     def held_bytes(self) -> int:
         """The most that the snapshots hold alone: everything replaced since the oldest began."""
-        oldest = next(iter(self.unread), None)
+        oldest = self.oldest
         return 0 if oldest is None else self._own + self._counted - oldest.counted_from
-
-    @property
-    def oldest_revision(self) -> float:
-        """The first revision that is still read; infinite if none is."""
-        oldest = next(iter(self.unread), None)
-        return math.inf if oldest is None else oldest.revision
-
-    @property
-    def oldest_reader(self) -> int | None:
-        """The peer of the oldest snapshot, which holds most."""
-        oldest = next(iter(self.unread), None)
-        return None if oldest is None else oldest.reader
 
     def begin(self, snapshot: Snapshot, *, reader: int) -> None:
         """Keep the entries of a snapshot until its end."""

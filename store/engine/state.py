@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from store.engine.keyspace import ENTRY_OVERHEAD, Keyspace, answer_bytes
 from store.engine.leases import LEASE_OVERHEAD, LeaseRecord, Leases
-from store.engine.past import Past
 from store.engine.sessions import Session, Sessions, reply_cost_at_most
-from store.engine.snapshots import Snapshots
+from store.engine.snapshots import Past, Snapshots
 from store.engine.waits import PostponedWaits, Waits
 from store.engine.watches import History, Watches
 from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
@@ -96,8 +95,10 @@ class State:
 
     def forget_past(self) -> bool:
         """Free some notes that are not read any more; return True if more are left."""
-        looked_at = min((revision for revision, _ in self.postponed.heaps), default=math.inf)
-        return self.past.forget(min(looked_at, self.snapshots.oldest_revision))
+        looked_at = [revision for revision, _ in self.postponed.heaps]
+        if self.snapshots.oldest is not None:
+            looked_at.append(self.snapshots.oldest.revision)
+        return self.past.forget(min(looked_at, default=math.inf))
 
     def at_most(
         self, limit: str, amount: float, of: object = "", *, for_keys: Collection[str] = (), spare: int | None = None

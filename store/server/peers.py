@@ -77,7 +77,7 @@ class Peers:
         snapshots = self.durability.engine.state.snapshots
         if not self._is_too_much(snapshots.held_bytes, self.outboxes_kept_back):
             return
-        peer = None if snapshots.oldest_reader is None else self.by_id.get(snapshots.oldest_reader)
+        peer = None if snapshots.oldest is None else self.by_id.get(snapshots.oldest.reader)
         if peer is not None and not peer.gone:
             self.table.turned_away(
                 "%s is disconnected: %d bytes are kept for unread listings, its the oldest",

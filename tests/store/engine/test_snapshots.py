@@ -99,7 +99,9 @@ def test_memory_kept_only_for_an_unread_listing_counts_until_it_is_read_or_given
     assert history <= Limits().history_bytes_max
     desk.disconnect(2)
     assert desk.engine.state.snapshots.held_bytes == unread
-    assert desk.engine.state.snapshots.oldest_reader == 3
+    oldest = desk.engine.state.snapshots.oldest
+    assert oldest is not None
+    assert oldest.reader == 3
     while work is not None:
         work = desk.engine.go_on(work).work
     assert desk.engine.state.snapshots.held_bytes == 0

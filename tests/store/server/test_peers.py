@@ -52,7 +52,7 @@ class Scene:
     """A memory, its store, and some peers."""
 
     def __init__(self, **limits: int) -> None:
-        self.snapshots = SimpleNamespace(held_bytes=0, oldest_reader=None)
+        self.snapshots = SimpleNamespace(held_bytes=0, oldest=None)
         self.state = SimpleNamespace(memory_bytes=0, snapshots=self.snapshots)
         self.pending_commits = SimpleNamespace(bytes=0)
         engine = SimpleNamespace(state=self.state)
@@ -122,7 +122,7 @@ def test_the_listing_that_was_unread_for_longest_is_closed() -> None:
     scene.state.memory_bytes = 401 * KIB
     scene.snapshots.held_bytes = 101 * KIB
     scene.memory.make_room_in_listings()  # no peer reads any more
-    scene.snapshots.oldest_reader = 1
+    scene.snapshots.oldest = SimpleNamespace(reader=1)
     scene.snapshots.held_bytes = 50 * KIB
     scene.memory.make_room_in_listings()
     assert scene.gone == [], "so much is kept back for it, whatever else is held"
