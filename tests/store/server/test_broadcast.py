@@ -94,8 +94,8 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
     monkeypatch.setattr(wire, "encode_in_chunks", counted)
     async with serve_in_memory(network, limits=LIMITS) as server:
         ticks = itertools.count()  # a millisecond with every reading of the clock: in virtual time no turn would end
-        for room in (server._conversations, server._conversations.dispatcher):
-            monkeypatch.setattr(room, "_stopwatch", lambda: next(ticks) / 1000)
+        for room, name in ((server._conversations, "stopwatch"), (server._conversations.dispatcher, "_stopwatch")):
+            monkeypatch.setattr(room, name, lambda: next(ticks) / 1000)
         readers = await readers_of(network, kind)
         writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
         steps = written_by_step(server)
