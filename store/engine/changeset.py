@@ -40,19 +40,15 @@ class KeptReply:
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """The changes of one step.
-
-    `leases` and `sessions` have the new ones, and None for ended ones. `last_lease` and `last_session` are the highest
-    assigned numbers, or 0.
-    """
+    """The changes of one step."""
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
     compacted: int = 0
-    leases: dict[int, SavedLease | None] = field(default_factory=dict)
-    last_lease: int = 0
+    leases: dict[int, SavedLease | None] = field(default_factory=dict)  # new ones, and None for ended ones
+    last_lease: int = 0  # the highest assigned number, or 0
     replies: list[KeptReply] = field(default_factory=list)
-    sessions: dict[bytes, int | None] = field(default_factory=dict)
-    last_session: int = 0
+    sessions: dict[bytes, int | None] = field(default_factory=dict)  # new ones, and None for ended ones
+    last_session: int = 0  # the highest assigned number, or 0
     _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # sessions new in this step
 
     def __bool__(self) -> bool:

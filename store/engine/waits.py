@@ -120,8 +120,7 @@ class Waits:
     def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
         """Return where the waits are that the changes of one revision affect.
 
-        A wait is affected if its missing key was put, or the key of a condition changed. The caller takes the waits
-        out of these places, looks at them, and puts back those that go on (`move`).
+        The caller takes the waits out of these places, looks at them, and puts back those that go on (`move`).
         """
         found = []
         for change in changes:
@@ -144,10 +143,7 @@ class Waits:
 
 
 class PostponedWaits:
-    """Waits that are looked at in several steps, each as of the change that affected it, earliest first.
-
-    `Past` has the entries before each later change.
-    """
+    """Waits that are looked at in several steps, each as of the change that affected it (`Past`), earliest first."""
 
     def __init__(self) -> None:
         self.heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()

@@ -134,13 +134,11 @@ class Watches:
         return len(keys)
 
     def interested(self, changes: Sequence[Change]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Change, ...]]]:
-        """Return the changes of one revision for each group of watches that gets the same ones.
-
-        Sorted keys with a common prefix are adjacent.
-        """
+        """Return the changes of one revision for each group of watches that gets the same ones."""
         if len(changes) == 1:
             watchers = [each for prefix in self._watched(changes[0].key, -1) for each in self.by_prefix[prefix]]
             return [(tuple(watchers), tuple(changes))] if watchers else []
+        # Sorted keys with a common prefix are adjacent.
         order = sorted(range(len(changes)), key=lambda place: changes[place].key)
         stretches: dict[tuple[int, int], list[Watcher]] = {}
         # watched prefixes of a key, shortest first, and the index of the first key below each

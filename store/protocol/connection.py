@@ -102,11 +102,8 @@ class ServerConnection:
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
         """Yield the client's messages. After a `Hello` the caller calls `welcome` before the next item.
 
-        None is a pause while a large request is decoded, so that other peers are served.
-
-        Raises:
-            ProtocolError: These bytes are not the protocol; close the connection.
-            AuthenticationError: The client did not prove that it knows the token.
+        None is a pause while a large request is decoded, so that other peers are served. After `ProtocolError` or
+        `AuthenticationError` the caller closes the connection.
         """
         for body in self._reader.feed(data):
             if self._hello is None:

@@ -37,9 +37,7 @@ class FrameReader:
         """Take bytes, and yield the complete bodies, which are valid until the next call.
 
         Bodies are cut one by one: a buffer may hold tens of thousands. The caller takes all before its next call.
-
-        Raises:
-            ProtocolError: A frame is longer than allowed.
+        `ProtocolError`: a frame is longer than allowed.
         """
         if self._held:
             self._held += data

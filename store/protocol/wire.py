@@ -249,10 +249,7 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Do the same as `decode_request`, with a pause per millisecond.
-
-    A request of more than `elements_max` elements is returned as `Excessive`.
-    """
+    """Do the same as `decode_request`, with a pause per millisecond; more than `elements_max` are `Excessive`."""
     try:
         count = yield from count_elements(body, elements_max)
     except ValueError as error:

@@ -25,10 +25,7 @@ SOON = 0.001  # seconds that a clock may be behind
 
 
 class Handshakes:
-    """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all.
-
-    `end_when_alone` ends the server once no client is connected. `bytes_out` were sent to peers that have closed.
-    """
+    """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all."""
 
     def __init__(self, peers: Peers, *, token: bytes | None, clock: Callable[[], float]) -> None:
         self._peers = peers
@@ -40,7 +37,7 @@ class Handshakes:
         self.end_when_alone: EndWhenAlone = EndWhenAlone(self._is_alone)
         self.empty: asyncio.Event = asyncio.Event()
         self.empty.set()
-        self.bytes_out: int = 0
+        self.bytes_out: int = 0  # to peers that have closed
 
     def _is_alone(self) -> bool:
         return all(peer.is_of_ours for peer in self._by_id.values())

@@ -89,18 +89,9 @@ class Unwritable(Exception):
 
 
 class Journal:
-    """The durable half of a store; a second server gets `StoreUsageError`.
+    """The durable half of a store; a second server gets `StoreUsageError`."""
 
-    `commits` groups took `commit_seconds`; the next may have `group_bytes`. For `log_bytes` see `LONG_LOG_BYTES`.
-
-    Attributes:
-        in_doubt: True if the last group may be on disk or not.
-        only_deletes: True if only deletes, and `room_to_steer` bytes for keys that steer, may be appended.
-        short_of_room: True while writes are refused for their size: unused pages go back to the disk each second.
-        answered: True if the kept reply to the failed step names the error.
-    """
-
-    group_bytes: int = GROUP_BYTES
+    group_bytes: int = GROUP_BYTES  # of the next group
     _least_seconds = 0.0  # the average time of a small group
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:
@@ -120,13 +111,13 @@ class Journal:
         self._long_for = 0  # groups that found the log long
         self._grows = self._free_bytes = 0  # the growth of the database, and its free room
         self.appended: int = 0
-        self.commits: int = 0
-        self.commit_seconds: float = 0.0
-        self.in_doubt: bool = False
+        self.commits: int = 0  # groups ...
+        self.commit_seconds: float = 0.0  # ... and the time that they took
+        self.in_doubt: bool = False  # the last group may be on disk or not
         self.log_bytes: int = 0
-        self.only_deletes: bool = False
-        self.short_of_room: bool = False
-        self.answered: bool = False
+        self.only_deletes: bool = False  # and `room_to_steer` bytes for keys that steer
+        self.short_of_room: bool = False  # writes are refused for their size: unused pages go back to the disk
+        self.answered: bool = False  # the kept reply to the failed step names the error
         self._lock_file = take_lock(Path(directory))
         let_go_in_children(self, self._lock_file)  # else a forked child would keep the lock
         try:

@@ -21,15 +21,12 @@ PREFIX_LOOKS_MAX = 1024  # changed keys compared with a prefix; with more, listi
 
 
 class PendingCommits:
-    """The changes that wait for the disk, and their bytes.
-
-    `durable` is the number of the last step on disk, and `revision` its revision; `appended` is the last step's number.
-    """
+    """The changes that wait for the disk, and their bytes."""
 
     def __init__(self, *, durable: int, revision: int) -> None:
-        self.durable: int = durable
-        self.appended: int = durable
-        self.revision: int = revision
+        self.durable: int = durable  # the number of the last step on disk ...
+        self.revision: int = revision  # ... and its revision
+        self.appended: int = durable  # the number of the last step
         self.bytes: int = 0
         self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after the step, facts
         self._last_revision = revision
