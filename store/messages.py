@@ -412,14 +412,11 @@ class DeletePrefix(Request[Counted], code=9, kw_only=True):
 
 
 class DeleteOlder(Request[DeletedOlder], code=25, kw_only=True):
-    """Delete some of the keys that start with `prefix`, beginning after a key, if last written up to `revision`.
-
-    The default is the present revision.
-    """
+    """Delete some of the keys that start with `prefix`, beginning after a key, if last written up to `revision`."""
 
     prefix: str
     after: str = ""
-    revision: int | None = None
+    revision: int | None = None  # by default the present one
 
 
 class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
@@ -439,6 +436,9 @@ class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
         return None
 
 
+Write = Put | CompareAndSet | Create | Add | Append
+
+
 class Grant(Request[Granted], code=14, kw_only=True):
     """Grant a lease of `ttl` seconds.
 
@@ -456,15 +456,12 @@ class Grant(Request[Granted], code=14, kw_only=True):
 
 
 class Transact(Request[TransactionResult], code=11, kw_only=True):
-    """If all of `when` hold, do `then`, else `otherwise`, at one revision. A branch writes a key once.
-
-    For `grants` see `Calls.transact`.
-    """
+    """If all of `when` hold, do `then`, else `otherwise`, at one revision. A branch writes a key once."""
 
     when: tuple[Condition, ...]
     then: tuple[Operation, ...]
     otherwise: tuple[Operation, ...] = ()
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[Grant, ...] = ()  # see `Calls.transact`
 
 
 class Wait(Request[Listing], code=12, kw_only=True):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.engine.keyspace import Change
     from store.engine.leases import LeaseRecord
-    from store.engine.state import State, Write
-    from store.messages import Cause
+    from store.engine.state import State
+    from store.messages import Cause, Write
 
 
 class Changes:
@@ -87,7 +87,7 @@ class Changes:
             return False
         if self._snapshots.unread or self._postponed.heaps:
             self._changing(key, entry, index_changes=True)
-        self._keys.pop(key)
+        self._keys.remove(key)
         if entry.lease is not None:
             self._detach(key, entry.lease)
         self.made.append(Event(kind="delete", revision=self._keys.revision + 1, key=key, cause=cause))

@@ -58,13 +58,6 @@ class Engine:
     """The state of a store; `durable` says that a journal takes its facts (promise S3).
 
     A store in memory begins at a random `first_revision`, so that no fence of an earlier store holds (R9).
-
-    Attributes:
-        state: The parts of the store.
-        read_only: The reason why nothing can be written now, or None.
-        writable_bytes: The limit of a write on a full disk; 0 if no write is accepted.
-        steering_bytes: The bytes that writes of keys that steer may still take of a full disk.
-        postponed: Waits at which `do_chore` will look.
     """
 
     def __init__(
@@ -72,10 +65,10 @@ class Engine:
     ) -> None:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
-        self.read_only: str | None = None
+        self.read_only: str | None = None  # the reason why nothing can be written now
         self._why_only_deletes: str | None = None
-        self.writable_bytes: int = 0
-        self.steering_bytes: int = 0
+        self.writable_bytes: int = 0  # the limit of a write on a full disk; 0 if none is accepted
+        self.steering_bytes: int = 0  # for writes of keys that steer on a full disk
         self.state: State = State(self.limits)
         state = self.state
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
@@ -250,8 +243,6 @@ class Engine:
             self.state.check_reply(session, request)
 
     def _take_deliveries(self) -> tuple[Delivery | Answer | Overtaken, ...]:
-        if not self._asked.deliveries:
-            return ()
         deliveries, self._asked.deliveries = tuple(self._asked.deliveries), []
         return deliveries
 

@@ -143,15 +143,13 @@ class Keyspace:
         self.groups.count(entry.key, int(before is None), added)
         self.entries[entry.key] = entry
 
-    def pop(self, key: str) -> Entry | None:
-        """Remove a key; return its entry."""
-        entry = self.entries.pop(key, None)
-        if entry is not None:
-            self.index.remove(key)
-            size = ENTRY_OVERHEAD + key_bytes(key) + len(entry.value)
-            self.bytes -= size
-            self.groups.count(key, -1, -size)
-        return entry
+    def remove(self, key: str) -> None:
+        """Remove an existing key."""
+        entry = self.entries.pop(key)
+        self.index.remove(key)
+        size = ENTRY_OVERHEAD + key_bytes(key) + len(entry.value)
+        self.bytes -= size
+        self.groups.count(key, -1, -size)
 
 
 class Chunk(list[str]):

@@ -16,6 +16,7 @@ from store.engine.waits import Parked, wait_bytes
 from store.engine.watches import Watcher, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 from store.messages import (
+    NOTE_BYTES_MAX,
     Add,
     Added,
     Append,
@@ -69,6 +70,7 @@ from store.messages import (
     Wait,
     Watch,
     Watching,
+    Write,
     Written,
 )
 
@@ -77,7 +79,7 @@ if TYPE_CHECKING:
 
     from store.engine.changes import Changes
     from store.engine.leases import LeaseRecord
-    from store.engine.state import State, Write
+    from store.engine.state import State
 
 REPLAY_REVISIONS = 2048  # per step: about half a millisecond
 GROUPS_AT_ONCE = 512  # of a page: about half a millisecond
@@ -316,7 +318,11 @@ class Requests:
     def _keep_alive(self, request: KeepAlive) -> Granted:
         lease = self._state.lease(request.lease)
         if request.note:
-            self._state.check_note(request.note)
+            if len(request.note) > NOTE_BYTES_MAX:
+                raise LimitExceeded(
+                    f"the note of a keep-alive has {len(request.note)} bytes, and at most {NOTE_BYTES_MAX} are kept: "
+                    f"shorten it"
+                )
             self._leases.take_note(lease, request.note)
         self._leases.keep_alive(lease, peer=self._peer)
         return Granted(lease=lease.id, ttl=lease.ttl)
@@ -417,10 +423,7 @@ class Requests:
                 left -= 1
 
     def _look_back(self, watcher: Watcher, since: int) -> int:
-        """Answer a wait if it has ended at this revision or a later one; return the number of keys looked at.
-
-        After many revisions, the next step continues.
-        """
+        """Answer a wait if it has ended at this revision or a later one; return the number of keys looked at."""
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}
         names = keys.union(condition.key for condition in parked.when)
@@ -448,7 +451,7 @@ class Requests:
             if not (missing and _all_hold(affected, entries)):
                 self._look_at_wait(watcher, entries, revision)
                 return looks
-            if looks > most:
+            if looks > most:  # the next step continues
                 self._postponed.again(watcher, revision)
                 return looks
         place = parked.next_missing(self._keys.entries)

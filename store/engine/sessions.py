@@ -17,13 +17,10 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from store.messages import (
-    Add,
     CompareAndSet,
     CompareAndSetResult,
-    Delete,
     Entry,
     Failed,
-    Get,
     Guarded,
     Transact,
     TransactionResult,
@@ -201,8 +198,7 @@ def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> i
     operations = operations_of(inner)
     written: dict[str, int] = {}
     for operation in operations:
-        if not isinstance(operation, Get | Delete | Add):
-            written[operation.key] = written.get(operation.key, 0) + len(operation.value)
+        written[operation.key] = written.get(operation.key, 0) + len(getattr(operation, "value", b""))
     keys = [operation.key for operation in operations]  # each may return the old entry and the new one
-    there = sum(_cost_in_reply(entries.get(key)) + ENTRY + key_bytes(key) + written.get(key, 0) for key in keys)
+    there = sum(_cost_in_reply(entries.get(key)) + ENTRY + key_bytes(key) + written[key] for key in keys)
     return REPLY * (1 + len(keys)) + there

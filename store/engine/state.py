@@ -15,27 +15,14 @@ from store.engine.snapshots import Past, Snapshots
 from store.engine.waits import PostponedWaits, Waits
 from store.engine.watches import History, Watches
 from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
-from store.messages import (
-    CHOSEN_LEASE_LEAST,
-    NOTE_BYTES_MAX,
-    Add,
-    Append,
-    CompareAndSet,
-    Create,
-    Delete,
-    Get,
-    Operation,
-    Put,
-    key_bytes,
-    operations_of,
-)
+from store.messages import CHOSEN_LEASE_LEAST, Add, Append, Create, Delete, Get, Put, key_bytes, operations_of
 from store.records import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from store.limits import Limits
-    from store.messages import Grant, Request
+    from store.messages import Grant, Operation, Request, Write
 
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
@@ -65,8 +52,6 @@ PAST = {
     "writes_max": ("the request names {} {of}", "split it"),
 }
 """By limit: the excess, and the remedy."""
-
-Write = Put | CompareAndSet | Create | Add | Append
 
 
 class State:
@@ -176,7 +161,7 @@ class State:
                 sizes[key] = 0
             else:
                 value = self.admit(operation, leases)
-                leases += isinstance(operation, Put | CompareAndSet) and operation.ttl is not None
+                leases += isinstance(operation, Put) and operation.ttl is not None
                 written.append((key, len(value)))
                 sizes[key] = len(value)
                 size += len(value)
@@ -306,13 +291,6 @@ class State:
         if leases:
             self.at_most("leases_max", len(self.leases) + leases, for_keys=for_keys)
             self.check_memory(leases * LEASE_OVERHEAD, for_keys)
-
-    def check_note(self, note: bytes) -> None:
-        """Refuse a note that is too long."""
-        if len(note) > NOTE_BYTES_MAX:
-            raise LimitExceeded(
-                f"the note of a keep-alive has {len(note)} bytes, and at most {NOTE_BYTES_MAX} are kept: shorten it"
-            )
 
     # -------------------------------------------------------------------------------------- replies, watches and waits
 
