@@ -141,20 +141,17 @@ def put_in_place(partial: Path, path: Path) -> None:
     """
     left = path.with_name(f"{path.name}-wal")
     if left.exists():
-        number = next(number for number in itertools.count(1) if not _aside(left, number).exists())
-        os.replace(left, _aside(left, number))
+        names = (left.with_name(f"{left.name}.left-{number}") for number in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        os.replace(left, aside)
         log.warning(
             "%s was left behind by a file that was moved away, and holds the last changes of that one: it is %s now; "
             "with -wal after that file's name, and beside it, it is read again",
-            *(left, _aside(left, number).name),
+            *(left, aside.name),
         )
     path.with_name(f"{path.name}-shm").unlink(missing_ok=True)  # only an index of that log
     os.replace(partial, path)
     sync_directory(path.parent)
-
-
-def _aside(left: Path, number: int) -> Path:
-    return left.with_name(f"{left.name}.left-{number}")
 
 
 def warn_if_open_to_others(directory: Path) -> None:

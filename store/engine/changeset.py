@@ -25,7 +25,7 @@ class SavedLease:
     ttl: float
     disconnect_ttl: float | None = None
     gone_ttl: float | None = None
-    anonymous: bool = False
+    anonymous: bool = False  # of a put with `ttl=`: it ends with its one key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

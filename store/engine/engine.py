@@ -77,7 +77,6 @@ class Engine:
         self._history, self._snapshots = state.history, state.snapshots
         self._keys.revision = first_revision
         self._history.begin(first_revision)
-        self._replies = state.sessions.budget
         self._session_of: dict[int, Session] = {}
         self._changes = Changes(state, facts=Facts() if durable else None)
         self._asked = Requests(state, self._changes, figures=self.figures)
@@ -236,7 +235,7 @@ class Engine:
                     f"nothing was written, because the store takes only deletes{small} now, and this has {size}: "
                     f"{self._why_only_deletes}; delete something"
                 )
-        full = self._replies.bytes >= self.limits.replies_bytes_max
+        full = self._sessions.budget.bytes >= self.limits.replies_bytes_max
         if full:
             self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
         if full or session.held_bytes:
@@ -304,7 +303,7 @@ class Engine:
             "waits": len(self._waits),
             "parked_bytes": self._watches.bytes + self._waits.bytes,
             "sessions": len(self._sessions),
-            "replies_bytes": self._replies.bytes,
+            "replies_bytes": self._sessions.budget.bytes,
             "unread_bytes": self._snapshots.held_bytes,
             "memory_bytes": self.state.memory_bytes,
             "requests": self._requests,

@@ -41,10 +41,7 @@ class LeaseRecord:
     """One lease, with deadlines in served time."""
 
     id: int
-    ttl: float
-    disconnect_ttl: float | None
-    gone_ttl: float | None
-    anonymous: bool  # of a put with `ttl=`: it ends with its one key
+    terms: SavedLease
     lapses_at: float
     slot: int = -1  # -1: in none
     process: Process | None = None  # that keeps it, if it has a `gone_ttl`
@@ -58,9 +55,9 @@ class LeaseRecord:
     @property
     def gone_at(self) -> float:
         """The deadline if the keeping process is dead."""
-        if self.process is None or self.process.died_at is None or self.gone_ttl is None:
+        if self.process is None or self.process.died_at is None or self.terms.gone_ttl is None:
             return math.inf
-        return self.process.died_at + self.gone_ttl
+        return self.process.died_at + self.terms.gone_ttl
 
     @property
     def ends_at(self) -> float:
@@ -123,14 +120,7 @@ class Leases:
 
     def grant(self, terms: SavedLease, *, peer: int | None) -> LeaseRecord:
         """Grant a lease that `peer`, if any, keeps."""
-        lease = LeaseRecord(
-            id=terms.id,
-            ttl=terms.ttl,
-            disconnect_ttl=terms.disconnect_ttl,
-            gone_ttl=terms.gone_ttl,
-            anonymous=terms.anonymous,
-            lapses_at=self._served + terms.ttl,
-        )
+        lease = LeaseRecord(id=terms.id, terms=terms, lapses_at=self._served + terms.ttl)
         self._leases[lease.id] = lease
         self.bytes += LEASE_OVERHEAD
         self._stand(lease, _slot_of(lease.lapses_at))
@@ -139,7 +129,7 @@ class Leases:
 
     def keep_alive(self, lease: LeaseRecord, *, peer: int) -> None:
         """Renew a lease; `peer` keeps it from now on."""
-        lease.lapses_at = self._served + lease.ttl
+        lease.lapses_at = self._served + lease.terms.ttl
         lease.disconnected = False
         self._keep(lease, peer)
         self._stand(lease, _slot_of(lease.ends_at))
@@ -173,8 +163,8 @@ class Leases:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
                 lease = self._leases[kept.pop()]
                 lease.keeper = None
-                if lease.disconnect_ttl is not None:
-                    sooner = closed_at + lease.disconnect_ttl
+                if lease.terms.disconnect_ttl is not None:
+                    sooner = closed_at + lease.terms.disconnect_ttl
                     if sooner < lease.lapses_at:
                         lease.lapses_at, lease.disconnected = sooner, True
                         self._stand(lease, _slot_of(sooner))
@@ -280,7 +270,7 @@ class Leases:
         lease.keeper = peer
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
-            if lease.gone_ttl is not None and not lease.anonymous:
+            if lease.terms.gone_ttl is not None and not lease.terms.anonymous:
                 lease.process = self.processes.keeps(peer, lease.id)
 
 

@@ -313,7 +313,7 @@ class Requests:
         self._state.check_grant(request)
         self._state.check_lease_room()
         lease = self._changes.grant(request, peer=self._peer)
-        return Granted(lease=lease.id, ttl=lease.ttl)
+        return Granted(lease=lease.id, ttl=lease.terms.ttl)
 
     def _keep_alive(self, request: KeepAlive) -> Granted:
         lease = self._state.lease(request.lease)
@@ -325,7 +325,7 @@ class Requests:
                 )
             self._leases.take_note(lease, request.note)
         self._leases.keep_alive(lease, peer=self._peer)
-        return Granted(lease=lease.id, ttl=lease.ttl)
+        return Granted(lease=lease.id, ttl=lease.terms.ttl)
 
     def _revoke(self, request: Revoke) -> Done:
         lease = self._state.lease(request.lease)
@@ -336,7 +336,7 @@ class Requests:
         lease = self._state.lease(request.lease)
         self._state.at_most("operations_max", len(lease.keys), "keys, those of the lease")
         self._state.at_most("frame_bytes_max", sum(map(len, lease.keys)))
-        return LeaseState(remaining=self._leases.remaining(lease), ttl=lease.ttl, keys=tuple(sorted(lease.keys)))
+        return LeaseState(remaining=self._leases.remaining(lease), ttl=lease.terms.ttl, keys=tuple(sorted(lease.keys)))
 
     # -------------------------------------------------------------------------------------- watches and waits
 

@@ -13,6 +13,7 @@ import math
 from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +44,14 @@ ENTRY = 200  # bytes of an entry in it, without key and value
 _request_id = itemgetter(0)  # of a reply that is kept
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class ByteCount:
     """A sum of bytes that several objects share."""
 
     bytes: int = 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Session:
     """One client's kept replies, its last applied mutation, and its connection, if any."""
 
@@ -129,13 +130,8 @@ class Sessions:
 
     def expire(self, now: float) -> list[bytes]:
         """Forget some sessions whose clients were away for too long; return their ids."""
-        forgotten: list[bytes] = []
-        while self._abandoned and len(forgotten) < FORGOTTEN_AT_ONCE:
-            id, since = next(iter(self._abandoned.items()))
-            if now - since < self._ttl:
-                break
-            forgotten.append(self._forget(id))
-        return forgotten
+        expired = takewhile(lambda one: now - self._abandoned[one] >= self._ttl, self._abandoned)
+        return [self._forget(id) for id in [*islice(expired, FORGOTTEN_AT_ONCE)]]
 
     def make_way(self, id: bytes, now: float) -> list[bytes]:
         """Forget the longest abandoned session if a newcomer has no room; return its id."""

@@ -75,7 +75,7 @@ class Past:
         return bool(self._order) and self._order[0][0] <= until
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Snapshot:
     """Entries at one revision, and the progress of reading them."""
 

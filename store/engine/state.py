@@ -257,7 +257,7 @@ class State:
         record = self.lease(lease)
         if write.key in record.keys:
             return
-        if record.anonymous:  # it ends with its one key, which this transaction may delete
+        if record.terms.anonymous:  # it ends with its one key, which this transaction may delete
             raise StoreUsageError(
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(write.key)} on"
             )

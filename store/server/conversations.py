@@ -42,7 +42,7 @@ SLOW = 0.05  # seconds; slower requests are logged
 SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Conversations:
     """All peers of a server, and their requests."""
 

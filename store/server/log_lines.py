@@ -70,9 +70,7 @@ class LimitWarnings:
 
 
 def _who(limit: str, groups: Groups) -> str:
-    if limit not in ("keys_max", "stored_bytes_max"):
-        return ""
-    most = groups.largest(by_keys=limit == "keys_max")
+    most = groups.largest(by_keys=limit == "keys_max") if limit in ("keys_max", "stored_bytes_max") else None
     if most is None:
         return ""
     return f"; of all groups of keys, {most.name[:200]!r} holds {most.keys} keys and {most.bytes} bytes, which is most"

@@ -446,14 +446,8 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
     for lease_id, lease in before._leases._leases.items():
         restored = after._leases.get(lease_id)
         assert restored is not None
-        assert (restored.ttl, restored.disconnect_ttl, restored.anonymous, restored.keys, restored.keeper) == (
-            lease.ttl,
-            lease.disconnect_ttl,
-            lease.anonymous,
-            lease.keys,
-            None,
-        )
-        assert after._leases.remaining(restored) == lease.ttl
+        assert (restored.terms, restored.keys, restored.keeper) == (lease.terms, lease.keys, None)
+        assert after._leases.remaining(restored) == lease.terms.ttl
     for session_id, session in before._sessions._sessions.items():
         again = after._sessions._sessions[session_id]
         assert again.number == session.number

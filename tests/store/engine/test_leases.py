@@ -88,7 +88,7 @@ def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them
     first, second = leases.get(3), leases.get(5)
     assert first is not None
     assert second is not None
-    assert (leases.remaining(first), leases.remaining(second), second.anonymous) == (10.0, 2.0, True)
+    assert (leases.remaining(first), leases.remaining(second), second.terms.anonymous) == (10.0, 2.0, True)
     close(leases, 1)
     assert leases.remaining(first) == 10.0
     leases.keep_alive(first, peer=1)
