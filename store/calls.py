@@ -167,13 +167,7 @@ class Calls(ABC):
 
     @abstractmethod
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and return its response.
-
-        Raises:
-            ConnectionLost: The connection broke and was not replaced in time.
-            StoreTimeoutError: The server did not answer in time.
-            StoreError: The request was rejected.
-        """
+        """Make one request and return its response; `interface.Store` has the errors."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -5,16 +5,14 @@ A store on another system (an etcd cluster, a fake in tests) implements `call` a
 Every call takes `timeout=` in seconds, by default the client's own; `wait` has none. Write calls take `when=`,
 conditions made by `store.when`; if one is false, nothing is written.
 
-An etcd cluster differs:
+An etcd cluster promises less (docs/promises.md, docs/operating.md), and differs:
 
-- Leases have whole seconds, rounded up, and at least the cluster's minimum (2 s by default): see `Lease.ttl`. Keys of
-  an expired lease are deleted up to a second late. `disconnect_ttl` and `gone_ttl` are ignored.
+- `Lease.ttl` is in whole seconds, rounded up, and at least the cluster's minimum. `disconnect_ttl` and `gone_ttl` are
+  ignored.
 - A write whose answer was lost is settled by its receipt. If the cluster is out of reach for a minute the receipt is
   gone, and the caller gets `ConnectionLost` with `maybe_applied=True`.
 - `add` and `append` read, then write if the key has not changed; with many writers on one key, some retry.
-- A request may have 1.5 MiB, and a transaction `operations_max` conditions or operations: 126.
-- A replaced store (S10) is recognised by another cluster id, or by a revision that went back; not if it has more
-  changes than the old one.
+- A transaction has at most `operations_max` conditions or operations: 126.
 - Revisions also advance for other users of the cluster, and sometimes for a write that changed nothing.
 - `ping` asks the consensus, not one member; `stats` has the few figures that etcd gives.
 """

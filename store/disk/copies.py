@@ -85,7 +85,7 @@ def back_up(directory: Path, target: Path) -> Report:
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
     """Create a store from a copy in a directory without one, or raise `StoreUsageError`.
 
-    Sessions are dropped: their clients knew the old identity. Leases get their full TTL.
+    Sessions are dropped: their clients knew the old identity.
     """
     with reporting(source):
         if not source.is_file():

@@ -191,21 +191,14 @@ class InFlight:
 
 
 class ClientConnection:
-    """A client's side of its connections to one store.
-
-    Args:
-        session_id: 16 random bytes, constant for this client.
-        process: 16 random bytes, constant for its process; empty: not named.
-        token: The shared secret, or a function that returns it for each connection.
-        name: The server's address, for error messages.
-    """
+    """A client's side of its connections to one store."""
 
     def __init__(self, *, session_id: bytes, process: bytes = b"", token: Secret, name: str) -> None:
-        self._session_id = session_id
-        self._process = process
-        self._secret = token
+        self._session_id = session_id  # 16 random bytes, constant for this client
+        self._process = process  # 16 random bytes, constant for its process; empty: not named
+        self._secret = token  # the shared secret, or a function that returns it for each connection
         self._token: bytes | None = None
-        self._name = name
+        self._name = name  # the server's address, for error messages
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = b""
         self._greeting: Greeting | None = None

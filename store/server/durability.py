@@ -1,12 +1,11 @@
 """Shell: delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
-`journal` makes each step durable, and `pending_commits` knows which replies wait for which step. A store in memory has
-no journal.
+`journal` makes each step durable, and `pending_commits` knows which replies wait for which step.
 
 If the journal cannot write, the server reloads the disk's state: no reply of the lost steps was sent. It drops its
 connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk,
-deletes continue. The disk's state is unknown after a failed fsync: no client is accepted until a later commit is
-durable.
+deletes continue. After a failed fsync a crash may lose or keep the last group: no client is accepted, and sees either
+state, until a later commit is durable.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
 TRY_AGAIN_AFTER = 1.0  # seconds between tries
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Durability:
     """The store, its journal (None in memory), and the replies that wait for the disk."""
 
@@ -127,7 +126,6 @@ class Durability:
 
     def _cannot_write(self, reason: str) -> None:
         assert self.journal is not None
-        # If the journal is in doubt, a crash may lose or keep the last group, so no client may see either state.
         what = "accepts no client, as the disk's contents are in doubt," if self.journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
         self.engine.read_only = f"the disk does not take it ({reason})"  # `record` appends nothing more

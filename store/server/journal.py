@@ -12,13 +12,11 @@ Damage is shown by the checksum of each row (`rows`), by SQLite's log (`wal`), a
 When a write fails, the group is rolled back as a whole. Then:
 
 - Another program holds SQLite's lock: the writer waits for it.
-- SQLite refuses a row for its content, say one that is too large: the group is written in halves, up to the failing
-  step, whose kept reply becomes the error. The journal stops.
+- SQLite refuses a row for its content, say one that is too large: the group is written up to that step
+  (`_write_group`), whose kept reply becomes the error. The journal stops.
 - The disk is full: SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
-  group is written in halves, up to the step that does not fit, and the journal stops.
+  group is written up to the step that does not fit, and the journal stops.
 - Otherwise the journal stops, and the server returns to the disk's state: see `durability`.
-
-If the fsync fails, the group may be durable or not. The journal is `in_doubt`: see `durability`.
 
 A full disk still takes deletes. `Reserve` keeps room for them (`RESERVE_BYTES`), and for a few writes of keys that
 steer (`room_to_steer`). A group is committed only if that room is there (`_keep_room`), so the log can always be

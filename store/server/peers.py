@@ -1,7 +1,6 @@
 """Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6).
 
-Past `memory_bytes_max` the server closes peers, which reconnect and resume: see `make_room_in_outboxes`,
-`make_room_in_listings` and `close_costliest_inboxes`.
+Past `memory_bytes_max` the server closes peers, which reconnect and resume.
 """
 
 from __future__ import annotations

@@ -196,7 +196,6 @@ class Server:
 
     async def _let_lapse(self) -> None:
         """Let due leases lapse, except those that pending requests may renew."""
-        # Peers whose reading is paused now.
         unheard = self._conversations.unheard(self._clock())
         # Two passes of the loop: the second begins after every other socket was read once more.
         await anyio.lowlevel.checkpoint()
