@@ -231,17 +231,8 @@ def _count_of(participant: Participant) -> int:
     return int(text)
 
 
-def environment_of(
-    job: Job,
-    info: RendezvousInfo,
-    place: Place,
-    *,
-    local_rank: int,
-    restarts: int,
-    checkpoint_file: str,
-    error_file: str,
-) -> dict[str, str]:
-    """Return a process's variables, none of which is a parameter of `rdzv.connect`."""
+def environment_of(job: Job, info: RendezvousInfo, place: Place, *, local_rank: int, restarts: int) -> dict[str, str]:
+    """Return a process's variables but those with paths; none is a parameter of `rdzv.connect`."""
     host, port = info.bootstrap_address
     return {
         "RANK": str(place.first_rank + local_rank),
@@ -260,10 +251,8 @@ def environment_of(
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # else rank 0 makes the TCPStore under env://
-        ERROR_FILE: error_file,
         "RDZV_RUN_ID": info.run_id,
         "RDZV_ROUND": str(info.round),
         "RDZV_URL": job.url,
         "RDZV_RESTARTS": str(restarts),
-        CHECKPOINT_FILE: checkpoint_file,
     }

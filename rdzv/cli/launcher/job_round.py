@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from rdzv.cli.launcher.job import SIGNALLED, OnChange, environment_of, place_of
+from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Change, Draining, NodesWaiting, leaving_in_words
@@ -155,17 +155,14 @@ class JobRound:
             # Before this node's first process other than rank 0; the others start right after it.
             if preloaded is not None and place.world_size > 1 and local_rank == (0 if place.first_rank else 1):
                 await anyio.sleep(HEAD_START)
-            environment = environment_of(
-                self._job,
-                self._info,
-                place,
-                local_rank=local_rank,
-                restarts=self._restarts,
-                checkpoint_file=str(self._workplace.checkpoint_file),
-                error_file=str(self._error_file(local_rank)),
-            )
-            self._error_file(local_rank).unlink(missing_ok=True)
-            environment[BEAT_DIR] = str(self._workplace.beats)
+            error_file = self._error_file(local_rank)
+            error_file.unlink(missing_ok=True)
+            environment = environment_of(self._job, self._info, place, local_rank=local_rank, restarts=self._restarts)
+            environment |= {
+                CHECKPOINT_FILE: str(self._workplace.checkpoint_file),
+                ERROR_FILE: str(error_file),
+                BEAT_DIR: str(self._workplace.beats),
+            }
             if self._workplace.stacks is not None:
                 environment |= self._workplace.stacks.environment()
             with anyio.CancelScope(shield=True):  # short; no started process may be lost

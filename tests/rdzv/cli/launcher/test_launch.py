@@ -16,7 +16,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.cli.launcher.job import Job, Place, environment_of, place_of
+from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, Place, environment_of, place_of
 from rdzv.cli.launcher.job_round import SUCCEEDED
 from rdzv.cli.launcher.launch import _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
@@ -26,7 +26,7 @@ from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from rdzv.loop.process_files import raised_in
+from rdzv.loop.process_files import BEAT_DIR, raised_in
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
 from tests.support.processes import free_port, start_python
@@ -380,17 +380,10 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
     async with rdzv.connect(f"{server}/job?min_nodes=1") as handler:
         info = await handler.next_rendezvous()
         job = Job(url=server, command=("true",))
-        told = environment_of(
-            job,
-            info,
-            Place(first_rank=0, world_size=1),
-            local_rank=0,
-            restarts=0,
-            checkpoint_file="/tmp/x",
-            error_file="/tmp/y",
-        )
+        told = environment_of(job, info, Place(first_rank=0, world_size=1), local_rank=0, restarts=0)
     assert (told["TORCHELASTIC_RESTART_COUNT"], told["TORCHELASTIC_RUN_ID"], told["ROLE_RANK"]) == ("0", "job", "0")
-    assert told.keys() & {Source.ENVIRONMENT.spell(name) for name in PARAMETERS} == set()
+    names = {*told, BEAT_DIR, CHECKPOINT_FILE, ERROR_FILE}
+    assert names & {Source.ENVIRONMENT.spell(name) for name in PARAMETERS} == set()
 
 
 async def test_preloaded_processes_are_forked_and_otherwise_the_same(server: str) -> None:
