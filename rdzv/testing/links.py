@@ -19,55 +19,33 @@ HIGH_WATER_BYTES = 64 * 1024  # asyncio's default for transports over sockets
 SOCKET_BUFFER_BYTES = 64 * 1024  # both kernels' buffers; about Linux's smallest defaults
 
 AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
+End = tuple[AnyProtocol, asyncio.AbstractEventLoop]  # and the loop in which the protocol is called
 
 
 class Medium(Protocol):
     """The members of `MemoryNetwork` that links use."""
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The network's own event loop."""
+    socket_buffer_bytes: int
 
     @property
-    def socket_buffer_bytes(self) -> int:
-        """The bytes in flight that do not count against the writer's buffer."""
-
-    def draw_latency(self) -> float:
-        """Return the latency of the next piece, in seconds."""
-
-    def draw_piece(self, length: int) -> int:
-        """Return how many ready bytes arrive at once."""
-
-    def draw_joins(self) -> bool:
-        """Return True if all arrived pieces are read at once."""
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    def draw_latency(self) -> float: ...
+    def draw_piece(self, length: int) -> int: ...
+    def draw_joins(self) -> bool: ...
 
 
 class Link:
     """One connection; `client` is the dialer's transport, `server` the listener's."""
 
-    def __init__(
-        self,
-        network: Medium,
-        *,
-        dialer: tuple[str, int],
-        target: str,
-        client_protocol: AnyProtocol,
-        server_protocol: AnyProtocol,
-        client_loop: asyncio.AbstractEventLoop,
-        server_loop: asyncio.AbstractEventLoop,
-    ) -> None:
+    def __init__(self, network: Medium, *, dialer: tuple[str, int], target: str, client: End, server: End) -> None:
         self.name: str = _link_name(dialer, target)
         self.names: set[str] = names_of(dialer, target)
         self.target = target
         self._upward = Pipe(network)
         self._downward = Pipe(network)
         listener = (target, 0)
-        self.client: MemoryTransport = MemoryTransport(
-            client_protocol, self._upward, self._downward, loop=client_loop, sockname=dialer, peername=listener
-        )
-        self.server: MemoryTransport = MemoryTransport(
-            server_protocol, self._downward, self._upward, loop=server_loop, sockname=listener, peername=dialer
-        )
+        self.client: MemoryTransport = MemoryTransport(client, self._upward, self._downward, dialer, listener)
+        self.server: MemoryTransport = MemoryTransport(server, self._downward, self._upward, listener, dialer)
 
     @property
     def is_over(self) -> bool:
@@ -95,18 +73,11 @@ class MemoryTransport(asyncio.Transport):
     """One end of a link, which behaves as a transport over a socket."""
 
     def __init__(
-        self,
-        protocol: AnyProtocol,
-        outgoing: Pipe,
-        incoming: Pipe,
-        *,
-        loop: asyncio.AbstractEventLoop,
-        sockname: tuple[str, int],
-        peername: tuple[str, int],
+        self, end: End, outgoing: Pipe, incoming: Pipe, sockname: tuple[str, int], peername: tuple[str, int]
     ) -> None:
         super().__init__(extra={"sockname": sockname, "peername": peername})
-        self.loop: asyncio.AbstractEventLoop = loop
-        self._protocol = protocol
+        self.loop: asyncio.AbstractEventLoop
+        self._protocol, self.loop = end
         self._outgoing = outgoing
         self._incoming = incoming
         outgoing.sender = self

@@ -110,15 +110,8 @@ class MemoryNetwork:
 
         here = asyncio.get_running_loop()
         protocol = protocol_factory()
-        link = Link(
-            self,
-            dialer=dialer,
-            target=name,
-            client_protocol=protocol,
-            server_protocol=listener.protocol_factory(),
-            client_loop=here,
-            server_loop=listener.loop or here,
-        )
+        server = (listener.protocol_factory(), listener.loop or here)
+        link = Link(self, dialer=dialer, target=name, client=(protocol, here), server=server)
         self._links[link.name] = link
         self._hold(link)
         try:
