@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rdzv.backends.builtin import maker_of_handlers
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from rdzv.interface import RendezvousHandler
     from rdzv.membership import RendezvousInfo
-    from store.client.client import Client
 
 URL = "tcp://store/test"
 
@@ -147,16 +147,12 @@ class ClusterNode:
         usual = {name: value for name, value in usual.items() if name not in in_url}
         given = {name: value for name, value in overrides.items() if value is not None}
         settings = parse(url, {**usual, **given}, {})
-        process = self.process
-
-        def open_store() -> Client:
-            return client_of(process, thread=NODE_THREAD, connect_timeout=settings.join_timeout)
-
-        def open_shared_store() -> Client:
-            return client_of(process)
-
         handler = handler_of(
-            process, settings, open_store=open_store, open_shared_store=open_shared_store, kind=_ObservedHandler
+            self.process,
+            settings,
+            open_store=partial(client_of, self.process, thread=NODE_THREAD, connect_timeout=settings.join_timeout),
+            open_shared_store=partial(client_of, self.process),
+            kind=_ObservedHandler,
         )
         assert isinstance(handler, _ObservedHandler)
         handler.on_round = self._cluster.joined

@@ -166,8 +166,9 @@ class RealProcesses:
         return self._folder / f"{index}.log"
 
     def _said(self) -> str:
-        said = [f"\n--- process {index}:\n{self.output(index)[-OUTPUT_IN_AN_ERROR:]}" for index in self._processes]
-        return "".join(said)
+        return "".join(
+            f"\n--- process {index}:\n{self.output(index)[-OUTPUT_IN_AN_ERROR:]}" for index in self._processes
+        )
 
 
 processes: Final = RealProcesses  # its name for callers
