@@ -28,7 +28,6 @@ REFUSED: Final = "refused"
 
 
 async def _ask(client: Store, keys: Keys, what: str, node_id: str) -> str:
-    """Ask a node's launcher and return its answer; the caller limits the wait."""
     name = secrets.token_hex(8)
     answered = keys.answers(name) + node_id
     await client.put(keys.questions + name, Question(what=what, node_id=node_id).pack(), ttl=ANSWER_TTL)

@@ -55,7 +55,6 @@ LAST_WORDS: Final = 20  # lines of a dead node's other output that are shown
 
 
 async def _node(name: str, url: str) -> None:
-    """Join round after round, with an all-reduce in each, until the run is closed."""
     async for round in rdzv.rounds(url, node_id=name, is_host=False):
         async with round:
             total = await _all_reduce(round, [float(round.rank + 1)] * VECTOR)
@@ -122,8 +121,6 @@ class _Actor:
 
 
 class _Director:
-    """Starts and kills the nodes, and checks their reports."""
-
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._actors: dict[str, _Actor] = {}
@@ -150,7 +147,7 @@ class _Director:
         return time.monotonic()
 
     async def hear(self, names: set[str], what: str) -> dict[str, dict[str, Any]]:
-        """Wait until each of these nodes has sent this report; raise `_Failed` if one ends, or at the time limit."""
+        """Wait until each of these nodes has sent this report."""
         listening = {name: asyncio.create_task(self._actors[name].hear(what)) for name in names}
         try:
             await asyncio.wait(listening.values(), timeout=STEP_WITHIN, return_when=asyncio.FIRST_EXCEPTION)

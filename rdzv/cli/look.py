@@ -84,11 +84,7 @@ def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
 
 
 async def _watch(options: argparse.Namespace) -> int:
-    """Show a run until it is closed or the user quits; if its store is replaced, show the run there.
-
-    Raises:
-        StoreTimeoutError: Nothing could be shown within `--timeout`.
-    """
+    """Show a run until it is closed or the user quits; if its store is replaced, show the run there."""
     wakeup, shown = Wakeup(), list[str]()
     with limited_by_timeout(options.timeout) as answered, contextlib.ExitStack() as stack:
         terminal: _Terminal | None = None

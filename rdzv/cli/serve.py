@@ -113,11 +113,6 @@ def _old_flag_of_limit(limit: dataclasses.Field[Any]) -> Argument:
     *map(_old_flag_of_limit, dataclasses.fields(store.Limits)),
 )
 async def _serve(options: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT; end at once at a second one.
-
-    Raises:
-        StoreUsageError: The arguments contradict each other, or the data is damaged.
-    """
     stop = asyncio.Event()
     credentials = Credentials(_settings("tcps://localhost/any", options))
     tls, token = credentials.server_tls(), credentials.token

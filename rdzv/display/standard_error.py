@@ -26,7 +26,6 @@ class _Lines:
         self._file = 2
 
     def put(self, line: str, file: int) -> None:
-        """Enqueue a line; drop it if too much is pending."""
         data = f"{line}\n".encode(errors="backslashreplace")
         with self._changed:
             if len(self._waiting) + len(data) > BYTES_MOST:
@@ -44,7 +43,6 @@ class _Lines:
             self._changed.notify_all()
 
     def flush(self, within: float) -> None:
-        """Wait until all lines are written, at most `within` seconds."""
         until = time.monotonic() + within
         with self._changed:
             while (self._waiting or self._is_writing) and (left := until - time.monotonic()) > 0:

@@ -68,8 +68,6 @@ async def serve(
 
 
 class _Site:
-    """The request handlers."""
-
     def __init__(self, server: Server, runs: Runs) -> None:
         self._server = server
         self.runs = runs

@@ -126,7 +126,6 @@ class _Visitor(asyncio.Protocol):
         self._inner.resume_writing()
 
     def abort(self) -> None:
-        """Close the connection at once."""
         transport = self._transport
         if isinstance(transport, asyncio.Transport):
             transport.abort()

@@ -170,7 +170,6 @@ class _Borrowed:
         self._database = database
 
     def execute(self, statement: str) -> Iterator[Any]:
-        """Run a statement."""
         return self._database.execute(statement)
 
     def close(self) -> None:

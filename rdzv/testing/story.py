@@ -92,7 +92,6 @@ class _Teller(logging.Handler):
         self._story = story
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Add a record to the story."""
         level = "" if record.levelno <= logging.INFO else f"{record.levelname.lower()}: "
         self._story.say(f"    {record.name}: {level}{record.getMessage()}")
 

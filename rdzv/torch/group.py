@@ -128,11 +128,7 @@ class RoundGroup:
         store.wait(["rdzv.group/all"])
 
     def _all_have_made_it(self, store: Any, *, made: bool) -> bool:
-        """Agree with all members on success: a member that tried again alone would wait for the others.
-
-        Raises:
-            RuntimeError: A member has gone.
-        """
+        """Agree with all members on success: a member that tried again alone would wait for the others."""
         if not made:
             store.compare_set(VERDICT, "", AGAIN)
         elif store.add("rdzv.group/made", 1) == self.world_size:

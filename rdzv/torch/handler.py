@@ -415,8 +415,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
 
         Above 0, the agent restarts its workers. The agent asks ten times a second, so this makes no request. In a
-        closed run it is 0. A member with a failed worker counts as lost: while its agent stops its other workers, for
-        up to 30 s, workers here may hang in a collective.
+        closed run it is 0. A member with a failed worker counts as lost: `agent.worker_ends` says why.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:

@@ -107,12 +107,7 @@ class _Joined:
     def next_round(
         self, timeout: timedelta, segments: str, *, expected_rank: int, expected_size: int
     ) -> tuple[dist.Store, int, int]:
-        """Return store, rank and world size of the next round, or of the current round if the segments are new in it.
-
-        Raises:
-            DistNetworkError: The store cannot be reached.
-            DistStoreError: This node has not joined a round; the message has the reason.
-        """
+        """Return store, rank and world size of the next round, or of the current one if the segments are new in it."""
         if self._round is None or segments in self._used:
             self._used.clear()
             self._round = self._met(timeout)

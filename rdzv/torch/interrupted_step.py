@@ -6,7 +6,7 @@ A gradient that no step has used would be added to the next step's, so `sync_sta
 
 `optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, and a lost
 member makes such a call raise. So a hook copies both before each such step, and `sync_state` restores them after a step
-that did not end. docs/pytorch.md lists the state that the program restores.
+that did not end.
 """
 
 from __future__ import annotations

@@ -149,13 +149,9 @@ class TorchRounds:
 
 
 class _GroupOfRound(MemberOfRound):
-    """The part that `TorchRound` and `AsyncTorchRound` share: the process group.
+    """The part that `TorchRound` and `AsyncTorchRound` share: the process group."""
 
-    Attributes:
-        group: The group. Groups made over it are aborted with it.
-    """
-
-    group: RoundGroup
+    group: RoundGroup  # groups made over it are aborted with it
 
     def _prepare(
         self,
@@ -243,10 +239,8 @@ class TorchRound(_GroupOfRound, blocking.Round):
         that, a copy of parameters and state is kept during a step of LBFGS, and during a step with a closure of another
         library's optimizer.
 
-        The program restores the rest, as docs/pytorch.md shows: gradients that a CUDA graph or a flat buffer owns, and
-        large buffers that a CUDA graph changes; a GradScaler, a scheduler, generators of random numbers; counters of
-        micro-steps; `DistributedDataParallel` and its hooks; the steps that some of several optimizers have finished,
-        and those of another library's optimizer that communicates in a step without a closure (a warning says so).
+        The program restores the rest, which docs/pytorch.md lists: a GradScaler, a scheduler, generators of random
+        numbers, counters of micro-steps, `DistributedDataParallel`, what a CUDA graph owns, and more.
 
         Args:
             model: A `torch.nn.Module`. Parameters and buffers are written in place, also those outside its

@@ -8,8 +8,6 @@ optimizer's state are made anew, as a newcomer has none yet, or one of another s
 
 If the source dies meanwhile, a lagging member needs its own state, and not a mixture of two states. So it replaces its
 tensors only when it has received all.
-
-A sharded model (`DTensor`, as `fully_shard` makes them) is rejected: the part of a lost member is lost.
 """
 
 from __future__ import annotations
@@ -129,12 +127,7 @@ def _difference(there: dict[str, _Place], here: dict[str, _Place]) -> str | None
 
 
 def _agree(difference: str | None) -> None:
-    """Raise at every member if any model differs: a member that raised alone would leave the others in a broadcast.
-
-    Raises:
-        ValueError: This member's model differs.
-        RoundChanged: Another member's model differs.
-    """
+    """Raise at every member if any model differs: a member that raised alone would leave the others in a broadcast."""
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, difference)
     if difference is not None:

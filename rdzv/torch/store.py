@@ -140,8 +140,7 @@ class TorchStore(dist.Store):
     round's store takes a few hundred bytes after the next round has begun. Clones share one client, with a socket for
     each thread in a call, until `close`.
 
-    C++ does not call queues and `list_keys` of the Python half, so the first `TorchStore` of a process patches
-    `PrefixStore` in Python to ask the store below.
+    The first `TorchStore` of a process patches `PrefixStore` for queues and `list_keys` (`teach_prefix_store`).
 
     A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries the URL, the
     prefix, the timeout, and the names of files with secrets, but no secret: a token given by value must be in the other

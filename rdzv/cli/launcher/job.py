@@ -76,7 +76,6 @@ def _on_change(text: str) -> OnChange:
 
 
 def _exit_codes(text: str) -> dict[Then, int]:
-    """Read exit statuses by action, all or some: `restart=80,replace=81,over=82`."""
     try:
         parts = [each.partition("=") for each in text.split(",")]
         codes = {Then(name): plain_number(status, int) for name, _, status in parts}

@@ -1,9 +1,7 @@
 """Shell: one round of `rdzv run`, which starts the processes, waits for the end of the round, and stops them.
 
-**The life of a round** is that of `rounds()`, in `rdzv.loop.life`. A node writes its name into the round's shared store
-when it fails (and how, if a process has failed), and before it ends the round for a change or a stop. The other nodes
-then stop their processes at once, as these may hang in a collective. A node whose processes have succeeded meets again
-with the others: the common result was not finished.
+**The life of a round** is that of `rounds()`, in `rdzv.loop.life`. A node whose processes have succeeded meets again
+with the others if the round ends before theirs: the common result was not finished.
 
 **Nodes that wait to join** may have to wait for a checkpoint (`OnChange`), at most for the grace. A loss ends the round
 at once.
@@ -188,7 +186,6 @@ class JobRound:
     # -------------------------------------------------------------------------------------- what ends a round
 
     async def _end(self) -> signal.Signals | GiveUp | str | None:
-        """Wait for the end of the work here; return the failure, or a passed-on signal."""
         wait: Wait | None = None
         while wait is None or not self._is_over(wait):
             heard: Wished | Process | Ending | None = None

@@ -85,8 +85,6 @@ async def run(job: Job) -> int:
 
 
 class _Launcher:
-    """One node's `rdzv run`."""
-
     def __init__(self, job: Job, folder: Path) -> None:
         self._job = job
         self._workplace = Workplace(
@@ -347,7 +345,6 @@ def _reap_if_orphan(pid: int) -> None:
 
 
 async def _meet(handler: Handler) -> RendezvousInfo:
-    """Meet the others; after a moment, write the reasons for the wait to a terminal."""
     telling = asyncio.create_task(_tell_what_is_waited_for(handler), name="tell what is waited for")
     try:
         return await handler.next_rendezvous()
