@@ -37,9 +37,6 @@ async def _ask(client: Store, keys: Keys, what: str, node_id: str) -> str:
     return unpack_answer(entry.value)
 
 
-# ------------------------------------------------------------------------------------------ stacks
-
-
 @command("stacks", "show the Python stacks of the processes that a node's rdzv run has started", *RUN, NODE)
 async def _stacks(options: argparse.Namespace) -> int:
     async with open_store(options.url, timeout=options.timeout) as (client, keys):
@@ -54,9 +51,6 @@ async def _stacks(options: argparse.Namespace) -> int:
         f"node {options.node} has not answered within {options.timeout:g} s: only the launcher does, rdzv run, and it "
         f"may hang itself; give it more --timeout, or look on its machine"
     )
-
-
-# ------------------------------------------------------------------------------------------ chaos
 
 
 def rate(text: str) -> float:

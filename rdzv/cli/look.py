@@ -51,9 +51,6 @@ READ_SHARE: Final = 0.05  # ... and reading takes at most this share of the time
 STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
 
 
-# ------------------------------------------------------------------------------------------ status
-
-
 @command(
     "status",
     "show how a run stands, and what it waits for",
@@ -209,9 +206,6 @@ async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -
 async def _frame(run: Run) -> Frame:
     status, history, cost = await run.account()
     return Frame(status=status, cost=cost if history.chapters else None)
-
-
-# ------------------------------------------------------------------------------------------ history and timeline
 
 
 @command("history", "tell what happened in a run, round by round", *RUN, JSON)

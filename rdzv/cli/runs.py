@@ -42,9 +42,6 @@ async def _ping(options: argparse.Namespace) -> int:
     return DONE
 
 
-# ------------------------------------------------------------------------------------------------ runs
-
-
 @command(
     "runs",
     "list the runs that a store holds, with the keys, bytes and age of each",
@@ -75,9 +72,6 @@ def _table(runs: list[Usage], uptime: float) -> list[str]:
         age = "unknown" if run.age is None else f"{'>' if run.age > uptime - 1.0 else ''}{long_duration(run.age)}"
         lines.append(f"{run.run_id:<{width}}  {run.keys:>8,}  {held:>14}  {age:>10}")
     return lines
-
-
-# ------------------------------------------------------------------------------------------------ forget
 
 
 @command(
@@ -131,9 +125,6 @@ async def _close(run: Run) -> None:
         async with run.store.watch(run.keys.nodes) as watch:
             while await _nodes(run.store, run.keys):
                 await anext(aiter(watch))
-
-
-# ------------------------------------------------------------------------------------------------ stats
 
 
 @command("stats", "show what a store's limits are, and how much of them is used", *STORE, JSON)

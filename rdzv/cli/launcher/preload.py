@@ -1,10 +1,5 @@
 """Shell: preloaded workers, forked from a process that has imported their modules.
 
-    async with preloading(job) as server:         # None: start the command without it; the reason was logged
-        if server is not None and await server.is_ready():
-            worker = await server.start_worker(environment, control=..., streams=(0, 1, 2), files=1024)
-            await worker.wait()
-
 Each launcher has one server (`preload_server`), whose imports overlap with the first meeting. A command that cannot be
 forked (another interpreter or language, an option that needs a new interpreter) starts without it.
 """
@@ -203,7 +198,7 @@ class PreloadServer:
 
 @contextlib.asynccontextmanager
 async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
-    """Yield the server for a job's processes; None if there can be none."""
+    """Yield the server for a job's processes; None if there can be none, and the reason was logged."""
     command = python_command(job.command) if job.preload else None
     if isinstance(command, PythonCommand):
         starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.takes_output)

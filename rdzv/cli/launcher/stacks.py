@@ -1,9 +1,5 @@
 """Shell: asks the running Python processes of a command for their stacks; see `worker_startup`.
 
-    stacks = WorkerStacks(folder)          # an empty folder of the launcher's own
-    environment |= stacks.environment()    # of each process
-    print(await stacks.dump())
-
 A process writes its stacks in a signal handler, which does not announce their end: a file counts as complete once it
 has not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel: its state from /proc is
 shown.
