@@ -8,9 +8,9 @@ import os
 import pickle
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Final, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
 from rdzv import errors as ours
@@ -38,6 +38,7 @@ the variable may differ between ranks. It is set unless the user has set it; glo
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Origin: TypeAlias = "tuple[str, Mapping[str, Any]]"  # a URL with a run, and parameters such as the files of secrets
 V = TypeVar("V", str, bytes, "str | bytes")
 
 DEFAULT_TIMEOUT: Final = timedelta(seconds=300)  # PyTorch's default for a store
@@ -56,20 +57,11 @@ def split_off_segments(url: str) -> tuple[str, str]:
     return (replace(parts, run_id=run_id).url if segments else url), segments.strip("/")
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The data by which another process opens a `TorchStore`, without any secret's value."""
-
-    NAMES: ClassVar[tuple[str, ...]] = ("token_file", "ca", "cert", "key", "user", "password_file", "prefix")
-
-    url: str  # with a run, without parameters
-    overrides: Mapping[str, Any]  # such as the files of secrets
-
-    @classmethod
-    def of(cls, settings: Settings) -> Origin:
-        """Return the origin of these settings."""
-        overrides = {name: getattr(settings, name) for name in cls.NAMES if getattr(settings, name) is not None}
-        return cls(f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}", overrides)
+def _origin_of(settings: Settings) -> Origin:
+    """Return the URL and the parameters by which another process opens a `TorchStore`, without any secret's value."""
+    names = ("token_file", "ca", "cert", "key", "user", "password_file", "prefix")
+    overrides = {name: getattr(settings, name) for name in names if getattr(settings, name) is not None}
+    return f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}", overrides
 
 
 def raise_as_torch(error: Exception) -> NoReturn:
@@ -170,7 +162,7 @@ class TorchStore(dist.Store):
         if isinstance(url, str):
             url, segments = split_off_segments(url)
             client, settings = open_store(url, overrides)
-            self._origin = Origin.of(settings)
+            self._origin = _origin_of(settings)
             root = Keys(settings.prefix, settings.run_id).root
             prefix = f"{root}torch/segments/{segments}/" if segments else f"{root}torch/store/"
             self._shared = _shared_store_on(client, url, prefix=prefix, fence=(), lease=None, timeout=timeout)
@@ -186,7 +178,7 @@ class TorchStore(dist.Store):
     def of_round(cls, shared: BlockingSharedStore, timeout: timedelta, settings: Settings) -> TorchStore:
         """Return a round's store; the settings make it picklable."""
         store = cls(shared, timeout)
-        store._origin = Origin.of(settings)
+        store._origin = _origin_of(settings)
         return store
 
     def _shared_here(self) -> BlockingSharedStore:
@@ -332,8 +324,8 @@ def _shared_store_on(client: BlockingStore, url: str, *, timeout: timedelta, **r
 def _unpickled(
     origin: Origin, prefix: str, fence: tuple[Condition, ...], lease: int | None, timeout: timedelta
 ) -> TorchStore:
-    client, _ = open_store(origin.url, origin.overrides)
-    shared = _shared_store_on(client, origin.url, prefix=prefix, fence=fence, lease=lease, timeout=timeout)
+    client, _ = open_store(*origin)
+    shared = _shared_store_on(client, origin[0], prefix=prefix, fence=fence, lease=lease, timeout=timeout)
     store = TorchStore(shared, timeout)
     store._origin, store._owns_client = origin, True
     return store
