@@ -291,8 +291,7 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
     """Limit a block by `--timeout`, until it calls the function that this yields.
 
     Raises:
-        StoreTimeoutError: The limit has passed. Calls of the store have the same limit; their errors, which say more,
-            mostly come first.
+        StoreTimeoutError: The limit has passed. Mostly a call of the store meets the same limit first, and says more.
     """
     with anyio.move_on_after(seconds + LAST_WORD_WITHIN) as limit:
         yield lambda: setattr(limit, "deadline", math.inf)

@@ -1,8 +1,7 @@
 """Shell: the subcommands that only read a run: status, history, timeline.
 
 On a terminal, `rdzv status --watch` redraws one screen, by the extra `live`. It reads the run after each change and at
-intervals that grow with the reading's time. Its pings show the loss of the store within `ANSWER_WITHIN` plus
-`LOOK_EVERY`, less than 2 s.
+intervals that grow with the reading's time. Its pings show the loss of the store in less than 2 s.
 """
 
 from __future__ import annotations

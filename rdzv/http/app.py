@@ -1,7 +1,6 @@
 """Shell: the HTTP server beside a store. Needs the extra `http`.
 
-docs/operating.md lists the paths. HTTP is read-only; `door` has the access rules. The page is one file, and its
-security policy lets it load nothing else.
+docs/operating.md lists the paths. HTTP is read-only; `door` has the access rules. The page may load nothing else.
 """
 
 from __future__ import annotations
@@ -127,8 +126,7 @@ class _Site:
             with self.runs.followed.listeners.listening(wakeup := Wakeup()):
                 while not self.leaving:
                     now = await self._shown(request.query.get("run", ""))
-                    # Send unchanged data, too: a page takes a silent store for lost, and only a failed write shows that
-                    # a page was closed.
+                    # Send unchanged data, too: a page takes a silent store for lost; a failed write shows its end.
                     await response.write(message(before, now))
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))

@@ -4,8 +4,7 @@
 - If the store has a token, every other request must give it: as `Authorization: Bearer TOKEN`, or, for browsers, as the
   password of HTTP's basic authentication, with any user name.
 - Only GET and HEAD are accepted.
-- If only this machine can connect, the request must name it: else a foreign page could read ours by a name of its own
-  that resolves to this machine (DNS rebinding).
+- If only this machine can connect, the request must name it: else a foreign page could read ours (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -62,8 +61,7 @@ class Door:
 def door_at(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, Door]:
     """Return the host at which to serve HTTP beside a store at `host`, and the access rules there.
 
-    It is the store's host, but loopback if a token would cross the network in the clear and that is not permitted
-    (`insecure`).
+    It is the store's host, but loopback if a token would cross the network in the clear without `insecure`.
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK

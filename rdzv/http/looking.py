@@ -1,8 +1,7 @@
 """Shell: reads the runs of a store, in the store's own process, for HTTP.
 
 A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request returns
-the store's usage by run, which shows if an ended run has changed. All ended runs are counted; only the youngest are
-read and listed, a few at a time.
+the store's usage by run, which shows if an ended run has changed. All ended runs are counted; the youngest are listed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Shell: `/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
 
-The metrics show facts that the node knows without a request: its round, its use of time, the lag of its loop. `app`,
-beside the store, shows whole runs.
+The metrics show facts that the node knows without a request: its round, its use of time, the lag of its loop.
 
 The port is opened at the node's first arrival, so not by commands that only read a run. A taken port is only logged:
 two nodes of one machine may have the same setting.

@@ -43,8 +43,7 @@ class NoFiles:
 class Disk:
     """The data that outlives the store's processes.
 
-    `rng` draws latencies, and the fate of the group being written at a crash. `on_commit` gets each committed group;
-    `commits` counts them.
+    `rng` draws latencies, and the fate of the group being written at a crash. `on_commit` gets each committed group.
     """
 
     def __init__(self, rng: random.Random, *, store_id: str, on_commit: Callable[[list[Facts]], None]) -> None:

@@ -87,8 +87,7 @@ class RoundGroup:
                 self.abort()  # shut down the sockets that were opened meanwhile
             return
         # A gloo group has one timeout for connecting and for collectives. Connecting needs a short one: a wait for a
-        # member that dies meanwhile has no sockets to abort. If it is too short for a busy machine, all try again with
-        # more time.
+        # member that dies meanwhile has no sockets to abort. If it is too short, all try again with more time.
         within = CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self.world_size
         failure: RuntimeError | None = None
         for attempt in range(ATTEMPTS):
@@ -141,8 +140,7 @@ class RoundGroup:
         if self._uses_gloo:
             self._sockets.shut_down()
             if self._making.locked():
-                # In a thread: gloo retries for ten seconds, and the caller may be the node's thread, which renews
-                # leases.
+                # In a thread: gloo retries for ten seconds, and the node's thread, which renews leases, may call this.
                 threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
         aborting = self._aborting
         if self._uses_nccl and abort_process_group is not None and (aborting is None or not aborting.is_alive()):

@@ -301,8 +301,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._close_tcp_stores()
             with self._screen.meeting(handler):
                 info = self._next_round(handler)
-                if not self._serves_workers(info):
-                    continue
+                if self.use_agent_store and info.rank == 0:
+                    self._workers_store = serve_workers(info, self._settings.master_port, self._taken)
+                    if self._workers_store is None:  # its port is taken, but another one is possible
+                        continue
                 if self._settings.torch_store == "tcp":
                     self._tcp_store = self._agents_tcp_store(info)
                 all_here = handler.all_here(timeout=self._choices.read_timeout.total_seconds())
@@ -312,13 +314,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 self._keep_logs(agent, info.round)
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
-
-    def _serves_workers(self, info: sync.RendezvousInfo) -> bool:
-        """Serve the workers' TCPStore at rank 0; return False if its port is taken, but another is possible."""
-        if not self.use_agent_store or info.rank != 0:
-            return True
-        self._workers_store = serve_workers(info, self._settings.master_port, self._taken)
-        return self._workers_store is not None
 
     def _agents_tcp_store(self, info: sync.RendezvousInfo) -> Any:
         """Return the agents' TCPStore: the workers' TCPStore under a prefix, or a separate one at another port."""

@@ -109,8 +109,7 @@ def copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
 def destroy_process_groups() -> None:
     """Destroy all process groups, also right after a collective.
 
-    The groups' threads take some 15 ms to end, and PyTorch does not notify of that. Another thread waits for them, and
-    the interpreter for it at exit.
+    The groups' threads take some 15 ms to end, without a notification. A thread waits for them, also at exit.
     """
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()

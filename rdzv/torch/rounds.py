@@ -9,8 +9,7 @@
 
 Survivors keep model and optimizer in memory. After a loss the node's thread aborts the group, so that a hanging
 collective raises at once. Leaving the block swallows that error, and the next round has a new group, under another
-prefix of another store. If a group cannot be made because a member has gone, the round ends before its body, and the
-loop continues.
+prefix of another store. If a group cannot be made because a member has gone, the round ends before its body.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
@@ -253,8 +252,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
 
         Raises:
             ValueError: This member's model has other tensors; the message names the first, with both shapes. The others
-                meet again without this member. Or the model is sharded (`fully_shard`): the part of a lost member is
-                lost.
+                meet again without this member. Or the model is sharded (`fully_shard`).
         """
         return self._synchronized(model, optimizer, extra)
 

@@ -4,8 +4,7 @@
 
 The guard starts the command in a process group of its own. CONTROL is the reading end of a pipe from the launcher. Each
 byte is a signal for the group, plus `IN_PASSING` if it is not meant to end the group. The pipe ends with the launcher,
-perhaps by SIGKILL: then the guard kills the whole group, on any system (Linux's PR_SET_PDEATHSIG would only reach the
-first process).
+perhaps by SIGKILL: then the guard kills the whole group (Linux's PR_SET_PDEATHSIG would only reach the first process).
 
 The guard ends with the exit status or the signal of the command's first process, and kills the rest of the group at
 once; but after a signal that is meant to end the group, it waits as long as the launcher does. A process that leaves
@@ -59,8 +58,7 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
 def close_others(keep: int) -> None:
     """Close all files but the three streams and `keep`.
 
-    uvloop leaks copies of the streams and of inherited files into its children; a daemon that closes its streams would
-    still hold the launcher's pipes open.
+    uvloop leaks copies of streams and inherited files into its children: a daemon would hold the launcher's pipes open.
     """
     with contextlib.suppress(OSError):  # not on every system
         for file in map(int, os.listdir("/dev/fd")):

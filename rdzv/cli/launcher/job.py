@@ -3,8 +3,7 @@
 **Flags.** A field of `Job` names its flag, default and help by `_option` or `_flag`; no other place does.
 
 **Ranks.** A node announces its number of processes in the attribute `nproc`, which leaves the payload free. Ranks
-follow the order of the members, which are read once per round. A member without the attribute, which uses the library,
-has one rank.
+follow the order of the members, which are read once per round. A member without it has one rank.
 """
 
 from __future__ import annotations

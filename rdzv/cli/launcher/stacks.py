@@ -1,8 +1,7 @@
 """Shell: asks the running Python processes of a command for their stacks; see `worker_startup`.
 
 A process writes its stacks in a signal handler, which does not announce their end: a file counts as complete once it
-has not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel: its state from /proc is
-shown.
+has not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel: then /proc says its state.
 """
 
 from __future__ import annotations
