@@ -46,7 +46,6 @@ PURE_ROOMS_ELSEWHERE = (
     "store.etcd.identity",
     "store.etcd.transactions",
     "rdzv.errors",
-    "rdzv.display.live",
     "rdzv.display.status",
     "rdzv.http.door",
     "rdzv.listeners",

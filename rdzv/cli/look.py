@@ -25,9 +25,8 @@ from rdzv.cli.command import DONE, JSON, RUN, argument, command, flag, limited_b
 from rdzv.cli.reach import open_run, settings_of
 from rdzv.core.report import report
 from rdzv.display.history import as_json, describe, timeline
-from rdzv.display.live import Frame, draw
 from rdzv.display.pages import timeline_page
-from rdzv.display.status import describe_health, exceptions, member_lines, summary
+from rdzv.display.status import Frame, describe_health, draw, exceptions, member_lines, summary
 from rdzv.errors import RendezvousStateError
 from rdzv.node.link.wakeup import Wakeup
 from store import StoreError, StoreReplaced

@@ -1,23 +1,27 @@
-"""Pure: the status of a run in lines of text."""
+"""Pure: the status of a run in lines of text, and the screen of `rdzv status --watch`, which consists of them.
+
+Exceptions take at most half of the screen; the others are counted. If the store does not answer, the first line says
+so, and the other lines are old. The caller wraps long lines, and cuts the screen at its height.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rdzv._version import __version__
 from rdzv.config.resizing import describe_size
 from rdzv.core.absent import named
-from rdzv.core.report import counts_of, node_states, pace_in, run_state
+from rdzv.core.report import as_of, counts_of, node_states, pace_in, run_state
 from rdzv.display.history import hour
 from store.net.address import host_and_port
-from store.printable import first_of, in_words
+from store.printable import first_of, in_words, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rdzv.core.report import RunStatus
+    from rdzv.core.report import Account, RunStatus
 
-ALL = slice(None)
 NAMED_MOST = 4  # of the nodes that are refused for the same reason
 SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
@@ -85,14 +89,14 @@ def exceptions(status: RunStatus) -> list[str]:
     return lines
 
 
-def member_lines(status: RunStatus, which: slice = ALL) -> list[str]:
-    """Return a line for each of these members: rank, node, address, hour of arrival, attributes."""
+def member_lines(status: RunStatus, most: int | None = None) -> list[str]:
+    """Return a line for each of the first members: rank, node, address, hour of arrival, attributes."""
     return [
         f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since(status, member.node_id)}"
         + _step(status, member.node_id)
         + _awaits(status, member.node_id)
         + "".join(f"  {name}={value}" for name, value in member.attributes.items())
-        for member in status.members[which]
+        for member in status.members[:most]
     ]
 
 
@@ -121,3 +125,49 @@ def _awaits(status: RunStatus, node_id: str) -> str:
 def _since(status: RunStatus, node_id: str) -> str:
     at = status.since.get(node_id)
     return "" if at is None else f"  since {hour(at)}"
+
+
+# ------------------------------------------------------------------------------------------------ the screen
+
+
+class Line(NamedTuple):
+    """One line. `meant` decides its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is not wrapped."""
+
+    text: str
+    meant: str = ""
+    may_be_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """The contents of a screen. Times are in seconds."""
+
+    status: RunStatus  # the last one that was read
+    cost: Account | None = None  # of the run until then
+    read_ago: float = 0.0
+    silent_for: float | None = None  # the time without an answer of the store; None if it answers
+    answers_in: float = 0.0  # its last round trip
+
+
+def draw(frame: Frame, *, height: int) -> list[Line]:
+    """Return at least the lines for a screen of this height, if there are as many."""
+    status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
+    first, *rest = summary(status)
+    lines = [_link(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]
+    lines += map(Line, rest)
+    if frame.cost is not None:
+        lines.append(Line(str(frame.cost), "soft"))
+    texts, most = exceptions(status), max(height // 2, 1)
+    lines += [Line(text, "bad" if text.lstrip().startswith("missing") else "") for text in texts[:most]]
+    if len(texts) > most:
+        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # `texts` has one line for all unnamed nodes
+        lines.append(Line(f"             and {len(texts) - most + unnamed:,} more that are missing, refused or wait"))
+    lines += [Line(text, may_be_cut=True) for text in member_lines(status, height)]
+    return [line._replace(text=printable(line.text)) for line in lines]
+
+
+def _link(frame: Frame) -> Line:
+    if frame.silent_for is not None:
+        text = f"the store has not answered for {in_words(frame.silent_for)}; what follows is as it was before"
+        return Line(text, "bad")
+    return Line(f"the store answers in {frame.answers_in * 1000:.1f} ms; q quits", "soft")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rdzv.core.history import History
     from rdzv.core.keys import Keys
     from rdzv.core.report import Account, RunStatus
-    from rdzv.display.live import Frame
+    from rdzv.display.status import Frame
 
 LIMIT = 60.0
 COST = r"job: \d+ s; training .* %, regrouping .* %, waiting for nodes .* %; no losses"

@@ -6,7 +6,7 @@ from rdzv.core.absent import Missing
 from rdzv.core.report import RunStatus
 from rdzv.core.round import Participant
 from rdzv.core.state import Phase
-from rdzv.display.live import Frame, draw
+from rdzv.display.status import Frame, draw
 
 
 def status_of(members: int, *, missing: int = 0, waiting: tuple[str, ...] = ()) -> RunStatus:
