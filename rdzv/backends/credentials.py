@@ -89,7 +89,7 @@ class Credentials:
         found: list[bytes | None] = []
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
-                fresh = path is not None and time.time() - os.stat(path).st_mtime < SETTLED_AFTER
+                fresh = path is not None and abs(time.time() - os.stat(path).st_mtime) < SETTLED_AFTER
                 if fresh and self._seen and not found:  # the token may be half written
                     found.append(self._seen[0])
                 else:

@@ -33,7 +33,7 @@ def make_own_folder(prefix: str) -> Path:
     for other in folder.parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = other.stat(follow_symlinks=False)
-            if other != folder and found.st_uid == os.getuid() and time.time() - found.st_mtime > LEFT_AFTER:
+            if other != folder and found.st_uid == os.getuid() and abs(time.time() - found.st_mtime) > LEFT_AFTER:
                 os.close(_lock(other))
                 shutil.rmtree(other, ignore_errors=True)
     return folder

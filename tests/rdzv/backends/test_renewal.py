@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import ssl
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,19 @@ def test_new_files_are_used_once_they_are_complete_and_match(
     assert last.get_ca_certs()[0]["serialNumber"] != first.get_ca_certs()[0]["serialNumber"]  # type: ignore[union-attr]
     assert credentials.token == NEW
     assert credentials.renew() is last, "unchanged files are not loaded again"
+
+
+def test_a_token_file_that_is_dated_in_the_future_is_complete(tmp_path: Path) -> None:
+    """After the clock was set back, a new token was not used until the clock had reached the file's date."""
+    for _ in write_in_place(tmp_path, {**Authority().files, "token": OLD}):
+        pass
+    settle(tmp_path)
+    _, credentials = credentials_in(tmp_path)
+    assert credentials.renew is not None
+    (tmp_path / "token").write_bytes(NEW)
+    os.utime(tmp_path / "token", (time.time() + 7200,) * 2)
+    credentials.renew()
+    assert credentials.token == NEW
 
 
 def test_an_unusable_change_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
