@@ -24,7 +24,7 @@ from store.limits import is_loopback
 from store.printable import escaping, first_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -85,7 +85,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
         raise HostedElsewhereError(f"{host}:{port} is served at {in_words(accepting)} already")
     if not ours:
         return BindAddress("", indirect=True)
-    here = _dial(others, listen_on=port) if others else ()
+    here = those_that_accept(others, listen_on=port) if others else ()
     foreign = tuple(target for target in others if target not in here)
     with contextlib.suppress(ValueError):  # the host is a name
         if host != "localhost":
@@ -107,11 +107,6 @@ def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
     found = _resolve(host, port)
     ours = [target for target in found if _can_be_bound(target)]
     return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
-
-
-def those_that_accept(targets: Collection[Target]) -> list[Target]:
-    """Return the addresses that accept a connection."""
-    return _dial(list(dict.fromkeys(targets)))
 
 
 def _resolve(host: str, port: int) -> list[Target]:
@@ -136,7 +131,7 @@ def _can_be_bound(target: Target) -> bool:
     return True
 
 
-def _dial(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
+def those_that_accept(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
     """Connect to all targets concurrently, and return those that accept.
 
     With `listen_on`, listen at that port, and return only the targets whose connections arrive here; a random token
