@@ -25,7 +25,7 @@ from store.protocol.frames import frame
 from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Sorry, decode_opening
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from rdzv.backends.credentials import Credentials
     from rdzv.config.settings import Settings
@@ -166,17 +166,10 @@ def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
 class DialOfMany(TcpDial):
     """A client's connections to the one of several hosts that serves the store."""
 
-    def __init__(
-        self,
-        hosts: Sequence[tuple[str, int]],
-        tls: ssl.SSLContext | None,
-        *,
-        secure: bool,
-        renew: Callable[[], ssl.SSLContext | None] | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, credentials: Credentials) -> None:
+        hosts, secure = settings.endpoint.hosts, settings.uses_tls
         self.hosts: list[Host] = [Host(Address(host=host, port=port, secure=secure)) for host, port in hosts]
-        super().__init__(self.hosts[0].address, tls, renew=renew)
-        self.tls: ssl.SSLContext | None = self._context
+        super().__init__(self.hosts[0].address, credentials.client_tls(), renew=credentials.renew)
         self.found: Host | None = None  # the host that served last
         self._within = ANSWERS_WITHIN
 
@@ -188,7 +181,7 @@ class DialOfMany(TcpDial):
             OSError: No host serves; the message says why.
         """
         began = time.monotonic()
-        found = await ask_all(self.hosts, context or self._context, within=self._within)
+        found = await ask_all(self.hosts, context or self.tls, within=self._within)
         for host, asked in zip(self.hosts, found, strict=True):
             if asked.answer is Answer.SERVES:
                 self.found = host
@@ -231,7 +224,7 @@ async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict
     """Return the answer of each host; empty if the URL has only one."""
     if not settings.endpoint.has_successors:
         return {}
-    dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
+    dial = DialOfMany(settings, credentials)
     found = await together(*(host.ask(dial.tls) for host in dial.hosts))
     return {str(host): asked.answer for host, asked in zip(dial.hosts, found, strict=True)}
 
@@ -243,7 +236,7 @@ async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> 
         RendezvousSettingsError: The URL does not list the host.
         RendezvousStateError: Another host serves, the host itself answers, or no candidate waits for it.
     """
-    dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
+    dial = DialOfMany(settings, credentials)
     hosts, tls = dial.hosts, dial.tls
     meant = [host for host in hosts if lost in {str(host), host.address.host}]
     if len(meant) != 1 or len(hosts) == 1:

@@ -144,10 +144,9 @@ def client_of(settings: Settings, credentials: Credentials, **options: Any) -> C
 
 
 def _dial(settings: Settings, credentials: Credentials) -> TcpDial:
-    tls, renew, hosts = credentials.client_tls(), credentials.renew, settings.endpoint.hosts
     if settings.endpoint.has_successors:
-        return DialOfMany(hosts, tls, secure=settings.uses_tls, renew=renew)
-    return TcpDial(_address(settings), tls, renew=renew)
+        return DialOfMany(settings, credentials)
+    return TcpDial(_address(settings), credentials.client_tls(), renew=credentials.renew)
 
 
 def _tcp_client(dial: TcpDial, settings: Settings, credentials: Credentials, **options: Any) -> Client:
@@ -195,7 +194,7 @@ class _WayToTcp:
         found = self._dial.found if isinstance(self._dial, DialOfMany) else None
         if found is None:
             return self._settings
-        endpoint = self._settings.endpoint.at((found.address.host, found.address.port))
+        endpoint = replace(self._settings.endpoint, hosts=((found.address.host, found.address.port),))
         return replace(self._settings, endpoint=endpoint)
 
     def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:

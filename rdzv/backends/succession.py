@@ -58,7 +58,7 @@ class Succession(Starting):
         self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
     ) -> None:
         super().__init__(settings, credentials, open_client, rng)
-        dial = DialOfMany(settings.endpoint.hosts, credentials.client_tls(), secure=settings.uses_tls)
+        dial = DialOfMany(settings, credentials)
         self._hosts, self._first_tls = dial.hosts, dial.tls
         self._lost: set[str] = set()  # hosts that an operator calls lost
 

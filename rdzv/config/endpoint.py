@@ -89,10 +89,6 @@ class Endpoint:
         """The URL without run id and parameters."""
         return f"{self.scheme}://{','.join(_written(*one) for one in self.hosts)}"
 
-    def at(self, host: tuple[str, int]) -> Endpoint:
-        """Return the endpoint with this host only."""
-        return replace(self, hosts=(host,))
-
 
 def _check_scheme(scheme: str) -> None:
     if scheme not in SCHEMES:

@@ -40,7 +40,7 @@ class TcpDial:
         self, address: Address, tls: ssl.SSLContext | None, *, renew: Callable[[], ssl.SSLContext | None] | None = None
     ) -> None:
         self.secure: bool = address.secure
-        self._context = (tls or ssl.create_default_context()) if address.secure else None
+        self.tls: ssl.SSLContext | None = (tls or ssl.create_default_context()) if address.secure else None
         self._renew = renew  # reads the certificate files again
         self.addresses: Addresses = Addresses(address.host, address.port)
 
@@ -50,7 +50,7 @@ class TcpDial:
         """See `Dial`."""
         loop = asyncio.get_running_loop()
         open_before_uvloop(loop)
-        context = self._context
+        context = self.tls
         if self._renew is not None:
             renewed = await anyio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
             context = (renewed or context) if self.secure else None

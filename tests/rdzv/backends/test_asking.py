@@ -128,7 +128,8 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host() -> None
 
 def test_a_blocking_caller_without_a_node_is_told_why_no_host_serves() -> None:
     ports = [free_port(), free_port()]
-    dial = DialOfMany([("127.0.0.1", port) for port in ports], None, secure=False)
+    settings = parse(f"tcp://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/job", {"min_nodes": 1}, {})
+    dial = DialOfMany(settings, Credentials(settings))
     with pytest.raises(RendezvousConnectionError, match=rf"none of 127.0.0.1:{ports[0]}, .* nobody listens there"):
         find_blocking(dial, within=0.5)
 
