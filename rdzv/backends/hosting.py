@@ -190,11 +190,23 @@ class Starting(ABC):
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # the first attempt was made
         self._settled = asyncio.Event()
-        self._problem = ""
+        self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
     @abstractmethod
     async def _run(self) -> HostedStore | None:
         """Return the store once started; None if another was found, or this process need not start one."""
+
+    async def _attempts(self) -> HostedStore | None:
+        try:
+            return await self._run()
+        except RendezvousError as error:
+            if not self._asked.is_set():
+                raise
+            log.error("%s", error)  # noqa: TRY400  callers keep waiting; the log has the reason
+            return None
+        finally:
+            # No await may follow: `begin` must find the task done.
+            asyncio.get_running_loop().call_soon(self._asked.set)
 
     async def begin(self) -> None:
         """Return after the first attempt; raise an error if this process should start the store and cannot.
@@ -212,16 +224,11 @@ class Starting(ABC):
         if not self.hosts and (self._task is None or self._task.done()):
             self._asked.clear()
             name = f"find or host the store of run {self._settings.run_id}"
-            self._task = asyncio.create_task(self._run(), name=name)
+            self._task = asyncio.create_task(self._attempts(), name=name)
 
     def settle(self) -> None:
         """Record that a store was found: this process starts no other."""
         self._settled.set()
-
-    @property
-    def problem(self) -> str:
-        """The reason why no store starts here, or no host serves; empty if unknown."""
-        return self._problem
 
     @property
     def _host(self) -> HostedStore | None:
@@ -281,17 +288,12 @@ class Hosting(Starting):
                 return host
             except RendezvousError as error:
                 if not await self._may_pass(error):
-                    if not self._asked.is_set():
-                        raise
-                    log.error("%s", error)  # noqa: TRY400  callers keep waiting; the log has the reason
-                    return None
+                    raise
                 log.debug("%s; looking again in a moment", error)
-                if type(error) is PortTakenError and not self._problem and anyio.current_time() >= say_at:
-                    self._problem = f"{error}; the process that has that port does not answer as a store"
-                    log.warning("%s", self._problem)
-            finally:
-                # If the task ends here, no await may follow: `begin` must find it done.
-                asyncio.get_running_loop().call_soon(self._asked.set)
+                if type(error) is PortTakenError and not self.problem and anyio.current_time() >= say_at:
+                    self.problem = f"{error}; the process that has that port does not answer as a store"
+                    log.warning("%s", self.problem)
+            self._asked.set()
             with anyio.move_on_after(self._rng.uniform(*TRY_AGAIN_AFTER)):
                 await self._settled.wait()
             if self._settled.is_set():
@@ -336,11 +338,10 @@ class Hosting(Starting):
         return isinstance(error, NotResolvedError | PortTakenError)
 
     async def _is_ending(self) -> bool:
-        try:
+        with contextlib.suppress(StoreError):
             async with self._open_client(MEETS_WITHIN) as client:
                 return await client.get(self._ending) is not None
-        except StoreError:
-            return False
+        return False
 
     async def _is_taken(self) -> bool:
         ((host, port),) = self._settings.endpoint.hosts

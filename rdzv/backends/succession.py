@@ -75,31 +75,21 @@ class Succession(Starting):
                     return host
                 if self._settled.is_set():
                     return None
-                away = anyio.current_time() - since
-                self._say(self._hosts, found, away)
-                self._asked.set()
-                await self._pause(away)
-        except (RendezvousError, OSError) as error:
-            if isinstance(error, RendezvousError):
-                self._problem = str(error)
-            else:
-                self._problem = f"the store cannot be started at {self._settings.endpoint.url}: {describe(error)}"
-            if not self._asked.is_set():
-                raise (
-                    error if isinstance(error, RendezvousError) else RendezvousConnectionError(self._problem)
-                ) from error
-            log.error("%s", self._problem)  # noqa: TRY400  callers keep waiting; the log has the reason
-            return None
-        finally:
-            asyncio.get_running_loop().call_soon(self._asked.set)  # no await: `begin` must find the task done
+                await self._pause(self._hosts, found, since)
+        except RendezvousError as error:
+            self.problem = str(error)
+            raise
+        except OSError as error:
+            self.problem = f"the store cannot be started at {self._settings.endpoint.url}: {describe(error)}"
+            raise RendezvousConnectionError(self.problem) from error
 
-    def _say(self, hosts: Sequence[Host], found: Sequence[Asked], away: float) -> None:
-        if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self._problem:
-            self._problem = problem
+    async def _pause(self, hosts: Sequence[Host], found: Sequence[Asked], since: float) -> None:
+        """Pause for a twentieth of the time without a store, at most a second; after a while, log what is missing."""
+        away = anyio.current_time() - since
+        if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self.problem:
+            self.problem = problem
             log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
-
-    async def _pause(self, away: float) -> None:
-        """Pause for a twentieth of the time without a store, at most a second."""
+        self._asked.set()
         longer = max(1.0, min(away, PAUSE_MOST / PAUSE_SHARE) * PAUSE_SHARE / ASK_EVERY[1])
         with anyio.move_on_after(self._rng.uniform(*ASK_EVERY) * longer):
             await self._settled.wait()
@@ -172,10 +162,7 @@ class Succession(Starting):
                     return False
                 candidacy = heard
             if candidacy.missing(len(self._hosts)):
-                away = anyio.current_time() - since
-                self._say(asked, found, away)
-                self._asked.set()
-                await self._pause(away)
+                await self._pause(asked, found, since)
         return True
 
     @contextlib.asynccontextmanager
