@@ -66,7 +66,7 @@ class Credentials:
         try:
             return client_context(self._settings.ca, self._settings.cert, self._settings.key)
         except OSError as error:
-            raise _unusable(_named(self._settings), error) from error
+            raise _unusable(self._settings, error) from error
 
     def _renew(self) -> ssl.SSLContext | None:
         """Read token and certificates again; keep the last ones if they are unusable. Return `client_tls`."""
@@ -131,7 +131,7 @@ class Credentials:
                 context.load_verify_locations(settings.ca)
                 context.verify_mode = ssl.CERT_REQUIRED
         except OSError as error:
-            raise _unusable(_named(settings), error) from error
+            raise _unusable(settings, error) from error
         return context
 
 
@@ -190,12 +190,9 @@ def _read(named: str, path: str) -> bytes:
         raise RendezvousSettingsError(f"{named} cannot be read: {error.strerror or error}") from error
 
 
-def _named(settings: Settings) -> str:
+def _unusable(settings: Settings, error: OSError) -> RendezvousSettingsError:
     files = {"ca": settings.ca, "cert": settings.cert, "key": settings.key}
-    return ", ".join(f"{name}={path!r}" for name, path in files.items() if path is not None)
-
-
-def _unusable(named: str, error: OSError) -> RendezvousSettingsError:
+    named = ", ".join(f"{name}={path!r}" for name, path in files.items() if path is not None)
     return RendezvousSettingsError(
         f"{named} cannot be used: {error.strerror or error}; "
         f"they must be readable PEM files, and the key the certificate's"

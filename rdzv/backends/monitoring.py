@@ -16,7 +16,6 @@ from store.printable import escaping
 
 if TYPE_CHECKING:
     import socket
-    import ssl
     from collections.abc import Callable, Sequence
 
     from rdzv.backends.credentials import Credentials
@@ -33,29 +32,6 @@ def http_room(name: str, parameter: str) -> Any:
         return importlib.import_module(f"rdzv.http.{name}")
     except ImportError as error:
         raise RendezvousSettingsError(f"{parameter} needs {error.name}: pip install 'rdzv[http]'") from None
-
-
-def _serve_page(
-    serving: store.sync.Serving,
-    server: Server,
-    address: str,
-    settings: Settings,
-    *,
-    token: bytes | None,
-    tls: ssl.SSLContext | None,
-) -> contextlib.ExitStack:
-    """Serve HTTP beside a store; return a context that ends it. If the port is taken, only log that."""
-    page = contextlib.ExitStack()
-    serve = http_room("app", "http_port").serve
-    port, insecure = settings.http_port, settings.insecure
-    try:
-        context = serve(server, address, port, token=token, tls=tls, insecure=insecure, prefix=settings.prefix)
-        url = page.enter_context(serving.beside(context))
-    except OSError as error:
-        log.warning("http_port=%d serves nothing: %s; the store runs without its page", port, error.strerror or error)
-    else:
-        log.info("the runs of the store at %s are shown at %s", server.url, url)
-    return page
 
 
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
@@ -89,26 +65,36 @@ def serve_embedded(
 ) -> tuple[contextlib.ExitStack, Server]:
     """Serve the embedded store, and its page if set; return a context that ends both, and the store.
 
+    If the page's port is taken, only log that.
+
     Raises:
         OSError: The address cannot be bound.
         RendezvousSettingsError: The page's extra is not installed.
         StoreUsageError: The store would be open to every machine.
     """
-    if settings.http_port is not None:
-        http_room("app", "http_port")  # raise before the store is started
+    port_of_page, insecure = settings.http_port, settings.insecure
+    app = None if port_of_page is None else http_room("app", "http_port")  # raise before the store is started
     token, tls = credentials.token, credentials.server_tls(renews=True)
     store_serving = store.sync.serve(
         address,
         port,
         token=token,
         tls=tls,
-        insecure=settings.insecure,
+        insecure=insecure,
         limits=settings.limits,
         data_dir=settings.data_dir,
         sock=listeners,
     )
     serving = contextlib.ExitStack()
     server = serving.enter_context(store_serving)
-    if settings.http_port is not None:
-        serving.enter_context(_serve_page(store_serving, server, address, settings, token=token, tls=tls))
+    if app is not None:
+        how = {"token": token, "tls": tls, "insecure": insecure, "prefix": settings.prefix}
+        try:
+            page = store_serving.beside(app.serve(server, address, port_of_page, **how))
+            url = serving.enter_context(page)
+        except OSError as error:
+            why = error.strerror or error
+            log.warning("http_port=%d serves nothing: %s; the store runs without its page", port_of_page, why)
+        else:
+            log.info("the runs of the store at %s are shown at %s", server.url, url)
     return serving, server
