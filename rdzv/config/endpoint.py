@@ -10,6 +10,7 @@ and looks up no names.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import re
@@ -106,10 +107,10 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
     match = _HOST_AND_PORT.fullmatch(text)
     host = unquote(match["host"]) if match else ""
     if host.startswith("["):
-        host = host[1:-1]
-        is_host = _is_ipv6(host)
-        if is_host and (mapped := ipaddress.IPv6Address(host).ipv4_mapped) is not None:
-            host = str(mapped)  # an IPv6-only socket rejects mapped addresses
+        host, is_host = host[1:-1], False
+        with contextlib.suppress(ValueError):
+            mapped = ipaddress.IPv6Address(host).ipv4_mapped
+            host, is_host = str(mapped or host), True  # an IPv6-only socket rejects mapped addresses
     else:
         is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # the names that DNS allows
     if not match or not is_host:
@@ -130,14 +131,6 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
 
 def _written(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,9 +75,6 @@ def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
 RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
 # If one of the pair is missing, it has the default of PyTorch's `dynamic_rendezvous.create_handler`.
 KEEP_ALIVE: Final = {
-    one.name: one
-    for one in (
-        Parameter("keep_alive_interval", duration(), default=5.0),
-        Parameter("keep_alive_max_attempt", whole_number(1), default=3),
-    )
+    "keep_alive_interval": Parameter("keep_alive_interval", duration(), default=5.0),
+    "keep_alive_max_attempt": Parameter("keep_alive_max_attempt", whole_number(1), default=3),
 }

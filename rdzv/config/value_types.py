@@ -109,10 +109,6 @@ def _flag(raw: Any) -> bool:
     return word in WORDS_FOR_TRUE
 
 
-def _flag_or_auto(raw: Any) -> bool | None:
-    return None if raw == "auto" else _flag(raw)
-
-
 def _text(raw: Any) -> str:
     """Return text that is not empty, without control characters and lone surrogates."""
     if not isinstance(raw, str):
@@ -216,12 +212,11 @@ def _limits(raw: Any) -> Limits:
         raise Unfit(str(error)) from error
 
 
-def _rank_order(raw: Any) -> str | Callable[..., Any]:
+def _rank_order(raw: Any) -> Any:
     is_named = isinstance(raw, str) and (raw in RANK_ORDERS or re.fullmatch("topology:.+", raw, re.DOTALL))
     if not is_named and not callable(raw):
         raise ValueError
-    order: str | Callable[..., Any] = raw
-    return order
+    return raw
 
 
 def _ports(raw: Any) -> str:
@@ -244,7 +239,9 @@ def _one_that(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
 
 
 FLAG: Final = Kind("one of 1, 0, true, false, yes, no, on, off", _flag, "true")
-FLAG_OR_AUTO: Final = Kind("one of auto, 1, 0, true, false, yes, no, on, off", _flag_or_auto, "true")
+FLAG_OR_AUTO: Final = Kind(
+    "one of auto, 1, 0, true, false, yes, no, on, off", lambda raw: None if raw == "auto" else _flag(raw), "true"
+)
 _IN_A_NAME: Final = f'1 to {NAME_LENGTH_MAX} printable characters without "/"'
 NAME: Final = Kind(f"{_IN_A_NAME}, which separates the parts of a key", _name, "host10")
 NAMES: Final = Kind(
