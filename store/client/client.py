@@ -23,7 +23,7 @@ from store.net.process import process_identity
 from store.net.tasks import cancel_and_wait
 from store.protocol import wire
 from store.protocol.connection import InFlight, error_of
-from store.protocol.wire import Events, Lagged, Reply, Welcome
+from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from typing import Self
 
+    from store.client.reconnecting import Link
     from store.net.dialing import Dial
     from store.protocol.connection import Secret
 
@@ -232,7 +233,7 @@ class Client(Reconnecting):
         """Close the client; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_identity():
             return  # in a forked child: socket and task are the parent's
-        if self._ready and self._link is not None:
+        if self.connected and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
@@ -254,7 +255,41 @@ class Client(Reconnecting):
             self._link.transport.close()
         self.tell(False)
 
-    def _take_welcome(self, welcome: Welcome) -> None:
+    def received(self, link: Link, data: bytes) -> None:
+        """Handle the messages in bytes of a connection."""
+        if link is not self._link:
+            return
+        try:
+            for item in self._connection.receive(data):
+                match item:
+                    case Reply(request_id=request_id, response=response):
+                        self._replied(request_id, response)
+                    case Events(request_id=watch_id, events=events):
+                        if watch_id in self.watches:
+                            self.watches[watch_id].deliver(events)
+                    case Lagged(request_id=watch_id, revision=revision):
+                        if watch_id in self.watches:
+                            self.watches[watch_id].lagged(revision)
+                    case Welcome():
+                        self._welcomed(item)
+                    case Bye(reason=reason):
+                        link.farewell = reason
+                    case bytes():  # our hello
+                        link.write(item)
+        except StoreError as error:
+            if self._connection.may_retry(error):
+                link.leave(str(error))
+            else:
+                self.fail(error)
+        link.heard(expecting=not self.connected or len(self._connection.in_flight) > len(self._parked))
+        link.end_search()
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        """Start the conversation: send requests without an answer again, in order."""
+        self.connected = True
+        self._outages.over(self.time())
+        self._met_or_failed.set()
+        self._drop_previous()
         self.limits: dict[str, Any] = dict(welcome.limits)
         self.durable: bool = welcome.durable
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
@@ -266,6 +301,7 @@ class Client(Reconnecting):
             self._send(item)
         for watch in self.watching:
             watch.resume()
+        self.tell(True)
 
     def _disconnected(self) -> None:
         self._out.clear()
@@ -276,19 +312,8 @@ class Client(Reconnecting):
 
     def ask_ping(self) -> None:
         """See `Reconnecting.ask_ping`."""
-        if self._ready:
+        if self.connected:
             self._send(self._connection.ask(Ping(), None))
-
-    def _take(self, item: Reply | Events | Lagged) -> None:
-        match item:
-            case Reply(request_id=request_id, response=response):
-                self._replied(request_id, response)
-            case Events(request_id=watch_id, events=events):
-                if watch_id in self.watches:
-                    self.watches[watch_id].deliver(events)
-            case Lagged(request_id=watch_id, revision=revision):
-                if watch_id in self.watches:
-                    self.watches[watch_id].lagged(revision)
 
     def _replied(self, request_id: int, response: Response) -> None:
         item = self._connection.answered(request_id)
@@ -345,7 +370,7 @@ class Client(Reconnecting):
             self._parked.add(item.request_id)
         if timeout is not None:
             item.timer = self._loop.call_later(timeout - waited, self._time_out, item, timeout)
-        if self._ready:
+        if self.connected:
             self._send(item)
         return item, answer
 
@@ -380,7 +405,7 @@ class Client(Reconnecting):
             self._link.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _time_out(self, item: InFlight, timeout: float) -> None:
-        trouble = None if self._ready else f"the connection is lost, {self._what_is_wrong()}"
+        trouble = None if self.connected else f"the connection is lost, {self._what_is_wrong()}"
         error = item.out_of_time(timeout, self.name, trouble)
         self.abandon(item)
         item.settle(error)
@@ -394,9 +419,9 @@ class Client(Reconnecting):
             # else the request would stay at the server
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
-            if item.sent and self._ready:
+            if item.sent and self.connected:
                 self.cancel(item.request_id)
-        elif not self._ready:
+        elif not self.connected:
             self._connection.disconnected()  # so that abandoned requests are not sent again
         elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
             self._flush()
@@ -408,7 +433,7 @@ class Client(Reconnecting):
     def cancel(self, request_id: int) -> None:
         """End a watch or a wait at the server."""
         item = self._connection.ask(Cancel(target=request_id), None)
-        if self._ready:
+        if self.connected:
             self._send(item)
 
     def awaits_answer(self, request_id: int) -> bool:

@@ -17,14 +17,13 @@ from store import interface
 from store.calls import Cuts
 from store.client.patience import LASTED, Patience
 from store.client.pulse import Line, Pulse, Say
-from store.errors import AuthenticationError, ConnectionLost, LimitExceeded, ProtocolError, StoreReplaced
+from store.errors import AuthenticationError, ConnectionLost
 from store.net.absence import Outages, absence_told
 from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, TcpDial, describe, lack_of, left_without_a_word, untrusted
 from store.net.process import process_identity
 from store.net.sockets import forget, let_go_in_children, outstanding
 from store.net.tasks import cancel_and_wait
 from store.protocol.connection import ClientConnection
-from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,7 +48,7 @@ class Link(asyncio.Protocol):
         self._socket: Any = None
         self._early: list[bytes] | None = []
         # True once the server has spoken, False if it ended before
-        self._spoken: asyncio.Future[bool] = self._loop.create_future()
+        self.spoken: asyncio.Future[bool] = self._loop.create_future()
         self.over: bool = False
         self.turn: asyncio.Event = asyncio.Event()
         self.search: anyio.CancelScope | None = None
@@ -73,12 +72,8 @@ class Link(asyncio.Protocol):
             self._owner.received(self, data)
             return
         self._early.append(data)
-        if not self._spoken.done():
-            self._spoken.set_result(True)
-
-    async def hear(self) -> bool:
-        """Wait for the server's first word; return False if the connection ends before."""
-        return await self._spoken
+        if not self.spoken.done():
+            self.spoken.set_result(True)
 
     def take_up(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
@@ -106,8 +101,8 @@ class Link(asyncio.Protocol):
         """Note the end of the connection."""
         forget(self)
         self._socket, self._error = None, error
-        if not self._spoken.done():
-            self._spoken.set_result(False)
+        if not self.spoken.done():
+            self.spoken.set_result(False)
         self.end()
 
     def end(self) -> None:
@@ -137,15 +132,11 @@ class Link(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def reason(self) -> str:
-        """Return why the connection ended."""
-        return self.farewell or describe(self.error)
-
     @property
     def error(self) -> Exception:
         """The error that ended the connection."""
         error = self._error or ConnectionResetError()
-        spoken = self._spoken.done() and self._spoken.result()
+        spoken = self.spoken.done() and self.spoken.result()
         if spoken or not isinstance(error, ConnectionResetError):
             return error
         return left_without_a_word(secure=self._owner._secure, met=self._owner.met)
@@ -204,6 +195,7 @@ class Link(asyncio.Protocol):
 class Reconnecting(interface.Store):
     """The connection of a `Client`."""
 
+    connected: bool = False  # welcomed: requests may be written
     watches: Mapping[int, object]  # those open at the server, by request id
 
     def __init__(
@@ -221,12 +213,8 @@ class Reconnecting(interface.Store):
         self.name = name
         self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))  # cheaper than seeding by itself
         self._connection = ClientConnection(
-            session_id=secrets.token_bytes(16),
-            process=process_identity() if process is None else process,
-            token=token,
-            name=name,
+            session_id=secrets.token_bytes(16), process=process or self._made_in, token=token, name=name
         )
-        self._ready = False  # welcomed: requests may be written
         self._link: Link | None = None  # in use ...
         self._previous: Link | None = None  # ... in place of this one, which stays open until the welcome (R20)
         self._trying: Link | None = None  # a new connection on which the server has not spoken yet
@@ -241,12 +229,8 @@ class Reconnecting(interface.Store):
         self.cuts: Cuts | None = self._cuts
 
     @abstractmethod
-    def _take(self, item: Reply | Events | Lagged) -> None:
-        """Handle a message."""
-
-    @abstractmethod
-    def _take_welcome(self, welcome: Welcome) -> None:
-        """Start the conversation: send requests without an answer again, in order."""
+    def received(self, link: Link, data: bytes) -> None:
+        """Handle bytes of a connection."""
 
     @abstractmethod
     def _disconnected(self) -> None:
@@ -293,11 +277,6 @@ class Reconnecting(interface.Store):
     @property
     def _addresses(self) -> Addresses | None:
         return self._dial.addresses if isinstance(self._dial, TcpDial) else None  # None for connections in memory
-
-    @property
-    def connected(self) -> bool:
-        """See `Store.connected`."""
-        return self._ready
 
     @property
     def met(self) -> bool:
@@ -387,7 +366,7 @@ class Reconnecting(interface.Store):
         try:
             with anyio.CancelScope(deadline=began + self.patience.attempt()) as scope:
                 await self._dial(make_link)
-                if await links[0].hear():
+                if await links[0].spoken:
                     return links.pop()
                 raise links[0].error
         finally:
@@ -418,8 +397,8 @@ class Reconnecting(interface.Store):
                 link.abort()
             else:
                 link.farewell = link.farewell or "it was silent, and a fresh connection was not"
-            self.last_problem = link.reason()
-            welcomed, self._ready = self._ready, False
+            self.last_problem = link.farewell or describe(link.error)
+            welcomed, self.connected = self.connected, False
             self._drop_previous()
             self._link, self._writable = None, True
             self._eased.set()
@@ -441,41 +420,8 @@ class Reconnecting(interface.Store):
         if previous is not None:
             previous.abort()
 
-    # ------------------------------------------------------------------------------------------ bytes
-
     def may_write(self, link: Link, *, writable: bool) -> None:
         """Note whether a connection's buffer has room."""
         if link is self._link:
             self._writable = writable
             self._eased.set()
-
-    def received(self, link: Link, data: bytes) -> None:
-        """Take bytes of a connection."""
-        if link is not self._link:
-            return
-        try:
-            for item in self._connection.receive(data):
-                match item:
-                    case Reply() | Events() | Lagged():
-                        self._take(item)
-                    case Welcome():
-                        self._begin_conversation(item)
-                    case Bye(reason=reason):
-                        link.farewell = reason
-                    case bytes():  # our hello
-                        link.write(item)
-        except (AuthenticationError, LimitExceeded, ProtocolError, StoreReplaced) as error:
-            if self._connection.may_retry(error):
-                link.leave(str(error))
-            else:
-                self.fail(error)
-        link.heard(expecting=not self._ready or len(self._connection.in_flight) > len(self._parked))
-        link.end_search()
-
-    def _begin_conversation(self, welcome: Welcome) -> None:
-        self._ready = True
-        self._outages.over(self.time())
-        self._met_or_failed.set()
-        self._drop_previous()
-        self._take_welcome(welcome)
-        self.tell(True)
