@@ -136,7 +136,6 @@ class Channel:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._name = shared.name
         self.connection: ClientConnection = ClientConnection(
             session_id=secrets.token_bytes(16), process=process_identity(), token=shared.token, name=shared.name
         )
@@ -180,7 +179,7 @@ class Channel:
                     self._shared.outages.failed(time.monotonic())
                     self._check(request)
         except _Expired:
-            late = item.out_of_time(cast("float", timeout), self._name, self._trouble())
+            late = item.out_of_time(cast("float", timeout), self._shared.name, self._trouble())
             self._give_up(item)
             raise late from None
         except StoreError as error:
@@ -271,7 +270,7 @@ class Channel:
         except ssl.SSLCertVerificationError as error:
             if met:
                 raise
-            raise self._shared.fail(dialing.untrusted(self._name, error)) from None
+            raise self._shared.fail(dialing.untrusted(self._shared.name, error)) from None
         except ConnectionResetError as error:
             if error.errno == errno.ECONNRESET and not (self.connection.met or raised_by_handler(error)):
                 raise dialing.left_without_a_word(secure=secure, met=met) from None
@@ -341,10 +340,9 @@ class Channel:
                 if pulse is None:
                     pulse = self._pulse(now)
                 now = time.monotonic()
-                if now >= deadline:
-                    raise _Expired from None
-                self._look_up(self.sock, pulse, now)
-                now = time.monotonic()
+                if now < deadline:
+                    self._look_up(self.sock, pulse, now)
+                    now = time.monotonic()
             else:
                 if not data:
                     raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
