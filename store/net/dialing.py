@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 import ssl
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio.to_thread
 
@@ -23,14 +23,8 @@ if TYPE_CHECKING:
     from store.net.address import Address
 
 
-class Dial(Protocol):
-    """Makes a connection; tests in virtual time have their own."""
-
-    def __call__(
-        self, protocol_factory: Callable[[], asyncio.Protocol], /
-    ) -> Awaitable[tuple[asyncio.Transport, asyncio.Protocol]]:
-        """Connect and return the result of `loop.create_connection`."""
-        ...
+Dial: TypeAlias = "Callable[[Callable[[], asyncio.Protocol]], Awaitable[tuple[asyncio.Transport, asyncio.Protocol]]]"
+"""Connects, and returns the result of `loop.create_connection`; tests in virtual time have their own."""
 
 
 class TcpDial:

@@ -143,20 +143,15 @@ class Race:
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
         self._addresses = addresses
-        self._left = deque(order)
+        self.left: deque[Resolved] = deque(order)  # not tried yet
         self._tried: list[Any] = []
         self._problem: OSError | None = None
         self.connecting: dict[socket.socket, Any] = {}
 
-    @property
-    def more(self) -> bool:
-        """True if some addresses were not tried yet."""
-        return bool(self._left)
-
     def begin_next(self) -> socket.socket | None:
         """Start the next address that does not fail at once, if any; `OSError` if all have failed."""
-        while self._left:
-            family, kind, protocol, _, address = self._left.popleft()
+        while self.left:
+            family, kind, protocol, _, address = self.left.popleft()
             self._tried.append(address)
             sock = None
             try:
@@ -207,7 +202,7 @@ class Race:
             self._problem = error
 
     def _check_over(self) -> None:
-        if not self._left and not self.connecting and self._problem is not None:
+        if not self.left and not self.connecting and self._problem is not None:
             raise self._problem
 
 
@@ -227,13 +222,13 @@ def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> 
             now = time.monotonic()
             if now >= until:
                 raise TimeoutError
-            if race.more and now >= next_at:
+            if race.left and now >= next_at:
                 race.begin_next()
                 next_at = now + STAGGER
             waiting = select.poll()
             for sock in race.connecting:
                 waiting.register(sock, select.POLLOUT)
-            wake_at = min(until, now + CHECK_EVERY, next_at if race.more else math.inf)
+            wake_at = min(until, now + CHECK_EVERY, next_at if race.left else math.inf)
             ready = {number for number, _ in waiting.poll((wake_at - now) * 1000 + 1)}
             for sock in [sock for sock in race.connecting if sock.fileno() in ready]:
                 if race.won(sock):
@@ -262,7 +257,7 @@ async def connected_socket(addresses: Addresses) -> socket.socket:
             sock = race.begin_next()
             if sock is not None:
                 loop.add_writer(sock, can_be_written_to, sock)
-            with anyio.move_on_after(STAGGER if race.more else None):
+            with anyio.move_on_after(STAGGER if race.left else None):
                 await come.wait()
             come.clear()
             while writable:

@@ -44,9 +44,7 @@ OPTIONS += [
 
 # By owner: asyncio's socket objects take no weak references.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-CALLED = frozenset(
-    {"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"}
-)  # packages that raise errors of their own
+CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})  # packages with errors of their own
 
 
 def raised_by_handler(error: BaseException | None) -> bool:

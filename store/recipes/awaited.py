@@ -105,10 +105,6 @@ def _check(is_right: bool, name: str, what: str, value: object, wanted: str) -> 
         raise StoreUsageError(f"the {what} of {shown(name)} is {shown(value)}; give {wanted}")
 
 
-def _place_lost_error(held: Held) -> LeaseNotFound:
-    return LeaseNotFound(f"the place {shown(held.key)} was lost while waiting: its lease has lapsed; come again")
-
-
 def _as_it_is(entry: Entry) -> Condition:
     return when.create_revision(entry.key) == entry.create_revision
 
@@ -217,7 +213,7 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
         line = sorted(await ask.keys(prefix), key=lambda entry: entry.create_revision)
         before = [entry for entry in line if entry.create_revision < held.token]
         if len(before) == len(line) or line[len(before)].key != held.key:
-            raise _place_lost_error(held)
+            raise LeaseNotFound(f"the place {shown(key)} was lost while waiting: its lease has lapsed; come again")
         in_the_way = [entry for entry in before if kind == "w" or entry.key.startswith(f"{prefix}w")]
         if not in_the_way:
             return held
