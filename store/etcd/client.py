@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -38,7 +39,7 @@ from store.etcd.writes import Writing
 from store.interface import DEFAULT_TIMEOUT
 from store.net.absence import absence_told
 from store.net.process import process_identity
-from store.net.ways import Way, chosen_way
+from store.net.ways import chosen_way
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
@@ -71,24 +72,18 @@ def _members_shared_as(name: Hashable | None, make: Callable[[], Members]) -> Me
 class Client(interface.Store):
     """The client of an etcd cluster, as `async with store.connect(url) as client`.
 
-    The arguments are those of `store.connect`, and these.
-
-    Args:
-        cluster: The members' addresses.
-        renew: Reads the files of certificates again before each connection, and returns the context.
-        password: The user's, or a function that reads it, also after a rejected login.
-        connect_timeout: Seconds for the first answer; by default `timeout`.
-        timeout_name: The timeout's name in messages.
-        receipts: The prefix of receipts; the user must be allowed to write there.
-        rng: For jitter, and the choice of the first member.
-        shared_as: Clients of one event loop with this value share a connection; their other arguments must be equal.
-            None: not shared.
+    `renew` reads the files of certificates again before each connection, and returns the context. `password` may be a
+    function, called again after a rejected login. The user must be allowed to write under the prefix `receipts`.
+    Clients of one event loop with the same `shared_as` share a connection; their other arguments must be equal.
     """
 
     tells_causes: bool = False
     operations_max: int = OPERATIONS_MAX
     writes_max: int = OPERATIONS_MAX
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
+    seen_as: str | None = None
+    ends: tuple[str, str] | None = None
+    server: str = ""  # the id of the member met first, or "another" if `ends` leads to another
 
     def __init__(
         self,
@@ -108,40 +103,26 @@ class Client(interface.Store):
         self.name: str = str(cluster)
         self.timeout = timeout
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
-        self._timeout_name = timeout_name
+        self._ended_by = timeout_name
         self.hidden = receipts
-        self.members: Members = _members_shared_as(
-            shared_as,
-            lambda: Members(
-                cluster,
-                probe=range_of(receipts, count_only=True),
-                tls=tls,
-                renew=renew,
-                user=user,
-                password=password,
-                rng=rng,
-            ),
-        )
+        probe = range_of(receipts, count_only=True)
+        make = partial(Members, cluster, probe=probe, tls=tls, renew=renew, user=user, password=password, rng=rng)
+        self.members: Members = _members_shared_as(shared_as, make)
         self._receipts = Receipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
         self._scopes: set[anyio.CancelScope] = set()  # of the calls under way
-        self._way: Way | None = None
         self._made_in = process_identity()
 
     async def __aenter__(self) -> Self:
         await self.open()
+        within = self._connect_timeout
         try:
-            told = absence_told(
-                self.name,
-                lambda: self.members.choice.problem,
-                within=self._connect_timeout,
-                ended_by=self._timeout_name,
-            )
-            with told:
-                deadline = self.time() + self._connect_timeout
+            with absence_told(self.name, lambda: self.members.choice.problem, within=within, ended_by=self._ended_by):
+                deadline = self.time() + within
                 await self.while_usable(lambda: self.members.start(deadline))
-            server = self.members.identity.member_id
-            self._way = await chosen_way(self.members.hosts, server)
+            way = await chosen_way(self.members.hosts, self.members.identity.member_id)
+            if way is not None:
+                self.seen_as, self.ends, self.server = way.sends_from, (way.sends_from, way.leads_to), way.server
         except StoreTimeoutError as error:
             await self.aclose()
             raise ConnectionLost(str(error), maybe_applied=False) from None
@@ -188,21 +169,6 @@ class Client(interface.Store):
     def store_id(self) -> str | None:
         """The cluster's id, after its first answer."""
         return self.members.identity.cluster_id
-
-    @property
-    def seen_as(self) -> str | None:
-        """The address from which this client reaches the cluster."""
-        return self._way.sends_from if self._way is not None else None
-
-    @property
-    def ends(self) -> tuple[str, str] | None:
-        """The addresses of this machine and of the member."""
-        return (self._way.sends_from, self._way.leads_to) if self._way is not None else None
-
-    @property
-    def server(self) -> str:
-        """The id of the member met first, or "another" if `ends` leads to another."""
-        return self._way.server if self._way is not None else ""
 
     def time(self) -> float:
         """Return seconds on the event loop's clock."""

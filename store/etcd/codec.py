@@ -6,6 +6,7 @@ module, which also reads URLs, needs no extra.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -126,16 +127,8 @@ def watch_requests(keys: Iterable[str | Span], *, start_revision: int) -> list[F
 
 def events_of(result: pb.WatchResponse, hidden: str) -> list[list[Event]]:
     """Return the changes in a watch's message, by revision; etcd never splits a revision."""
-    batches: list[list[Event]] = []
-    for change in result.events:
-        event = _event(change)
-        if event.key.startswith(hidden):
-            continue
-        if batches and batches[-1][-1].revision == event.revision:
-            batches[-1].append(event)
-        else:
-            batches.append([event])
-    return batches
+    events = [event for change in result.events if not (event := _event(change)).key.startswith(hidden)]
+    return [list(batch) for _, batch in itertools.groupby(events, key=lambda event: event.revision)]
 
 
 DELETED: Final = 1

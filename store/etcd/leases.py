@@ -60,13 +60,12 @@ async def revoke(members: Members, lease: int, deadline: float) -> Done:
 async def notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
     """Return the notes of leases with keys under a prefix, without age."""
     begin = f"{reads.hidden}{NOTES}"
-    found = await members.ask("KV/Range", range_of(span_of(begin)), deadline=deadline, what="Range")
-    by_lease = {kv.lease: kv.value for kv in found.kvs}
+    written = await members.ask("KV/Range", range_of(span_of(begin)), deadline=deadline, what="Range")
+    by_lease = {kv.lease: kv.value for kv in written.kvs}
     listing = await reads.list(List(prefix=request.prefix, keys_only=True), (), deadline)
     keys = ((entry.key, entry.lease) for entry in listing.entries if entry is not None and entry.key > request.after)
-    return NotePage(
-        notes=tuple(Note(key=key, note=by_lease.get(lease, b""), age=0.0) for key, lease in keys), more=False
-    )
+    found = tuple(Note(key=key, note=by_lease.get(lease, b""), age=0.0) for key, lease in keys)
+    return NotePage(notes=found, more=False)
 
 
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:

@@ -91,8 +91,7 @@ class Watch(interface.Watch):
             self._release()
             return
         for message in messages:
-            batches = events_of(message, self._reads.hidden)
-            for batch in batches:
+            for batch in events_of(message, self._reads.hidden):
                 self._cursor.delivered(tuple(batch))
                 self.ready.append(batch)
                 if self._population is not None:

@@ -95,7 +95,9 @@ class Connection:
         if self._closed is not None:
             raise self._closed
         call = self._channel.unary_unary(
-            f"/etcdserverpb.{method}", request_serializer=_bytes_of, response_deserializer=answered.FromString
+            f"/etcdserverpb.{method}",
+            request_serializer=kind.SerializeToString,
+            response_deserializer=answered.FromString,
         )
         self.under_way += 1
         # In its own task: when its caller is cancelled, gRPC raises a new `CancelledError`, which the cancel scope
@@ -155,7 +157,9 @@ class Connection:
     async def _read(self, watches: WatchStream) -> None:
         problem: Exception = Failure("it ended the stream", FailureKind.UNDONE)
         opening = self._channel.stream_stream(
-            "/etcdserverpb.Watch/Watch", request_serializer=_bytes_of, response_deserializer=pb.WatchResponse.FromString
+            "/etcdserverpb.Watch/Watch",
+            request_serializer=pb.WatchRequest.SerializeToString,
+            response_deserializer=pb.WatchResponse.FromString,
         )
         call = opening(watches.requests, metadata=_metadata(watches.token))
         try:
@@ -190,11 +194,6 @@ class Connection:
 
 async def _answer(call: Any) -> Any:
     return await call
-
-
-def _bytes_of(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
 
 
 def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
