@@ -34,7 +34,6 @@ from store.net.dialing import TcpDial
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Generator, Mapping
-    from types import TracebackType
 
     from rdzv.config.overrides import Overrides
     from rdzv.interface import RendezvousHandler
@@ -89,11 +88,9 @@ class Connection:
         self._handler = cast("Handler", handler)  # a registered backend's handler may be of another class
         return self._handler
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         if self._handler is not None:
-            await self._handler.__aexit__(kind, error, trace)
+            await self._handler.__aexit__(*error)
 
     def __await__(self) -> Generator[Any, Any, Handler]:
         return self.__aenter__().__await__()
@@ -215,17 +212,11 @@ class _WayToTcp:
 
     async def __aenter__(self) -> Store:
         self._begin_metrics()
-        if self._settings.is_host is not False:  # `False` saves each node the thread that decides this
+        settings = self._settings
+        if settings.is_host is not False:  # `False` saves each node the thread that decides this
             await self._host_if_called_for()
-        client = _tcp_client(
-            self._dial,
-            self._settings,
-            self._credentials,
-            timeout=CALL_TIMEOUT,
-            connect_timeout=self._settings.join_timeout,
-            timeout_name="join_timeout",
-            rng=self._rng,
-        )
+        times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
+        client = _tcp_client(self._dial, settings, self._credentials, rng=self._rng, **times)
         client.on_connection(self._note_connection)
         # Only after hosting: the nodes that hold turns may wait for this node's store.
         try:
@@ -245,12 +236,10 @@ class _WayToTcp:
         elif isinstance(self._hosting, Succession) and self.node.needs_store:
             self._hosting.resume()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: Any) -> None:
         client, self._of_node = self._of_node, None
         if client is not None:
-            await client.__aexit__(kind, error, trace)
+            await client.__aexit__(*error)
 
     async def _host_if_called_for(self) -> None:
         if self._hosting is None:
