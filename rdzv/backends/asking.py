@@ -174,12 +174,7 @@ class DialOfMany(TcpDial):
         self._within = ANSWERS_WITHIN
 
     async def choose(self, context: ssl.SSLContext | None = None) -> None:
-        """Find the host that serves.
-
-        Raises:
-            ConnectionRefusedError: All hosts refuse or have ended.
-            OSError: No host serves; the message says why.
-        """
+        """Find the host that serves; `ConnectionRefusedError` if all hosts refuse or have ended, else an `OSError`."""
         began = time.monotonic()
         found = await ask_all(self.hosts, context or self.tls, within=self._within)
         for host, asked in zip(self.hosts, found, strict=True):
@@ -230,12 +225,7 @@ async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict
 
 
 async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
-    """Tell all candidates that a host is lost; return the result in words.
-
-    Raises:
-        RendezvousSettingsError: The URL does not list the host.
-        RendezvousStateError: Another host serves, the host itself answers, or no candidate waits for it.
-    """
+    """Tell all candidates that a host is lost; return the result in words, or raise a `RendezvousError`."""
     dial = DialOfMany(settings, credentials)
     hosts, tls = dial.hosts, dial.tls
     meant = [host for host in hosts if lost in {str(host), host.address.host}]

@@ -61,13 +61,9 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     """Return the address on which to listen for a URL's host.
 
     For a name, return all interfaces if the store `may_be_open`: on Debian a machine's own name is 127.0.1.1. `insist`:
-    the user has set `is_host`.
-
-    Raises:
-        NotResolvedError: The name has no address.
-        HostedElsewhereError: Another machine listens at one of its addresses.
-        OSError: EADDRNOTAVAIL if no address is this machine's, without both `insist` and `may_be_open`; EADDRINUSE if a
-            process listens there already; others without resources for the check.
+    the user has set `is_host`. Besides the errors above, raise an `OSError`: EADDRNOTAVAIL if no address is this
+    machine's, without both `insist` and `may_be_open`; EADDRINUSE if a process listens there already; others without
+    resources for the check.
     """
     ours, others = split_addresses(host, port)
     if not ours and not insist:

@@ -29,9 +29,7 @@ SETTLED_AFTER: Final = 3.0  # seconds without a change until a token's file coun
 class Credentials:
     """The credentials of a run; raises `RendezvousSettingsError` for unreadable files.
 
-    Attributes:
-        token: The shared secret.
-        renew: Reads a client's files again before a connection; None without files.
+    `renew` reads a client's files again before a connection; it is None without files.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -39,7 +37,7 @@ class Credentials:
         self._seen: list[bytes | None] = []
         self._seen = self._contents()
         self.token: bytes | None = self._read_token()
-        self.password: str | None = self.read_password()
+        self.read_password()  # raises if it is unreadable
         self._client_tls: ssl.SSLContext | None = None
         self._server_tls: ssl.SSLContext | None = None
         named = (settings.token_file, settings.ca, settings.cert, settings.key)

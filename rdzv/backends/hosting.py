@@ -2,15 +2,13 @@
 
 A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. If
 several nodes there try, only one can bind the port. `bind_address` decides if this is the machine, and where to listen.
-A node never starts a store on a reconnect: there must be no second, empty store beside a live run.
 
 The store runs in a thread of the process, and dies with it. After its own node has left, the store stays until no
 other client is connected, for at most `close_timeout`. So rank 0 may leave first.
 
 New nodes must not join in a store that is shutting down. So its host first writes a key, and every arrival is
 conditional on the key's absence. New nodes then look for another store (`Node`), and one of them starts it once the
-port is free. If nodes of another run have joined before, the host waits while they stay. The key expires soon after the
-host's last check: a durable store may continue under another host.
+port is free. If nodes of another run have joined before, the host waits while they stay.
 """
 
 from __future__ import annotations
@@ -139,12 +137,8 @@ class HostedStore:
                     )
             elif until is None:
                 until = now + self._linger
-                log.info(
-                    "the store at %s has %d connections, and waits up to %g s for them to end",
-                    self.server.url,
-                    self.server.connections,
-                    self._linger,
-                )
+                waits = (self.server.url, self.server.connections, self._linger)
+                log.info("the store at %s has %d connections, and waits up to %g s for them to end", *waits)
             elif now >= until:
                 return
             if await self._alone_within(LOOK_AGAIN_AFTER if until is None else min(LOOK_AGAIN_AFTER, until - now)):
@@ -162,7 +156,7 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
     are read after the keys were written, so they contain every accepted node. Return the rejection's revision, and the
     nodes that stay, in words.
     """
-    # On a lease: if the host is killed, a durable store must accept nodes after its restart.
+    # On a lease: if the host is killed, a durable store must accept nodes after its restart, also under another host.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
     endings = {keys.ending} | {run.ending for run in await read_nodes_of_all_runs(client)}
     for ending in endings - {keys.ending}:
@@ -355,11 +349,7 @@ class Hosting(Starting):
 def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedStore | None:
     """Start the embedded store if the settings say so, or if it belongs on this machine and no process listens.
 
-    Raises:
-        NotResolvedError: The URL's host has no address, perhaps not yet.
-        PortTakenError: Another process listens there.
-        RendezvousConnectionError: `is_host` is set, and the store cannot be started.
-        RendezvousSettingsError: The store would be open to every machine, or the URL's host names several machines.
+    Raise a `RendezvousError` if it cannot be started; those of `bind_address` may pass.
     """
     if settings.is_host is False:
         return None
@@ -385,11 +375,7 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
 
 
 def address_to_listen_on(settings: Settings, credentials: Credentials, host: tuple[str, int]) -> BindAddress:
-    """Return the address on which to serve for this host; raise as `choose_bind_address` does.
-
-    Raises:
-        RendezvousSettingsError: The host names several machines.
-    """
+    """Return the address on which to serve for this host; raise as `choose_bind_address`, and for a shared name."""
     insist, tls = settings.is_host is True, credentials.server_tls()
     is_closed_to_strangers = credentials.token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
     bound = choose_bind_address(*host, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)
@@ -405,12 +391,7 @@ def serve_on(
     port: int,
     listeners: Sequence[socket.socket] | None = None,
 ) -> HostedStore:
-    """Start the embedded store at an address, or on the bound sockets `listeners`.
-
-    Raises:
-        OSError: The address cannot be bound.
-        RendezvousSettingsError: The store would be open to every machine, or an extra is not installed.
-    """
+    """Start the embedded store at an address, or on the bound sockets `listeners`; `OSError` if it cannot be bound."""
     server: Server | StoreProcess
     try:
         if settings.host == "process":

@@ -65,12 +65,8 @@ def serve_embedded(
 ) -> tuple[contextlib.ExitStack, Server]:
     """Serve the embedded store, and its page if set; return a context that ends both, and the store.
 
-    If the page's port is taken, only log that.
-
-    Raises:
-        OSError: The address cannot be bound.
-        RendezvousSettingsError: The page's extra is not installed.
-        StoreUsageError: The store would be open to every machine.
+    If the page's port is taken, only log that. Raise `OSError` if the address cannot be bound, and `StoreUsageError` if
+    the store would be open to every machine.
     """
     port_of_page, insecure = settings.http_port, settings.insecure
     app = None if port_of_page is None else http_room("app", "http_port")  # raise before the store is started

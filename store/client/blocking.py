@@ -40,14 +40,10 @@ R = TypeVar("R", bound=Response)
 
 
 class Client(interface.BlockingStore):
-    """The blocking client of a store; safe to use from several threads.
+    """The blocking client of a store, with the arguments of `store.connect`; safe to use from several threads.
 
-    Args:
-        token: The shared secret, or a function that returns it for each connection.
-        tls: A client-side context for `tcps`; by default the system's certificates are trusted.
-        renew: Reads the files of token and certificates again before each connection, and returns the context.
-        timeout: Seconds for the first connection, and for each call without its own `timeout`.
-        rng: For the jitter of reconnecting.
+    `token` may be a function, called for each connection. `renew` reads the files of token and certificates again
+    before each connection, and returns the context.
     """
 
     operations_max: int = Limits.operations_max

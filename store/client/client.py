@@ -186,14 +186,8 @@ class Watch(interface.Watch):
 class Client(Reconnecting):
     """The client of a store, as `async with store.connect(url) as client`; it reconnects by itself.
 
-    Args:
-        dial: Makes connections.
-        name: The address, for error messages.
-        token: The shared secret, or a function that returns it for each connection.
-        timeout: Seconds for each call without its own `timeout`.
-        connect_timeout: Seconds for the first connection. Default: `timeout`. Log lines call it `timeout_name`.
-        rng: For the jitter of reconnecting.
-        process: The id of its process, for tests that simulate several.
+    `name` is the address, for messages. `token` may be a function, called for each connection. `connect_timeout` is by
+    default `timeout`; log lines call it `timeout_name`. `process` is for tests that simulate several processes.
     """
 
     def __init__(
