@@ -45,8 +45,10 @@ __all__ = ["TrainingStory"]
 OUT_WITHIN = PUSHED_WITHIN + DISCONNECT_TTL + 1.5
 """Seconds for a loss to end a body, also one that failed first and waits for news of a loss."""
 
-LET_OUT_WITHIN = 4.0
-"""Seconds for the members to agree and to reach the step. Each step takes up to a third of a second."""
+LET_OUT_WITHIN, ALONE_OUT_WITHIN = 4.0, 10.0
+"""Seconds for the members to agree and to reach the step, each of which takes up to a third of a second.
+Where steps need no other member, the slowest may be many steps behind.
+"""
 
 HELD_UP = 0.4
 """The probability that a node thread is paused while the agreed step is announced."""
@@ -81,6 +83,7 @@ class TrainingStory(FullStory):
         self.on_waiting: Literal["now", "wait"] = "wait" if self.silent and rng.random() < 0.6 else "now"
         self.alone = rng.random() < 0.4
         self.judged = self.alone and not self.silent and rng.random() < 0.7
+        self.let_out_within = ALONE_OUT_WITHIN if self.alone else LET_OUT_WITHIN
         self.total = rng.choice((10**9, 40) if self.judged else (10**9, 10, 40))
         if self.judged:
             self._judge_those_that_are_stuck()
@@ -269,7 +272,7 @@ class TrainingStory(FullStory):
         if self.too_large_at is not None:
             since = self.now - max(self.too_large_at, self.disturbed_until)
             self.truth.require(
-                since <= LET_OUT_WITHIN,
+                since <= self.let_out_within,
                 f"{self.checker.live()} are in a round still, {since:.2f} s after a resize to {self.rules.capacity}",
             )
 
@@ -278,7 +281,7 @@ class TrainingStory(FullStory):
         interrupted (R23).
         """
         round, began = node.inside, self.now
-        if round is None or self.disturbed_until > began or round.ending is not None or within <= LET_OUT_WITHIN:
+        if round is None or self.disturbed_until > began or round.ending is not None or within <= self.let_out_within:
             return
 
         def look() -> None:
@@ -287,10 +290,10 @@ class TrainingStory(FullStory):
             ending = round.ending
             self.truth.require(
                 node.inside is None and ending is not None and ending.kind is EndKind.AGREED,
-                f"{node.name} was to leave {LET_OUT_WITHIN:g} s ago, and its round has come to {ending} (R23)",
+                f"{node.name} was to leave {self.let_out_within:g} s ago, and its round has come to {ending} (R23)",
             )
 
-        self.director.call_later(LET_OUT_WITHIN, look)
+        self.director.call_later(self.let_out_within, look)
 
     # ------------------------------------------------------------------------------------------ the end
 
@@ -307,7 +310,7 @@ class TrainingStory(FullStory):
         """
         if (members := self._members()) and self.on_waiting == "wait":
             self.start("late")  # this node has to wait
-            self.cosmos.timeline.run(self.now + LET_OUT_WITHIN)
+            self.cosmos.timeline.run(self.now + self.let_out_within)
         if members := self._members():
             drained = self.rng.choice(members)
             self._see_out(members, EndKind.AGREED, drained.leave)
@@ -326,7 +329,7 @@ class TrainingStory(FullStory):
     def _see_out(self, members: list[Trainer], kind: EndKind, happens: Callable[[], object]) -> None:
         rounds = {node.name: node.inside for node in members}
         happens()
-        self.cosmos.timeline.run(self.now + max(OUT_WITHIN, LET_OUT_WITHIN) + self.promptly)
+        self.cosmos.timeline.run(self.now + max(OUT_WITHIN, self.let_out_within) + self.promptly)
         for name, round in rounds.items():
             ending = None if round is None else round.ending
             self.truth.require(
@@ -372,7 +375,7 @@ class TrainingTroubles(FullTroubles):
         if at_work:
             node, within = self._rng.choice(at_work), self._rng.choice((2.0, 30.0, 30.0))
             self._story.say(f"{node.name} is to leave within {within:g} s")
-            if within <= LET_OUT_WITHIN:
+            if within <= self._story.let_out_within:
                 self._story.disturbed("which may be too soon", lasting=within + 1.0)
             node.leave(within)
             self._story.drained(node, within)
