@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, cast
 
+from store.calls import time_limit
 from store.client.client import Client
 from store.errors import StoreUsageError
 from store.interface import DEFAULT_TIMEOUT
@@ -50,7 +51,7 @@ async def connect(
         ProtocolError: The server is not a store, or one of another version.
         ImportError: etcd needs the extra `etcd`.
     """
-    check_credentials(url, token=token, user=user, password=password)
+    secret = checked_token(url, token=token, user=user, password=password, timeout=timeout)
     if is_etcd(url):
         from store.etcd import client as etcd
         from store.etcd.codec import Cluster
@@ -61,14 +62,18 @@ async def connect(
             yield cast("Client", client)
         return
     address = Address.parse(url)
-    secret = token.encode() if isinstance(token, str) else token
     async with Client(TcpDial(address, tls), name=str(address), token=secret, timeout=timeout) as own:
         yield own
 
 
-def check_credentials(url: str, *, token: str | bytes | None, user: str | None, password: str | None) -> None:
-    """Reject credentials that this kind of store would ignore."""
+def checked_token(
+    url: str, *, token: str | bytes | None, user: str | None, password: str | None, timeout: float
+) -> bytes | None:
+    """Return the token as bytes; reject a wrong timeout, and credentials that this kind of store would ignore."""
+    if time_limit(timeout, None) is None:
+        raise StoreUsageError("timeout is None; give seconds")
     if is_etcd(url) and token is not None:
         raise StoreUsageError("etcd knows no token; give user= and password=, or certificates by tls=")
     if not is_etcd(url) and (user is not None or password is not None):
         raise StoreUsageError(f"{url!r} knows no users; give token=")
+    return token.encode() if isinstance(token, str) else token

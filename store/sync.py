@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from store.client.blocking import Client, Watch
-from store.connecting import check_credentials, is_etcd
+from store.connecting import checked_token, is_etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address
@@ -40,7 +40,7 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Iterator[Client]:
     """Connect to a store; the blocking twin of `store.connect`."""
-    check_credentials(url, token=token, user=user, password=password)
+    secret = checked_token(url, token=token, user=user, password=password, timeout=timeout)
     client: Client
     if is_etcd(url):
         from store.etcd import blocking as etcd_sync
@@ -49,7 +49,6 @@ def connect(
         etcd_client = etcd_sync.Client(Cluster.parse(url), tls=tls, user=user, password=password, timeout=timeout)
         client = cast("Client", etcd_client)  # as in `store.connect`
     else:
-        secret = token.encode() if isinstance(token, str) else token
         client = Client(Address.parse(url), token=secret, tls=tls, timeout=timeout)
     with client:
         client.call(Ping())

@@ -261,6 +261,8 @@ class Server:
 
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
     """Open the journal of a directory; a store in memory does not load sqlite3."""
+    if str(data_dir) == "":  # as from an unset variable of a shell
+        raise StoreUsageError("data_dir is empty; name a directory, or leave it out for a store in memory")
     try:
         from store.server import journal
     except ImportError as error:

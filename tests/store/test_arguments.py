@@ -183,3 +183,14 @@ async def test_a_url_that_is_none_is_named_in_the_error(odd: Any) -> None:
         pass
     assert str(awaited.value) == str(blocking.value)
     assert repr(odd) in str(awaited.value)
+
+
+@pytest.mark.parametrize("odd", [None, "1", b"1", math.nan, True, 10**400])
+async def test_an_odd_timeout_of_a_connection_is_refused_alike_by_both_twins(odd: Any) -> None:
+    """The awaited one raised TypeError, ValueError or OverflowError."""
+    with pytest.raises(StoreUsageError, match=r"timeout is .*; give seconds") as awaited:
+        async with store.connect("tcp://127.0.0.1:1", timeout=odd):
+            pass
+    with pytest.raises(StoreUsageError) as blocking, store.sync.connect("tcp://127.0.0.1:1", timeout=odd):
+        pass
+    assert str(awaited.value) == str(blocking.value)

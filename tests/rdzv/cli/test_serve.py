@@ -210,6 +210,7 @@ def test_the_help_gives_the_name_and_default_of_every_limit(capsys: pytest.Captu
         (["--token-file", "/nowhere"], {}, "token_file='/nowhere' cannot be read"),
         (["--host", "0.0.0.0"], {}, "would accept every client"),
         (["--data-dir", "/dev/null"], {}, "data_dir /dev/null cannot be used"),
+        (["--data-dir", ""], {}, "data_dir is empty; name a directory"),
         ([], {"RDZV_TOKEN": ""}, "RDZV_TOKEN"),
         ([], {"RDZV_TOKEN_FILE": "/nowhere"}, "token_file='/nowhere' cannot be read"),
         ([], {"RDZV_TOKEN": "a", "RDZV_TOKEN_FILE": "b"}, "are both given"),
