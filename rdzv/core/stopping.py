@@ -170,7 +170,7 @@ class StepGate:
     def __init__(self) -> None:
         self.begun: int | None = None  # the largest begun step
         self.at_end: bool = False  # the body has finished, and with it the largest begun step
-        self.refused: int | None = None  # the step that it would have begun, had the round not been over
+        self.refused: int | None = None  # the step that it did not begin, or not finish, as the round was over
         self.decided: bool = False
         self.stop: int | None = None  # see `Stop.step`
         self.why: str = ""
@@ -181,7 +181,7 @@ class StepGate:
 
     def passes(self, step: int) -> bool:
         """Begin this step; return False if the gate is closed: then wait for the decision, and ask `leaves`."""
-        self.begun = step  # before the read of `_asked`: see the module
+        self.begun, self.refused = step, None  # before the read of `_asked`: see the module
         return not self._asked
 
     def leaves(self, step: int) -> bool:
@@ -209,6 +209,11 @@ class StepGate:
         if self.refused is not None:
             return max(self.refused - 1, -1)
         return None if self.begun is None else max(self.begun - (not self.at_end), -1)
+
+    def interrupt(self) -> None:
+        """Record that a call of the body has failed, as the round is over for it: the begun step is not finished."""
+        if not self.at_end:
+            self.refused = self.begun
 
     def finish(self) -> None:
         """Record the end of the body."""

@@ -206,10 +206,13 @@ class Life:
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.others_have_gone:
-            if self.ending is None and self.membership.gate.is_awaited:
-                # The error is from another round, and the others wait for this member in their step. A new arrival
-                # without a departure would count as a stop at the agreed step.
-                await in_node(self._leave())
+            self.changed()  # the work may have met the news first
+            if self.ending is None:  # the node does not know yet, or the error is from another round
+                self._note(Ending(kind=EndKind.DROPPED, reason=str(failure)))
+                if self.membership.gate.is_awaited:
+                    # The others wait for this member in their step. A new arrival without a departure would count as a
+                    # stop at the agreed step.
+                    await in_node(self._leave())
             return Outcome.MEET_AGAIN
         self.phase = Phase.FAILED
         if await in_node(self._fails_first(failure)):

@@ -28,12 +28,14 @@ class Company:
         superseded: Returns the reason if this node is known to be no member any more, else None.
         lost: Returns the members known to have died; None if waits go on after a loss.
         waiting: Entered around each request that waits for others; its argument returns the awaited keys, in words.
+        interrupted: Called before a call fails because the round is over for this member.
         roster: Names the missing members at a barrier, if known.
     """
 
     superseded: Callable[[], str | None] = _not_over
     lost: Callable[[], tuple[str, ...]] | None = None
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
+    interrupted: Callable[[], object] = _not_over
     roster: Roster | None = None
 
 

@@ -122,6 +122,7 @@ class Fencing:
         lost, timed_out = self._lost(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
         if not (lost or self._wait_ended) or self.now() >= self._deadline:
             raise timed_out
+        self.company.interrupted()
         if not lost:
             raise RoundChanged(
                 f"the round is over for this member, and these keys may never come: {named(keys)}"
@@ -136,6 +137,7 @@ class Fencing:
         return self.company.lost() if self.company.lost is not None else ()
 
     def _superseded_error(self, reason: str) -> RoundSupersededError:
+        self.company.interrupted()
         return RoundSupersededError(
             f"this node is no longer in the round of {self.prefix}: {reason}; call next_rendezvous again"
         )

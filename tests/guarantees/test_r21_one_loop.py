@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from rdzv import GiveUp, RendezvousClosedError, Round, RunGivenUpError
+from rdzv import GiveUp, MembersLostError, RendezvousClosedError, Round, RunGivenUpError
 from tests.support.runs import VirtualRun, rounds_of
 
 if TYPE_CHECKING:
@@ -305,6 +305,31 @@ async def test_r21_a_body_that_catches_its_end_at_a_check_has_not_finished_that_
         run.start(run.handler("b").next_rendezvous())
         await until(lambda: len(newest) == 2)
         assert newest == [None, (0, done[-1])]
+
+
+async def test_r21_a_body_that_catches_a_failed_wait_has_not_finished_that_step() -> None:
+    """The next round named that step as finished, so that programs which go on from there left it out."""
+    async with a_run() as run:
+        newest: list[tuple[int, int] | None] = []
+
+        async def train() -> None:
+            async for round in rounds_of(run.handler("a")):
+                newest.append(round.newest)
+                if round.number == 1:
+                    return
+                async with round:
+                    for step in range(5):
+                        await round.check(step)
+                        if step == 4:
+                            with contextlib.suppress(MembersLostError), anyio.CancelScope(shield=True):
+                                await round.store.get("never")
+
+        run.start(train())
+        await run.handler("b").next_rendezvous()
+        await asyncio.sleep(STEP)
+        run.crash("b")
+        await until(lambda: len(newest) == 2)
+        assert newest == [None, (0, 3)]
 
 
 async def test_r21_a_check_with_nothing_pending_costs_no_message() -> None:

@@ -52,7 +52,9 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
     guard, startup = _load("guard"), _load("worker_startup")
     guard.close_others(requests.fileno())
     guard.take_signals(signals)
-    here = _here()  # a module may leave it
+    here = ""  # if it was deleted
+    with contextlib.suppress(OSError):
+        here = os.getcwd()  # a module may leave it
     _search_first(folder)
     for name in modules:
         importlib.import_module(name)
@@ -75,7 +77,8 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
         request, files = _receive(requests)
         if waiting:
             with waiting.pop(0) as first:
-                _send(first, request, files)
+                socket.send_fds(first, [len(request).to_bytes(4, sys.byteorder)], files)
+                first.sendall(request)
         elif os.fork() == 0:
             requests.close()
             return _worker(guard, startup, here, request, files)
@@ -109,15 +112,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
     renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # `fork` does not renew it
     if renew_native_id is not None:
         renew_native_id()
-    return _module if wanted["module"] else _script
-
-
-def _here() -> str:
-    """Return the working folder; "" if it was deleted."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
+    return partial(_module if wanted["module"] else _script, here)
 
 
 def _search_first(folder: str) -> None:
@@ -126,9 +121,9 @@ def _search_first(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _script() -> Callable[[], object]:
+def _script(here: str) -> Callable[[], object]:
     """Return a call that runs `sys.argv[0]` as `python FILE` does."""
-    path = os.path.join(_here(), sys.argv[0])
+    path = os.path.join(here, sys.argv[0])
     _search_first(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
     main = _new_main()
@@ -138,11 +133,11 @@ def _script() -> Callable[[], object]:
     return partial(exec, compile(source, path, "exec", dont_inherit=True), main.__dict__)  # the user's command
 
 
-def _module() -> Callable[[], object]:
+def _module(here: str) -> Callable[[], object]:
     """Return a call that runs `sys.argv[0]` as `python -m MODULE` does."""
     import runpy
 
-    _search_first(_here())
+    _search_first(here)
     _new_main()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # as the interpreter for -m
     return partial(run, sys.argv[0])
@@ -184,11 +179,6 @@ def _exactly(requests: socket.socket, count: int) -> bytes:
             os._exit(0)
         received += chunk
     return bytes(received)
-
-
-def _send(to: socket.socket, request: bytes, files: list[int]) -> None:
-    socket.send_fds(to, [len(request).to_bytes(4, sys.byteorder)], files)
-    to.sendall(request)
 
 
 def _load(name: str) -> types.ModuleType:

@@ -30,6 +30,7 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
             superseded=lambda: membership.over,
             lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else None,
             waiting=membership.beats.waiting,
+            interrupted=membership.gate.interrupt,
             roster=Roster(
                 rank=membership.rank,
                 key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),

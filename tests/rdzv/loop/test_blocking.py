@@ -117,6 +117,29 @@ def test_a_body_that_catches_its_end_at_a_check_has_not_finished_that_step(url: 
     assert side_by_side(train, join) == [True, True]
 
 
+def test_a_body_that_catches_a_failed_wait_has_not_finished_that_step(url: str) -> None:
+    at = f"{url}/job?min_nodes=1&max_nodes=2&last_call_timeout=60&is_host=false"
+    waits = threading.Event()
+
+    def train() -> bool:
+        for round in rdzv.sync.rounds(at, node_id="a"):
+            if round.number == 1:
+                return round.newest == (0, 2)
+            with round, contextlib.suppress(RoundChanged):
+                for step in range(4):
+                    round.check(step)
+                waits.set()
+                round.store.get("never")
+        raise AssertionError("the loop has ended")
+
+    def join() -> bool:
+        with rdzv.sync.connect(at, node_id="b") as handler:
+            handler.next_rendezvous()
+            return waits.wait(WITHIN)
+
+    assert side_by_side(train, join) == [True, True]
+
+
 def test_of_two_that_fail_at_once_only_the_first_raises_its_error(url: str) -> None:
     def errors_of(name: str) -> int:
         errors = 0

@@ -97,7 +97,7 @@ ALL = ["claim", "suspect", "release", "await news"]
         (None, LOST, {}, Outcome.MEET_AGAIN, [], True),
         (None, AGREED, {}, Outcome.MEET_AGAIN, [], False),
         (rdzv.RoundChanged("over"), AGREED, {}, Outcome.MEET_AGAIN, [], False),
-        (rdzv.MembersLostError("b"), None, {}, Outcome.MEET_AGAIN, [], False),
+        (rdzv.MembersLostError("b"), None, {}, Outcome.MEET_AGAIN, [], True),
         (HUNG_UP, LOST, {}, Outcome.MEET_AGAIN, [], True),
         (KeyboardInterrupt(), LOST, {}, Outcome.RAISE, [], True),
         (HUNG_UP, None, {}, Outcome.MEET_AGAIN, ["claim"], True),
