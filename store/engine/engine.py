@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from store.engine.watches import Watcher
 
 NOBODY: Final = MappingProxyType[int, float]({})
-WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB
 PAGES_BYTES = 4 * 4096  # of database pages that a write of one key changes, counted beside its own bytes
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next tick follows a millisecond later
 WAITS_AT_ONCE = 512  # waits that are looked at in the step of their change: about 4 ms ...
@@ -66,9 +65,6 @@ class Engine:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
         self.read_only: str | None = None  # the reason why nothing can be written now
-        self._why_only_deletes: str | None = None
-        self.writable_bytes: int = 0  # the limit of a write on a full disk; 0 if none is accepted
-        self.steering_bytes: int = 0  # for writes of keys that steer on a full disk
         self.state: State = State(self.limits)
         state = self.state
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
@@ -86,16 +82,6 @@ class Engine:
         self._requests = 0
         self._now = -math.inf  # the clock at the last request
         self._lapsed = 0
-
-    @property
-    def why_only_deletes(self) -> str | None:
-        """The reason why only deletes and small writes are accepted now, or None."""
-        return self._why_only_deletes
-
-    @why_only_deletes.setter
-    def why_only_deletes(self, why: str | None) -> None:
-        self._why_only_deletes = why
-        self.state.writes_max = min(self.limits.writes_max, WRITES_ON_A_FULL_DISK if why else self.limits.writes_max)
 
     @property
     def revision(self) -> int:
@@ -221,25 +207,26 @@ class Engine:
             raise LimitExceeded(
                 f"nothing was written, because the store takes no writes now: {self.read_only}; reading goes on"
             )
-        is_short = self._why_only_deletes is not None
+        state = self.state
+        is_short = state.why_only_deletes is not None
         writes = [each for each in operations_of(request) if type(each) not in TAKE_AWAY] if is_short else []
         if writes:
-            size = self.state.written_bytes(request)
+            size = state.written_bytes(request)
             cost = size + len(writes) * PAGES_BYTES
             steers = self._keys.groups.steers
-            if cost <= self.steering_bytes and all(steers(getattr(each, "key", "")) for each in writes):
-                self.steering_bytes -= cost
-            elif size > self.writable_bytes:
-                small = f" and writes of {self.writable_bytes} bytes" if self.writable_bytes else ""
+            if cost <= state.steering_bytes and all(steers(getattr(each, "key", "")) for each in writes):
+                state.steering_bytes -= cost
+            elif size > state.writable_bytes:
+                small = f" and writes of {state.writable_bytes} bytes" if state.writable_bytes else ""
                 raise LimitExceeded(
                     f"nothing was written, because the store takes only deletes{small} now, and this has {size}: "
-                    f"{self._why_only_deletes}; delete something"
+                    f"{state.why_only_deletes}; delete something"
                 )
         full = self._sessions.budget.bytes >= self.limits.replies_bytes_max
         if full:
             self._note_forgotten(self._sessions.make_room(self.limits.replies_bytes_max))
         if full or session.held_bytes:
-            self.state.check_reply(session, request)
+            state.check_reply(session, request)
 
     def _take_deliveries(self) -> tuple[Delivery | Answer | Overtaken, ...]:
         deliveries, self._asked.deliveries = tuple(self._asked.deliveries), []

@@ -139,8 +139,7 @@ class Snapshots:
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
-        self.unread: dict[Snapshot, None] = {}
-        self._newest = -1  # the revision of the newest
+        self.unread: dict[Snapshot, None] = {}  # in the order of revisions
         self._counted = 0  # bytes ever kept for snapshots alone ...
         self._own = 0  # ... and the `bytes` of the unread ones
 
@@ -160,24 +159,22 @@ class Snapshots:
         if snapshot not in self.unread:
             self.unread[snapshot] = None
             self._own += snapshot.bytes
-            self._newest = snapshot.revision
             snapshot.reader, snapshot.counted_from = reader, self._counted
 
     def end(self, snapshot: Snapshot) -> None:
         """End a snapshot that was read or dropped."""
         if self.unread.pop(snapshot, self) is None:
             self._own -= snapshot.bytes
-            newest = next(reversed(self.unread), None)  # `unread` is in the order of revisions
-            self._newest = -1 if newest is None else newest.revision
 
     def changing(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
-        """Keep a key's chunk for snapshots before the key changes; return True if they read `before`, too."""
+        """Keep a key's chunk for unread snapshots before the key changes; return True if they read `before`, too."""
+        newest = next(reversed(self.unread)).revision
         if index_changes:
             keys = self._keys
-            shared = keys.index.renew_chunk_of(key, shared_until=self._newest, revision=keys.revision + 1)
+            shared = keys.index.renew_chunk_of(key, shared_until=newest, revision=keys.revision + 1)
             if shared is not None:
                 self._counted += shared.__sizeof__()
-        if before is None or before.mod_revision > self._newest:
+        if before is None or before.mod_revision > newest:
             return False
         self._counted += ENTRY_OVERHEAD + key_bytes(key) + len(before.value)
         return True

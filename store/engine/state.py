@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
 SPARE_SHARE = 8  # the room for keys that steer is a limit divided by this
+WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB
 SMALL_REPLY_BYTES = 64 * 1024  # of a reply that is accepted although all replies take too much
 
 PAST = {
@@ -55,11 +56,13 @@ PAST = {
 
 
 class State:
-    """The parts of a store, and its limits; `writes_max` is lower on a full disk."""
+    """The parts of a store, its limits, and the room on its disk."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
-        self.writes_max: int = limits.writes_max
+        self.why_only_deletes: str | None = None  # the reason why only deletes and small writes are accepted now ...
+        self.writable_bytes: int = 0  # ... the limit of such a write; 0 if none is accepted ...
+        self.steering_bytes: int = 0  # ... and the bytes that are left for keys that steer
         self.keys: Keyspace = Keyspace()
         self.leases: Leases = Leases()
         self.watches: Watches = Watches(self.keys.groups.name_of)
@@ -70,6 +73,12 @@ class State:
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)
         self.held_elsewhere: Callable[[], int] = int  # the bytes of connections and disk
+
+    @property
+    def writes_max(self) -> int:
+        """The most keys of one change, or operations of a transaction."""
+        most = self.limits.writes_max
+        return most if self.why_only_deletes is None else min(most, WRITES_ON_A_FULL_DISK)
 
     @property
     def memory_bytes(self) -> int:

@@ -158,20 +158,20 @@ class Durability:
 
     async def _wait_for_room(self, journal: Journal, why: str) -> None:
         """Until the disk has room, refuse most writes but deletes while `only_deletes`, then only large writes."""
-        engine = self.engine
+        engine, state = self.engine, self.engine.state
         journal.short_of_room = True
         if journal.only_deletes:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
-            engine.why_only_deletes, engine.writable_bytes = why, 0
-            engine.steering_bytes = await self.in_thread(journal.room_to_steer)
+            state.why_only_deletes, state.writable_bytes = why, 0
+            state.steering_bytes = await self.in_thread(journal.room_to_steer)
             await anyio.sleep(TRY_AGAIN_AFTER)
             await self.in_thread(journal.has_room)
         log.warning("store %s can write again", engine.store_id)
         while (room := await self.in_thread(journal.room)) < self._limits.frame_bytes_max:
-            engine.writable_bytes = room
+            state.writable_bytes = room
             await anyio.sleep(TRY_AGAIN_AFTER)
-        engine.why_only_deletes, journal.short_of_room = None, False
+        state.why_only_deletes, journal.short_of_room = None, False
 
 
 def _is_small(request: Request[Any]) -> bool:

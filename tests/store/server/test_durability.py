@@ -144,7 +144,7 @@ async def test_a_failing_disk_costs_the_unwritten_changes_and_is_retried_until_i
     journal.takes = journal.only_deletes = True
     await passes(TRY_AGAIN_AFTER)
     assert (engine.store_id, engine.read_only) == ("it", None)
-    assert engine.why_only_deletes == "the disk does not take it (no room)"
+    assert engine.state.why_only_deletes == "the disk does not take it (no room)"
     engine.connect(1, session_id=b"s" * 16, now=0.0)
     for key, size, taken in [("head/x", 500, True), ("kept/x", 1, False), ("nodes/x", 9, True), ("head/x", 9, False)]:
         put = Transact(when=(), then=(Put(f"/rdzv/1/{key}", bytes(size)),), otherwise=(Get("k"),))
@@ -153,10 +153,10 @@ async def test_a_failing_disk_costs_the_unwritten_changes_and_is_retried_until_i
         assert isinstance(answer, Failed) is not taken, "there is a little room for keys that steer"
     journal.free = 1000
     await passes(2 * TRY_AGAIN_AFTER)
-    assert [engine.writable_bytes, journal.starts] == [1000, 2], "of a large write it is known that it would fail"
+    assert [engine.state.writable_bytes, journal.starts] == [1000, 2], "of a large write it is known that it would fail"
     journal.free = 2**40
     await passes(2 * TRY_AGAIN_AFTER)
-    assert engine.why_only_deletes is None
+    assert engine.state.why_only_deletes is None
 
 
 async def test_while_the_disk_is_in_doubt_no_client_is_accepted_and_its_own_replies_do_not_wait() -> None:
