@@ -10,7 +10,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from numbers import Real
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
 
 from store.errors import LimitExceeded, StoreError, StoreUsageError, Unsupported
@@ -485,9 +485,9 @@ class BlockingCalls(ABC):
     def close(self) -> None:
         """See `Calls.aclose`."""
 
-    @abstractmethod
     def time(self) -> float:
-        """Return seconds on this client's clock."""
+        """Return seconds on this client's clock: this machine's monotonic one."""
+        return monotonic()
 
     @abstractmethod
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractContextManager[LeaseLike]:

@@ -20,7 +20,6 @@ An etcd cluster promises less (docs/promises.md, docs/operating.md), and differs
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -199,10 +198,6 @@ class BlockingStore(BlockingCalls):
     @abstractmethod
     def end_waits(self) -> None:
         """End every wait, now and later, with `WaitEnded`. From any thread."""
-
-    def time(self) -> float:
-        """Return seconds on this machine's monotonic clock."""
-        return time.monotonic()
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingKeptLease:
         """Return a lease that a thread keeps during `with`."""

@@ -8,7 +8,7 @@ watches end, each with the last revision sent, and its client resumes from the n
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -48,7 +48,7 @@ class Dispatcher:
         self._have_pass = have_pass
         # For each change: its pending items, by peer, and the function that queues one.
         self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
-        self._owed: dict[int, int] = {}  # by peer: its pending items
+        self._owed = Counter[int]()  # by peer: its pending items
         self._ended: set[tuple[int, int]] = set()  # watches that ended while notifications were pending
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
@@ -122,8 +122,7 @@ class Dispatcher:
             left: OrderedDict[int, list[Any]] = OrderedDict()
             for peer_id, what in late:
                 left.setdefault(peer_id, []).append(what)
-            for peer_id, whats in left.items():
-                self._owed[peer_id] = self._owed.get(peer_id, 0) + len(whats)
+                self._owed[peer_id] += 1
             self._announcements.append((left, tell))
             self._have_pass()
 

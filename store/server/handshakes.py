@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,20 +25,22 @@ HELD_MOST = 5.0  # seconds that a newcomer may have to wait for a session
 SOON = 0.001  # seconds that a clock may be behind
 
 
+@dataclass(eq=False, repr=False)
 class Handshakes:
     """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all."""
 
-    def __init__(self, peers: Peers, *, token: bytes | None, clock: Callable[[], float]) -> None:
-        self._peers = peers
-        self._by_id, self._durability, self._table = peers.by_id, peers.durability, peers.table
-        self._token = token
-        self._clock = clock
-        self._refuses = False  # the last connection was refused
-        self.leaving: bool = False
+    peers: Peers
+    token: bytes | None
+    clock: Callable[[], float]
+    leaving: bool = False
+    bytes_out: int = 0  # to peers that have closed
+    _refuses: bool = False  # the last connection was refused
+
+    def __post_init__(self) -> None:
+        self._by_id, self._durability, self._table = self.peers.by_id, self.peers.durability, self.peers.table
         self.end_when_alone: EndWhenAlone = EndWhenAlone(self._is_alone)
         self.empty: asyncio.Event = asyncio.Event()
         self.empty.set()
-        self.bytes_out: int = 0  # to peers that have closed
 
     def _is_alone(self) -> bool:
         return all(peer.is_of_ours for peer in self._by_id.values())
@@ -47,7 +50,7 @@ class Handshakes:
         engine, table = self._durability.engine, self._table
         nonce = os.urandom(16)  # twice as fast as `secrets.token_bytes`
         peer.connection = ServerConnection(
-            store_id=engine.store_id, nonce=nonce, token=self._token, limits=engine.limits
+            store_id=engine.store_id, nonce=nonce, token=self.token, limits=engine.limits
         )
         if self.end_when_alone.hands_over:
             peer.refuse(Sorry(ENDED, "this store is ending, and another host may serve"))
@@ -70,7 +73,7 @@ class Handshakes:
         # "limit" lets an honest client on a busy machine retry.
         why = Sorry("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.came(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
-        table.expect(peer, within, partial(self._peers.hang_up, peer, why), patiently=True)
+        table.expect(peer, within, partial(self.peers.hang_up, peer, why), patiently=True)
         peer.outbox.queue(peer.connection.greeting())
         peer.flush()
 
@@ -79,7 +82,7 @@ class Handshakes:
         if peer.gone:
             return
         engine = self._durability.engine
-        now = self._clock()
+        now = self.clock()
         opened = engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)
         self._durability.record()
         if opened is None:
@@ -87,7 +90,7 @@ class Handshakes:
             if place_in <= HELD_MOST:
                 asyncio.get_running_loop().call_later(place_in + SOON, self.take_in, peer, hello, welcome)
             else:
-                self._peers.hang_up(peer, Sorry("limit", f"the server has {most} sessions (sessions_max): come again"))
+                self.peers.hang_up(peer, Sorry("limit", f"the server has {most} sessions (sessions_max): come again"))
             return
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
@@ -108,7 +111,7 @@ class Handshakes:
         self._table.went(peer)
         self.bytes_out += peer.bytes_out
         engine = self._durability.engine
-        engine.disconnect(peer.id, now=self._clock(), how=peer.closing)
+        engine.disconnect(peer.id, now=self.clock(), how=peer.closing)
         self._durability.record()
         if not self._by_id:
             self.empty.set()
