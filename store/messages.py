@@ -445,14 +445,12 @@ class Grant(Request[Granted], code=14, kw_only=True):
     With `disconnect_ttl` it lapses at most that long after its last keeper's connection has closed, unless another
     connection renews it. With `gone_ttl` it lapses at most that long after the last connection of its process has
     closed, if the process seems dead and does not come back.
-
-    Only the `grants` of a transaction have an `id`, of at least `CHOSEN_LEASE_LEAST`.
     """
 
     ttl: float
     disconnect_ttl: float | None = None
     gone_ttl: float | None = None
-    id: int | None = None
+    id: int | None = None  # of a transaction's `grants`: at least `CHOSEN_LEASE_LEAST`
 
 
 class Transact(Request[TransactionResult], code=11, kw_only=True):

@@ -108,7 +108,8 @@ def _frames() -> list[bytes]:
     frames = [wire.encode_request(number, 0, request) for number, request in enumerate(REQUESTS, 1)]
     frames += [wire.encode_response(number, response) for number, response in enumerate(RESPONSES, 1)]
     shared = b"".join(wire.encode_in_chunks(RESPONSES[2]))
-    frames += [wire.frame_events(9, wire.encode_events(EVENTS)), wire.content_head(9, len(shared)) + shared]
+    events = wire.encode_events(EVENTS)
+    frames += [wire.events_head(9, len(events)) + events, wire.content_head(9, len(shared)) + shared]
     return frames
 
 

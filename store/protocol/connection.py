@@ -247,11 +247,7 @@ class ClientConnection:
     def receive(self, data: bytes | memoryview) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
         """Yield the server's messages; bytes among them must be sent at once.
 
-        Raises:
-            ProtocolError: These bytes are not the protocol; close the connection.
-            AuthenticationError: The server rejected this client's proof, or has none of its own.
-            StoreReplaced: Another store answers, or the same one with an earlier state.
-            LimitExceeded: The server has no room for this client.
+        After `ProtocolError`, `AuthenticationError`, `StoreReplaced` or `LimitExceeded` the caller disconnects.
         """
         for body in self._reader.feed(data):
             item = self._decode(body)

@@ -370,7 +370,7 @@ def _known(events: tuple[Any, ...]) -> Iterator[Event]:
 
 
 def encode_events(events: tuple[Event, ...]) -> bytes:
-    """Return events as bytes, for `frame_events`."""
+    """Return events as bytes, to follow `events_head`."""
     return _pack(events)
 
 
@@ -379,13 +379,8 @@ def decode_events(encoded: bytes) -> tuple[Event, ...]:
     return tuple(map(Event.read, _unpack(encoded)))
 
 
-def frame_events(watch_id: int, encoded: bytes) -> bytes:
-    """Return a frame for one watch, from the result of `encode_events`."""
-    return events_head(watch_id, len(encoded)) + encoded
-
-
 def events_head(watch_id: int, size: int) -> bytes:
-    """Return the head of events of `size` bytes."""
+    """Return the head of a frame for one watch, with events of `size` bytes."""
     return _EVENTS_HEAD.pack(size + _EVENTS_HEAD.size - 4, 0x92, 0xCF, watch_id, 0x92, EVENTS)
 
 

@@ -316,5 +316,5 @@ def _flush(peer: Peer) -> int:
 
 def _frame(watch_id: int, encoded: bytes | Shared) -> Frame:
     if isinstance(encoded, bytes):
-        return wire.frame_events(watch_id, encoded)
+        return wire.events_head(watch_id, len(encoded)) + encoded
     return SharedFrame(wire.events_head(watch_id, encoded.size), encoded)

@@ -214,7 +214,7 @@ class Town(Desk):
                 case Delivery(watchers=watchers, events=events):
                     encoded = wire.encode_events(events)
                     for peer, watch_id in watchers:
-                        self.links[peer].to_client += wire.frame_events(watch_id, encoded)
+                        self.links[peer].to_client += wire.events_head(watch_id, len(encoded)) + encoded
 
 
 class Link:

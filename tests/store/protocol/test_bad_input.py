@@ -174,6 +174,7 @@ def talk(rng: random.Random) -> list[bytes]:
         Figures(figures={"keys": 5, "store_id": "x"}),
     ]
     events = (Event(kind="put", revision=5, key="a", value=b"1", create_revision=5), Event(kind="synced", revision=5))
+    encoded = wire.encode_events(events)
     return [
         wire.encode_opening(GREETING),
         wire.encode_opening(HELLO),
@@ -181,7 +182,7 @@ def talk(rng: random.Random) -> list[bytes]:
         wire.encode_sorry(Sorry("limit", "full")),
         wire.encode_bye("done"),
         wire.encode_lagged(3, 7),
-        wire.frame_events(3, wire.encode_events(events)),
+        wire.events_head(3, len(encoded)) + encoded,
         *(wire.encode_request(number, number - 1, request) for number, request in enumerate(requests, 1)),
         *(wire.encode_response(number, response) for number, response in enumerate(responses, 1)),
     ]

@@ -126,7 +126,8 @@ def test_a_response_comes_out_as_it_went_in(request_id: int, response: Response)
 
 @given(st.integers(1, 2**64 - 1), many(EVENTS))
 def test_events_come_out_as_they_went_in_for_any_watch(watch_id: int, events: tuple[Event, ...]) -> None:
-    frame = wire.frame_events(watch_id, wire.encode_events(events))
+    encoded = wire.encode_events(events)
+    frame = wire.events_head(watch_id, len(encoded)) + encoded
     assert wire.decode_server_frame(body_of(frame)) == Events(watch_id, events)
 
 
