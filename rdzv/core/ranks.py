@@ -1,15 +1,7 @@
 """Pure: the orders in which the members of a round get their ranks (promise R12).
 
 A rank order is a function of the next members, in order of arrival, and of the last round's ranks. It returns these
-nodes in order of rank. Only the coordinator calls it, so all members agree. If some members go and as many newcomers
-join, the survivors
-
-    survivors   keep their order and close gaps: each moves down by the number of lost ranks below its own. Rank 0 was a
-                member before.
-    survivors_then_name
-                do the same; newcomers, and the first round, are in the natural order of their names.
-    in_place    keep their ranks; newcomers take the lost ones, so one may become rank 0. In a smaller round, only
-                survivors beyond its size move. No order moves fewer nodes.
+nodes in order of rank. Only the coordinator calls it, so all members agree.
 
 If more nodes have come than a round takes, members of the last round are admitted first. An order may choose among the
 others by a method
@@ -52,20 +44,11 @@ def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, i
 
 
 def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors at their former ranks, and newcomers, by arrival, at the lost ranks from the lowest.
+    """Return survivors at their former ranks, and newcomers, by arrival, at the lost ranks: one may become rank 0.
 
-    In a smaller round, survivors beyond its size take lost ranks first.
+    In a smaller round, survivors beyond its size take lost ranks first. No order moves fewer nodes.
     """
-    places: list[NodeRecord | None] = [None] * len(arrivals)
-    rest = []
-    for record in survivors_first(arrivals, previous):
-        rank = previous.get(record.node_id, len(places))
-        if rank < len(places):
-            places[rank] = record
-        else:
-            rest.append(record)
-    fill = iter(rest)
-    return [record if record is not None else next(fill) for record in places]
+    return _at_places(arrivals, previous, lambda record: previous.get(record.node_id))
 
 
 def by_arrival(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
@@ -83,10 +66,17 @@ def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> S
 
     If several request a rank, the first to arrive gets it. A requested rank beyond the world size is ignored.
     """
+    return _at_places(arrivals, previous, lambda record: record.requested_rank)
+
+
+def _at_places(
+    arrivals: Sequence[NodeRecord], previous: Mapping[str, int], place_of: Callable[[NodeRecord], int | None]
+) -> Sequence[NodeRecord]:
+    """Return the nodes at their places; the others fill the gaps in the order of `survivors_first`."""
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
     for record in arrivals:
-        wanted = record.requested_rank
+        wanted = place_of(record)
         if wanted is not None and 0 <= wanted < len(places) and places[wanted] is None:
             places[wanted] = record
         else:
