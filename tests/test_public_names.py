@@ -103,7 +103,7 @@ def test_types_in_public_signatures_can_be_imported() -> None:
 
 
 ONE_TWIN_ONLY = {
-    "Handler": "aclose close connect node open_blocking_store questions share",  # `async with` has no method that opens
+    "Handler": "aclose close connect open_blocking_store questions share",  # `async with` has no method that opens
     "RendezvousHandler": "aclose close",
     "SharedStore": "close keys_max blocking end_calls reopened",  # `keys_max` is for PyTorch's clones
     "Client": (

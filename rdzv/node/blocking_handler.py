@@ -25,7 +25,7 @@ from rdzv.membership import Membership
 from rdzv.node.front import verbs
 from rdzv.node.front.known import Known
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.link.loops import check_process, result_of
+from rdzv.node.link.loops import result_of
 from rdzv.node.member.health import examine
 from rdzv.node.node import Ticket
 
@@ -62,32 +62,11 @@ class Handler(Known, RendezvousHandler):
     """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`."""
 
     def __init__(self, inner: AsyncRendezvousHandler, loop: NodeLoop) -> None:
-        self._inner = inner
+        self._inner = self._named = inner
+        self.node: Node | None = inner.node if isinstance(inner, AsyncHandler) else None
         self._loop = loop
         self._shared_client: BlockingStore | None = None  # of the current round
         self._pid = os.getpid()
-
-    @property
-    def node(self) -> Node | None:
-        """The node; None for a third-party backend."""
-        return self._inner.node if isinstance(self._inner, AsyncHandler) else None
-
-    @property
-    def own_node(self) -> Node:
-        """The node, also after it was closed."""
-        if self.node is None:
-            raise RendezvousStateError(f"the backend of run {self.run_id} is a third party's, and has no node here")
-        return self.node
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self._inner.run_id
-
-    @property
-    def node_id(self) -> str:
-        """The node's id in the run."""
-        return self._inner.node_id
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Leave the current round, if any, and return once this node is a member of the next; see the async twin."""
@@ -189,12 +168,6 @@ class Handler(Known, RendezvousHandler):
             if not see_to_its_end:
                 call.cancel()  # no effect on a call that is over
             raise
-
-    def check_usable(self) -> None:
-        """Raise in a forked child, or after closing."""
-        check_process(self._pid, self.run_id)
-        if isinstance(self._inner, AsyncHandler):
-            self._inner.check_usable()
 
     leave = blocking_method(verbs.leave)
     num_nodes_waiting = blocking_method(verbs.num_nodes_waiting)

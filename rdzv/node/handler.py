@@ -29,7 +29,7 @@ from rdzv.node.front import verbs
 from rdzv.node.front.known import Known
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
-from rdzv.node.link.loops import check_process, result_of
+from rdzv.node.link.loops import result_of
 from rdzv.node.link.wakeup import WakeupHere
 from rdzv.node.member.health import examine_in
 from rdzv.node.node import Node, Ticket
@@ -63,22 +63,18 @@ def awaited_method(
 
 
 class Handler(Known, RendezvousHandler):
-    """One node's part in the rendezvous of a run; made by `rdzv.connect`.
-
-    Args:
-        node: The node.
-        open_store: Makes a client of the same store in the caller's loop, for the shared store.
-        open_blocking_store: Makes a blocking client of it, for the shared store of blocking callers.
-    """
+    """One node's part in the rendezvous of a run; made by `rdzv.connect`."""
 
     def __init__(
         self,
         node: Node,
         *,
+        # Both make a client for the shared store: in the caller's loop, and for blocking callers.
         open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
         open_blocking_store: Callable[[], BlockingStore] | None = None,
     ) -> None:
-        self.node = node
+        self.node: Node = node
+        self._named = node
         self._loop = node.loop
         self.shared_client: ClientAtFirstUse = ClientAtFirstUse(open_store)
         self._open_blocking_store = open_blocking_store
@@ -133,26 +129,6 @@ class Handler(Known, RendezvousHandler):
                 call.cancel()
             raise
         return result_of(call)
-
-    def check_usable(self) -> None:
-        """Raise in a forked child, or after closing."""
-        check_process(self._pid, self.run_id)
-        self.node.check_usable()
-
-    @property
-    def own_node(self) -> Node:
-        """The node."""
-        return self.node
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self.node.run_id
-
-    @property
-    def node_id(self) -> str:
-        """The node's id in the run."""
-        return self.node.node_id
 
     def open_blocking_store(self) -> BlockingStore:
         """Return a new blocking client of the same store; the caller closes it."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from rdzv.errors import RendezvousStateError
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import absence_of
+from rdzv.node.link.loops import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from rdzv.config.settings import Settings
     from rdzv.core.state import Closed, Leaving
+    from rdzv.interface import RendezvousHandler
     from rdzv.membership import Membership
     from rdzv.node.link.loops import NodeLoop
     from rdzv.node.node import Node
@@ -37,12 +39,27 @@ def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Kno
 class Known:
     """The part of a handler that reads its node without a call into the node's loop."""
 
+    node: Node | None  # None for a third-party backend
+    _named: Node | RendezvousHandler  # the node, or the third-party backend
     _loop: NodeLoop  # where the node lives
+    _pid: int  # of the process that has the node
 
     @property
-    @abstractmethod
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._named.run_id
+
+    @property
+    def node_id(self) -> str:
+        """The node's id in the run."""
+        return self._named.node_id
+
+    @property
     def own_node(self) -> Node:
-        """The node, if the backend is built in."""
+        """The node, also after it was closed; raise RendezvousStateError if a third-party backend has none."""
+        if self.node is None:
+            raise RendezvousStateError(f"the backend of run {self.run_id} is a third party's, and has no node here")
+        return self.node
 
     def node_here(self, _: str) -> Node:
         """Return the node for a call of this name."""
@@ -58,9 +75,11 @@ class Known:
         """The settings with only the host of the present store: a round's store does not move."""
         return self.own_node.store_settings()
 
-    @abstractmethod
     def check_usable(self) -> None:
-        """Raise in a forked child, which has no node, or after closing."""
+        """Raise in a forked child, or after closing."""
+        check_process(self._pid, self.run_id)
+        if self.node is not None:
+            self.node.check_usable()
 
     def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
         """Begin a coroutine in the node's loop; raise RendezvousStateError after closing, or in a forked child."""
