@@ -8,8 +8,8 @@ A closing, like every announced change, ends it at the step on which the members
 member begins no step, or if the run was given up: the member that gave it up has left in the middle of its step. An
 agreement needs no notice: the member meets it at its next `check`, unless all may leave at once.
 
-**The first member** to fail, or to end the round, writes its name, and how it failed, into a key of the round's store.
-A member that listens to that key (`hear`) stops, too: it might hang in a collective otherwise.
+A member that listens to the key in which the first to fail reports that (`hear`) stops, too: it might hang in a
+collective otherwise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rdzv.membership import changes_since
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.link.stopwatch import STOOD_STILL
-from rdzv.node.run.accusing import put_accusation
+from rdzv.node.run.run import Run
 from store import StoreError
 from store.printable import escaping
 
@@ -185,7 +185,7 @@ class Life:
         self,
         failure: BaseException | str | None,
         *,
-        in_node: Callable[[Coroutine[Any, Any, bool]], Awaitable[bool]],
+        in_node: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
         release: Callable[[], Awaitable[None]],
     ) -> Outcome:
         """Act on the end of the work.
@@ -221,19 +221,17 @@ class Life:
         self.blames_others = True in self._endings  # others may have gone meanwhile
         return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
 
-    async def _leave(self) -> bool:
+    async def _leave(self) -> None:
         with contextlib.suppress(RendezvousError):  # the store is away: the others lose this member by its lease
             await self.node.loop.start(verbs.leave(self.node))
-        return True
 
-    async def _give_up(self, verdict: GiveUp) -> bool:
+    async def _give_up(self, verdict: GiveUp) -> None:
         try:
             await self.node.loop.start(verbs.give_up(self.node, verdict.reason, status=verdict.status))
         except RendezvousError as error:  # the verdict holds here all the same
             self._say(f"the others could not be told that the run is given up: {error}")
-        return True
 
-    async def _finish(self) -> bool:
+    async def _finish(self) -> None:
         """Wait until all have finished, and the last one closes the run, or until the round ends otherwise.
 
         A member that cannot reach the store goes on with the others, which cannot know that all have finished.
@@ -251,7 +249,6 @@ class Life:
                 await self._count_finished(0)  # the member counted last may have gone before it closed the run
         except (RendezvousError, StoreError) as error:
             self._say(f"this member has finished, and cannot report it: {error}")
-        return True
 
     async def _count_finished(self, more: int) -> None:
         with contextlib.suppress(RoundSupersededError):
@@ -274,8 +271,8 @@ class Life:
             await suspect(self.node, how or repr(failure))
         return True
 
-    async def _await_news(self) -> bool:
-        """Wait until a loss would be known; return True if one is."""
+    async def _await_news(self) -> None:
+        """Wait until a loss is known, or would be."""
         settings = self.node.settings
         left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self.node.back_for)
         with anyio.CancelScope() as self._awaits:
@@ -286,7 +283,6 @@ class Life:
                 took = anyio.current_time() - began
                 # Time for which this process was stopped does not count: it has yet to read the news of that time.
                 left -= took if took < LOOKS_FOR_NEWS_EVERY + STOOD_STILL else 0.0
-        return self.others_have_gone
 
     def _say(self, what: str) -> None:
         log.warning("run %s, round %d: %s", self.node.run_id, self.membership.round.number, what)
@@ -343,4 +339,4 @@ async def suspect(node: Node, why: str) -> None:
     link, membership = await node.connect(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):
-            await put_accusation(link.store, node.keys, membership, by=node.node_id, accused=SOMEBODY, why=why)
+            await Run(link.store, node.keys, by=node.node_id).accuse(membership, SOMEBODY, why)

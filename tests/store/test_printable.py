@@ -69,7 +69,7 @@ def test_a_logger_escapes_text_of_others_and_leaves_numbers_alone(caplog: pytest
             "rdzv.node.link.follower",
         ),
         *("rdzv.node.node", "rdzv.node.member.joining", "rdzv.node.member.noticing", "rdzv.node.member.part"),
-        *("rdzv.node.coordinator.accusations", "rdzv.loop.life", "rdzv.loop.member", "rdzv.backends.bind_address"),
+        *("rdzv.node.run.run", "rdzv.loop.life", "rdzv.loop.member", "rdzv.backends.bind_address"),
         *("rdzv.backends.hosting", "rdzv.cli.launcher.launch"),
     ],
 )

@@ -27,7 +27,6 @@ from rdzv.errors import (
 from rdzv.membership import too_large
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
-from rdzv.node.run.accusing import put_accusation
 from rdzv.node.run.run import Run
 from rdzv.node.run.status import read_roster
 from store import ConnectionLost, Put, StoreError
@@ -177,9 +176,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
             f"{membership.round.size - 1}"
         )
     accused = (await roster(node, membership))[rank].node_id
-    if not await node.ask_the_store(
-        lambda store: put_accusation(store, node.keys, membership, by=node.node_id, accused=accused, why=why)
-    ):
+    if not await node.ask_the_store(lambda store: _run(node, store).accuse(membership, accused, why)):
         raise RoundSupersededError(over)
 
 
@@ -252,8 +249,8 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             if (await store.compare_and_set(key, after, expected_revision=at, lease=lease)).succeeded:
                 return after
 
-    node.note_tally(tally := await node.ask_the_store(write))
-    return tally
+    node.part.tally = await node.ask_the_store(write)  # for the next store if this one is lost
+    return node.part.tally
 
 
 # ------------------------------------------------------------------------------------------ the run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import SCHEMES
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.core.keys import Keys
     from store import Store, TransactionResult
-
-T = TypeVar("T")
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 

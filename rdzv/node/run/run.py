@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import msgpack
 
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.parameters import Parameter
 from rdzv.config.resizing import resize
-from rdzv.config.value_types import DURATION_MAX, duration
+from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT, duration
 from rdzv.core.asking import ANSWER_TTL, pack_answer
 from rdzv.core.report import account
 from rdzv.core.round import Round
-from rdzv.core.state import WITH, Ban, Closed, Head, Unban, pack_settings, unpack_settings
+from rdzv.core.state import WITH, Ban, Closed, Head, Unban, ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
+from rdzv.core.stuck.accusing import SOMEBODY, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
 from rdzv.node.run.beats import read_hour
 from rdzv.node.run.lease import is_too_long, take_run_lease
-from rdzv.node.run.names import check_node_id, name_of_ban
 from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, run_ids
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
-from store.printable import first_of
+from store.printable import escaping, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
     from rdzv.core.history import Chapter, History
     from rdzv.core.keys import Keys
     from rdzv.core.report import Account, RunStatus
+    from rdzv.membership import Membership
     from store import Lease, Store
+
+log: logging.Logger = escaping(logging.getLogger(__name__))
 
 WITHIN: Final = Parameter("within", duration())
 ENDS_WITHIN: Final = 5.0  # seconds to complete a ban after its caller was cancelled
@@ -67,7 +72,7 @@ class Run:
         Raises:
             RendezvousStateError: The node is not in the run.
         """
-        check_node_id(who)
+        _check_node_id(who)
         drain = Drain(within=WITHIN.read(within), reason=reason)
         put = Put(self.keys.drains + who, drain.pack(), ttl=drain_ttl(self.store, drain.within))
         while True:
@@ -135,6 +140,18 @@ class Run:
         await self.store.delete(self.keys.closed, when=(when.mod_revision(self.keys.closed) == entry.mod_revision,))
         return Closed.of(entry.value)
 
+    async def accuse(self, membership: Membership, accused: str, why: str) -> bool:
+        """Write this member's accusation of another; return False if it is no longer in the round."""
+        record = await self.store.get(self.keys.node(self.by))
+        if record is None:
+            return False
+        said = Accusation(round=membership.round.number, accused=accused, by=self.by, why=why[:WHY_MOST])
+        put = Put(self.keys.accusation(accused, self.by), said.pack(), lease=record.lease)
+        result = await self.store.transact(when=membership.fence(self.keys), then=(put,))
+        if result.succeeded and accused != SOMEBODY:
+            log.warning("run %s, round %d: %s accuses %s: %s", self.run_id, said.round, self.by, accused, why)
+        return result.succeeded
+
     # ------------------------------------------------------------------------------------------ bans
 
     async def ban(
@@ -155,7 +172,7 @@ class Run:
             now: Also remove them from their round at once. Waiting nodes are removed in any case.
             lasts: Seconds after which the ban expires; None: it stays until it is lifted.
         """
-        name, attribute = name_of_ban(node_id, where)
+        name, attribute = _name_of_ban(node_id, where)
 
         async def find() -> dict[str, int]:
             if where is None:
@@ -172,10 +189,16 @@ class Run:
 
         Return True if there was one. Nodes banned by their id stay banned if the ban of an attribute is lifted.
         """
-        name, attribute = name_of_ban(node_id, where)
-        return await self._lift_ban(
-            name, Unban(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by)
-        )
+        name, attribute = _name_of_ban(node_id, where)
+        note = Unban(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by).pack()
+        while (ban := await self.store.get(self.keys.bans + name)) is not None:
+            done = await self.store.transact(
+                when=(when.mod_revision(ban.key) == ban.mod_revision,),
+                then=(Delete(ban.key), Put(self.keys.unbans + name, note, lease=ban.lease)),
+            )
+            if done.succeeded:
+                return True
+        return False
 
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
         """Write a ban, then delete the records of the nodes that it removes; return all nodes with this ban.
@@ -188,7 +211,7 @@ class Run:
         async def write() -> set[str]:
             here = await find()  # before the ban: waiting nodes leave once they see it
             final, lease = await self._lease_of(ban)
-            await self.store.put(self.keys.banned(name), final.pack(), lease=lease)
+            await self.store.put(self.keys.bans + name, final.pack(), lease=lease)
             # From now on no banned node arrives.
             while found := await find():
                 here |= found
@@ -236,17 +259,6 @@ class Run:
                 raise
             refuse(f"a ban that lasts {ban.lasts:g} s was refused: {error}; without a time it stays until lifted")
         return ban.replace(lasts=lease.ttl), lease  # etcd raises short TTLs
-
-    async def _lift_ban(self, name: str, unban: Unban) -> bool:
-        note = unban.pack()
-        while (ban := await self.store.get(self.keys.banned(name))) is not None:
-            done = await self.store.transact(
-                when=(when.mod_revision(ban.key) == ban.mod_revision,),
-                then=(Delete(ban.key), Put(self.keys.unbans + name, note, lease=ban.lease)),
-            )
-            if done.succeeded:
-                return True
-        return False
 
     # ------------------------------------------------------------------------------------------ what is known
 
@@ -296,3 +308,38 @@ class Run:
         """Return `answers_in`, the round trip to the store in seconds, and its `figures`."""
         figures = await self.store.stats()
         return {"answers_in": await self.ping(), "figures": figures}
+
+
+def _check_node_id(node_id: str) -> None:
+    """Raise RendezvousSettingsError for an id that no node can have: a ban of it would have no effect."""
+    try:
+        NAME.convert(node_id)
+    except (TypeError, ValueError):
+        refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
+
+
+def _name_of_ban(node_id: str, where: Any) -> tuple[str, str]:
+    """Return the name of a ban, and the banned attribute as "rack=17", or "" if the ban is of a node.
+
+    Raises:
+        RendezvousSettingsError: Both or none are given, or no node can have this id or attribute.
+    """
+    if (where is None) == (node_id == ""):
+        given = "neither" if where is None else "both"
+        refuse(f"a ban is of a node_id or of where=(attribute, value), and not of {given}")
+    if where is None:
+        _check_node_id(node_id)
+        return node_id, ""
+    if not isinstance(where, tuple | list) or len(where) != 2:
+        refuse(f"where={shown(where)} must be an attribute and its value: ('rack', '17')")
+    attribute, value = where
+    try:
+        name, value = TEXT.convert(attribute), TEXT.convert(value)
+    except (TypeError, ValueError):
+        refuse(f"the attribute {shown(attribute)}={shown(value)} must be {TEXT.limit}, on both sides")
+    if "=" in name:
+        refuse(f"the attribute {shown(attribute)} cannot be banned by: there is a '=' in its name")
+    if len(msgpack.packb({name: value})) > ATTRIBUTES_BYTES_MAX:
+        refuse(f"the attribute {shown(attribute)}={shown(value)} has more than {ATTRIBUTES_BYTES_MAX} bytes")
+    banned = f"{name}={value}"
+    return ban_name(banned), banned
