@@ -54,7 +54,7 @@ def _a_closed_run_has_no_coordinator() -> Iterator[None]:
     is_free = Candidacy._is_free.fget  # type: ignore[attr-defined]  # it is a property
 
     def open_and_free(self: Candidacy) -> bool:
-        return self._follower.head.closed is None and is_free(self)
+        return self.link.follower.head.closed is None and is_free(self)
 
     with patch.object(coordinator, "decide", resigning), patch.object(Candidacy, "_is_free", property(open_and_free)):
         yield

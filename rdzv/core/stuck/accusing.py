@@ -3,8 +3,8 @@
 The store does not see if nodes reach each other. But a collective that fails may name an unreachable peer. One
 accusation proves nothing: the accuser may be cut off itself. If two members accuse the same one, it is expelled, and
 its own accusations do not count. One accuser is enough if the store has lost contact with the accused, too: see
-`rdzv.node.coordinator.accusations`. If a connection closes and the peer is unknown, the accused is `SOMEBODY`: the
-store is asked about all members.
+`AccusationWatch`. If a connection closes and the peer is unknown, the accused is `SOMEBODY`: the store is asked about
+all members.
 
 Accusations are keys below the nodes' prefix: the coordinator's watch delivers them in order with the nodes' records,
 and no other node receives them. They are on the accuser's lease, and count for one round.

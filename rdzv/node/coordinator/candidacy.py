@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -33,25 +34,20 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
+@dataclass(eq=False)
 class Candidacy:
     """One node's candidacy for coordinator of its run."""
 
-    def __init__(self, link: Link, part: Part) -> None:
-        self._link = link
-        self._store = link.store
-        self._part = part
-        self._keys = part.keys
-        self._node_id = part.node_id
-        self._follower = link.follower
-        self._rng = part.rng
-        self._running: asyncio.Task[None] | None = None  # an election, or a term
-        self._failed_with: str | None = None
-        self._lost_terms = 0  # terms in a row that ended because the lease lapsed
+    link: Link
+    part: Part
+    _running: asyncio.Task[None] | None = None  # an election, or a term
+    _failed_with: str | None = None
+    _lost_terms: int = 0  # terms in a row that ended because the lease lapsed
 
     def begin(self, role: Role | None) -> None:
         """Stand for election from now on; with `role`, which the arrival has taken, coordinate at once."""
-        self._link.resign = self._step_down
-        self._follower.listeners.add(self)
+        self.link.resign = self._step_down
+        self.link.follower.listeners.add(self)
         if role is not None:
             self._run(role)
         else:
@@ -63,27 +59,27 @@ class Candidacy:
             self._run(None)
 
     async def _step_down(self, within: float) -> None:
-        self._follower.listeners.remove(self)
+        self.link.follower.listeners.remove(self)
         if self._running is not None:
             await cancel_and_wait(self._running, within=within)
 
     @property
     def _is_free(self) -> bool:
-        head = self._follower.head
+        head = self.link.follower.head
         # While a closed run has members, one of them coordinates.
-        is_wanted = head.closed is None or self._part.is_member
-        return head.coordinator is None and is_wanted and self._follower.error is None
+        is_wanted = head.closed is None or self.part.is_member
+        return head.coordinator is None and is_wanted and self.link.follower.error is None
 
     def _run(self, role: Role | None) -> None:
-        self._running = self._link.start(self._run_until_taken(role), f"run for coordinator of {self._keys.run_id}")
+        self._running = self.link.start(self._run_until_taken(role), f"run for coordinator of {self.part.keys.run_id}")
 
     async def _run_until_taken(self, role: Role | None) -> None:
         try:
             while role is not None or self._is_free:
                 if role is None:
                     pause = election_pause(self._nodes_known, lost_terms=self._lost_terms)
-                    await anyio.sleep(self._rng.uniform(0, pause))
-                if role is not None or self._follower.head.coordinator is None:
+                    await anyio.sleep(self.part.rng.uniform(0, pause))
+                if role is not None or self.link.follower.head.coordinator is None:
                     await self._lead_and_survive(role)
                 role = None
         finally:
@@ -97,33 +93,35 @@ class Candidacy:
             else:
                 await self._hold_office(role, None)
         except OverruledError as error:
-            self._part.overruled(error.settings)
+            self.part.overruled(error.settings)
             await anyio.sleep_forever()  # until this node has left, which cancels this
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
-            log.debug("run %s: the role of coordinator was lost: %s", self._keys.run_id, error)
+            log.debug("run %s: the role of coordinator was lost: %s", self.part.keys.run_id, error)
         except Exception as error:  # for example, the store has no room even for the report
             if repr(error) != self._failed_with:
-                log.exception("run %s: node %s cannot coordinate, and tries again", self._keys.run_id, self._node_id)
+                log.exception(
+                    "run %s: node %s cannot coordinate, and tries again", self.part.keys.run_id, self.part.node_id
+                )
             self._failed_with = repr(error)
         else:
             return
-        await anyio.sleep(self._rng.uniform(0, ELECTION_MOST))
+        await anyio.sleep(self.part.rng.uniform(0, ELECTION_MOST))
 
     @property
     def _nodes_known(self) -> int:
-        progress = self._follower.head.progress
+        progress = self.link.follower.head.progress
         return max(progress.joined + progress.live if progress else 1, 1)
 
     async def _take_role(self) -> None:
-        keys, agreed = self._keys, self._part.agreed
+        keys, agreed = self.part.keys, self.part.agreed
         nodes = max(self._nodes_known, agreed.rules.needed)
-        role = Role(self._link, self._part.settings, nodes=nodes, lost_terms=self._lost_terms)
+        role = Role(self.link, self.part.settings, nodes=nodes, lost_terms=self._lost_terms)
         try:
-            with Stopwatch(self._store.time) as stopwatch:
-                taken = await self._store.transact(
+            with Stopwatch(self.link.store.time) as stopwatch:
+                taken = await self.link.store.transact(
                     when=(when.missing(keys.coordinator), when.value(keys.settings) == agreed.value),
                     then=(
-                        Put(keys.coordinator, self._node_id.encode(), lease=role.lease.id),
+                        Put(keys.coordinator, self.part.node_id.encode(), lease=role.lease.id),
                         *map(Get, self._where_it_stands),
                     ),
                     otherwise=(Get(keys.coordinator), Get(keys.settings)),
@@ -132,44 +130,44 @@ class Candidacy:
         except BaseException:
             await role.lease.release()  # the outcome is unknown
             raise
-        self._link.answered_in(stopwatch.seconds)
+        self.link.answered_in(stopwatch.seconds)
         if taken.succeeded:
             role.term = taken.revision
             await self._hold_office(role, taken.results[1:])
             return
         if take_settings(taken, agreed):
             return
-        self._follower.take_coordinator(taken.results[0], revision=taken.revision)
+        self.link.follower.take_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
-        with self._follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
+        with self.link.follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
             while self._is_free:  # until the watch delivers the coordinator
                 await known.sleep_until(None)
 
     @property
     def _where_it_stands(self) -> tuple[str, str, str]:
         """The keys that a coordinator reads when its term begins."""
-        return self._keys.round, self._keys.progress, self._keys.history
+        return self.part.keys.round, self.part.keys.progress, self.part.keys.history
 
     async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
         """Coordinate until the role is lost; `found`: the entries of `_where_it_stands`, if read."""
         lost = anyio.CancelScope()
 
         def lapsed(reason: str) -> None:
-            log.info("run %s: node %s stops coordinating: %s", self._keys.run_id, self._node_id, reason)
+            log.info("run %s: node %s stops coordinating: %s", self.part.keys.run_id, self.part.node_id, reason)
             self._lost_terms += 1
             # By this node's clock the lease has lapsed, but a store that was suspended would keep it for its TTL.
-            revoking = Lease(self._store, id=role.lease.id, ttl=role.lease.ttl).revoke()
-            self._link.start(revoking, f"give the role of coordinator of {self._keys.run_id} back")
+            revoking = Lease(self.link.store, id=role.lease.id, ttl=role.lease.ttl).revoke()
+            self.link.start(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
             lost.cancel()
 
         role.lease.keep(sent_at=role.sent_at, on_lapse=lapsed, note=role.note)
-        log.info("run %s: node %s coordinates", self._keys.run_id, self._node_id)
+        log.info("run %s: node %s coordinates", self.part.keys.run_id, self.part.node_id)
         try:
             with lost, contextlib.suppress(ConditionFailed):
                 if found is None:
-                    found = await self._store.get_many(self._where_it_stands)
-                run_lease = await self._link.run_lease()
-                term = Term(self._link, role, self._part, run_lease=run_lease)
+                    found = await self.link.store.get_many(self._where_it_stands)
+                run_lease = await self.link.run_lease()
+                term = Term(self.link, role, self.part, run_lease=run_lease)
                 await term.lead(*found)  # type: ignore[arg-type]
             if not lost.cancel_called:
                 self._lost_terms = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,28 +29,23 @@ SHARED_RENEWALS_PER_TTL = 4
 GIVE_BACK_WITHIN = 2.0  # seconds to revoke an unused lease
 
 
+@dataclass(eq=False, kw_only=True)
 class Office:
-    """The shared state of a coordinator's term.
+    """The shared state of a coordinator's term."""
 
-    Attributes:
-        view: The picture of the run.
-        term: The create_revision of the coordinator's key.
-        in_office: The conditions of every write: this node is the coordinator.
-        wakeup: Wakes the deciding task.
-        inbox: Facts that are not in the picture yet, in order of arrival.
-        failed: The error that ended another task of the term.
-    """
+    store: Store
+    keys: Keys
+    view: View  # the picture of the run
+    term: int  # the create_revision of the coordinator's key
+    run_lease: Lease
+    wakeup: Wakeup = field(default_factory=Wakeup)  # of the deciding task
+    inbox: deque[Fact] = field(default_factory=deque)  # facts that are not in the picture yet, in order of arrival
+    failed: Exception | None = None  # the error that ended another task of the term
 
-    def __init__(self, store: Store, keys: Keys, view: View, *, term: int, run_lease: Lease) -> None:
-        self.store = store
-        self.keys = keys
-        self.view = view
-        self.term = term
-        self.in_office: tuple[Condition, ...] = (when.create_revision(keys.coordinator) == term,)
-        self.wakeup: Wakeup = Wakeup()
-        self.inbox: deque[Fact] = deque()
-        self.failed: Exception | None = None
-        self._run_lease = run_lease
+    @property
+    def in_office(self) -> tuple[Condition, ...]:
+        """The conditions of every write: this node is the coordinator."""
+        return (when.create_revision(self.keys.coordinator) == self.term,)
 
     @property
     def round_unchanged(self) -> Condition:
@@ -59,7 +55,7 @@ class Office:
 
     def put(self, key: str, value: bytes) -> Put:
         """Return a write on the run's own lease."""
-        return Put(key, value, lease=self._run_lease.id)
+        return Put(key, value, lease=self.run_lease.id)
 
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
         """Carry out `writes` at one revision; return it, or None if a condition in `also` does not hold.
@@ -103,9 +99,6 @@ class SharedLease:
 
     Users' keys may be large, so they do not stay for `closed_ttl` as the run's own keys do. The term's coordinator
     renews the lease, then its successor.
-
-    Attributes:
-        used: True if a round has the lease, or the commit of one is pending.
     """
 
     def __init__(self, store: Store, *, ttl: float) -> None:
@@ -113,7 +106,7 @@ class SharedLease:
         self._ttl = min(ttl, store.lease_ttl_max)
         self._lease: Lease | None = None
         self._known = asyncio.Event()  # set once it is known if the last round's lease exists
-        self.used: bool = False
+        self.used: bool = False  # a round has the lease, or the commit of one is pending
 
     async def take(self) -> int:
         """Return the id of a lease for a round that is about to be committed."""

@@ -7,9 +7,9 @@ the store, or while `decide` runs in a thread.
 Every write is conditional on the term, so a coordinator that was paused while another took over writes nothing. The
 keys of an attempt at a round have the term in their names, so those of a dead coordinator are never read (promise R7).
 
-A commit is one transaction, conditional on all facts of the decision: the term, the last round, that the run is open,
-its settings, and each member's arrival. If any has changed, nothing is written, and the next event leads to a new
-decision. It also writes the ranks; if these exceed one transaction, they are written before it.
+A commit is one transaction, conditional on all facts of the decision. If any has changed, nothing is written, and the
+next event leads to a new decision. It also writes the ranks; if these exceed one transaction, they are written before
+it.
 
 If a store accepts fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
 nodes' keys, waits until its own watch delivers it, and decides anew: it then knows all earlier events. An event during
@@ -25,7 +25,7 @@ import logging
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -35,10 +35,8 @@ from rdzv.core.ranks import newest_of
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import Obstacle, Picture, View
-from rdzv.node.coordinator.accusations import AccusationWatch
-from rdzv.node.coordinator.agreement import gather
+from rdzv.node.coordinator.facts import AccusationWatch, gather, look_for_stalls
 from rdzv.node.coordinator.office import Office, SharedLease
-from rdzv.node.coordinator.stalls import look_for_stalls
 from rdzv.node.run.agreed import OverruledError, take_settings
 from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
@@ -49,13 +47,11 @@ from store.printable import escaping, without_durations
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rdzv.core.decision import Act, Rules
+    from rdzv.core.decision import Act
     from rdzv.node.link.link import Link
     from rdzv.node.link.role import Role
     from rdzv.node.member.part import Part
     from store import Condition
-
-T = TypeVar("T")
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -82,7 +78,7 @@ class Term:
         self._role = role
         rules, told = self._agreed.rules, self._store.tells_causes
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
-        self._office = Office(self._store, self._keys, self._view, term=role.term, run_lease=run_lease)
+        self._office = Office(store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease)
         self._wakeup = self._office.wakeup
         self._picture = Picture(view=self._view, head=self._follower.head)
         self._marked: Complete | None = None  # the decision whose ranks were written before the last marker
@@ -197,7 +193,8 @@ class Term:
         match act:
             case Wait():
                 self._report_error(act.error)
-                await self._make_room(act.progress)
+                if act.progress.phase is Phase.GATHERING:  # the last round's keys may leave newcomers no room
+                    await self._clear_shared()
                 await self._wakeup.sleep_until(act.until)
                 return 0
             case Report():
@@ -221,21 +218,17 @@ class Term:
             self._learn(told=act.progress, told_at=now)
         return revision
 
-    @property
-    def _rules(self) -> Rules:
-        return self._agreed.rules
-
     async def _resize(self, act: Resize) -> int:
         there = await self._store.get(self._keys.settings)
         if there is not None and self._agreed.take(there.value):
             raise OverruledError(unpack_settings(there.value))
         self._learn(resized_at=act.revision)
-        self._view.resized(needed=self._rules.needed, now=self._store.time())
+        self._view.resized(needed=self._agreed.rules.needed, now=self._store.time())
         return 0
 
     async def _decide(self) -> Act:
         """Return the next act. A user's rank order runs in a thread: this loop also renews leases."""
-        deciding_now = partial(decide, self._picture, self._rules, now=self._store.time())
+        deciding_now = partial(decide, self._picture, self._agreed.rules, now=self._store.time())
         if not callable(self._settings.rank_order):
             return deciding_now()
         deciding = asyncio.create_task(self._part.loop.apart(deciding_now))
@@ -263,7 +256,7 @@ class Term:
             while inbox:
                 fact = inbox.popleft()
                 if isinstance(fact, Event):
-                    bans, last_call = self._follower.head.bans, self._rules.last_call
+                    bans, last_call = self._follower.head.bans, self._agreed.rules.last_call
                     self._view.fold(fact, now=now, last_call_timeout=last_call, bans=bans)
                 else:
                     self._view.learn(fact)
@@ -341,11 +334,6 @@ class Term:
                 await self._clear_shared()
             return 0
 
-    async def _make_room(self, progress: Progress) -> None:
-        """If more nodes are needed, delete the last round's shared keys: they may leave newcomers no room."""
-        if progress.phase is Phase.GATHERING:
-            await self._clear_shared()
-
     async def _clear_shared(self) -> None:
         """Delete the last round's shared keys, once; no member works with them any more."""
         last = self._view.round
@@ -354,10 +342,7 @@ class Term:
             await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.in_office)
 
     async def _commit(self, decision: Complete) -> int | None:
-        """Commit a round; return None if a condition failed.
-
-        If the store accepts too few conditions, the first call writes the ranks and the marker, the next commits.
-        """
+        """Commit a round, or write the marker first (see the module); return None if a condition failed."""
         office, keys, last = self._office, self._keys, self._view.round
         marked, self._marked = self._marked, None
         if marked is not None and marked.is_of_the_same(decision):
@@ -422,7 +407,7 @@ class Term:
                 # Delete this attempt: the next one may have fewer buckets, and not overwrite all.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
             if take_settings(result, self._agreed):
-                self._view.resized(needed=self._rules.needed, now=self._store.time())
+                self._view.resized(needed=self._agreed.rules.needed, now=self._store.time())
             return None
         self._set_hour(hour, at=now)
         committed = round.replace(revision=result.revision)

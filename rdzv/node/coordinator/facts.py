@@ -1,0 +1,146 @@
+"""Shell: tasks beside the deciding one, which bring it facts: answers where to stop, stuck and accused members."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from rdzv.core.stopping import Begun
+from rdzv.core.stuck.accusing import SOMEBODY
+from rdzv.core.stuck.judging import StallRules, Stalls
+from rdzv.core.view import Answered, Standstill, Stuck
+from rdzv.errors import RendezvousStateError
+from rdzv.node.run.beats import read_beats
+from store import LeaseNotFound, StoreError
+from store.keeping import RENEWALS_PER_TTL
+from store.messages import TimeToLive
+from store.net.tasks import together
+
+if TYPE_CHECKING:
+    from rdzv.config.settings import Settings
+    from rdzv.node.coordinator.office import Office
+
+LOOKS_EVERY = 0.5  # seconds ...
+LOOKS_EVERY_PER_NODE = 0.0005  # ... or per node, if longer: a response has some 60 bytes of each
+
+DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
+"""A lease with less than this part of its TTL left is not being renewed: else it would have at least twice as much."""
+
+ASKED_ABOUT_MOST: Final = 256
+"""In larger rounds the store is not asked about all members: that would take longer than `gone_ttl`."""
+
+LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
+"""Seconds before each look at a lease: the store may notice a closed connection after the accuser does."""
+
+
+async def gather(office: Office, asking: asyncio.Event) -> None:
+    """Bring the members' answers where to stop (`core.stopping`), once the first question is asked."""
+    await asking.wait()
+    begun = office.keys.begun
+    async with office.store.watch(begun, snapshot=True) as watch:
+        async for event in watch:
+            if event.kind == "synced":
+                office.bring(Answered())
+            elif event.kind == "put":
+                with contextlib.suppress(RendezvousStateError):  # not an answer of this format
+                    office.bring(Answered(event.key.removeprefix(begun), Begun.unpack(event.value)))
+
+
+async def look_for_stalls(office: Office, settings: Settings) -> None:
+    """Report stuck members, and a standstill of all, to the deciding task, until cancelled."""
+    rules = StallRules(
+        stall_timeout=settings.stall_timeout,
+        first_step_timeout=settings.first_step_timeout,
+        notes_every=settings.ttl / RENEWALS_PER_TTL,
+    )
+    stalls, view = Stalls(rules), office.view
+    while rules.on:
+        every = max(LOOKS_EVERY, LOOKS_EVERY_PER_NODE * len(view.members))
+        await anyio.sleep(every)
+        round, members = view.round, view.members
+        if round is None or not view.synced or not view.live:
+            continue
+        try:
+            beats = await read_beats(office.store, office.keys)
+        except StoreError:
+            continue  # the next look finds the outage
+        heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
+        verdict = stalls.look(heard, round=round.number, now=office.store.time(), every=every)
+        if verdict.standstill != view.standstill:
+            office.bring(Standstill(round.number, verdict.standstill))
+        if verdict.stuck:
+            found = verdict.stuck.items()
+            office.bring(*(Stuck(round.number, members[node_id].arrival, node_id, why) for node_id, why in found))
+
+
+@dataclass(eq=False)
+class AccusationWatch:
+    """Asks the store about members with one accuser, during a coordinator's term.
+
+    One accuser is enough if the lease of the accused is not being renewed: its connections have closed, or its
+    keep-alives have stopped. So a killed member is lost before its lease ends.
+    """
+
+    office: Office
+    gone_ttl: float
+    _asked: set[tuple[int, str, str]] = field(default_factory=set)  # (round, accused, by) that were looked into
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def look(self) -> None:
+        """Schedule requests about new accusations."""
+        if self._new():
+            self._news.set()
+
+    def _new(self) -> list[tuple[int, str, str]]:
+        view, number = self.office.view, self.office.view.number
+        said = view.accusations.standing(round=number, live=view.live)
+        if len(view.live) <= ASKED_ABOUT_MOST:
+            said += view.accusations.of_somebody(round=number, live=view.live)
+        return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
+
+    async def run(self) -> None:
+        """Ask the store about the members in new accusations, until cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            new = self._new()
+            self._asked = {one for one in self._asked if one[0] == self.office.view.number} | set(new)
+            for pause in LOOKS_AFTER:
+                await anyio.sleep(pause)
+                for number, accused, by in new:
+                    with contextlib.suppress(StoreError):  # no answer: a second accuser or the lease's end decides
+                        self.office.bring(*await self._doubted(number, accused, by))
+
+    def _why(self, accused: str, by: str) -> str:
+        said = self.office.view.accusations.said(self.office.keys.accusation(accused, by))
+        if accused == SOMEBODY:
+            return f"its process ended, as {by} noticed first"
+        return f"accused by {by}{f': {said}' if said else ''}; and the store does not hear from it"
+
+    async def _doubted(self, number: int, accused: str, by: str) -> list[Stuck]:
+        """Return the accused members whose leases are not being renewed.
+
+        If the accuser could not name a member (`SOMEBODY`), return only those whose leases end within `gone_ttl`, as
+        their process has ended: a proxy may have dropped connections of live ones.
+        """
+        view, why = self.office.view, self._why(accused, by)
+        named, at_most = (view.live & {accused}, math.inf) if accused != SOMEBODY else (view.live - {by}, self.gone_ttl)
+        meant = [Stuck(number, view.record(one).arrival, one, why) for one in sorted(named)]
+        found = await together(*(self._remaining(one.node_id, at_most=at_most) for one in meant))
+        return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
+
+    async def _remaining(self, node_id: str, *, at_most: float = math.inf) -> float:
+        """Return the share of its TTL that a lease has left; 1 if over `at_most` s are left, or there is none."""
+        record = await self.office.store.get(self.office.keys.node(node_id))
+        if record is None or record.lease is None:
+            return 1.0
+        try:
+            lease = await self.office.store.call(TimeToLive(lease=record.lease))
+        except LeaseNotFound:
+            return 1.0  # the watch will report its end
+        return lease.remaining / lease.ttl if lease.remaining <= at_most else 1.0
