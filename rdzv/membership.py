@@ -203,20 +203,20 @@ class Membership:
         once.changed()  # the news may be older than this listener
 
 
+@dataclass(slots=True, eq=False)
 class _Once(Generic[T]):
     """A listener that calls back once, in the thread that removes it from the listeners."""
 
-    __slots__ = ("_callback", "_listeners", "_news")
-
-    def __init__(self, listeners: Listeners, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
-        self._listeners, self._news, self._callback = listeners, news, callback
+    listeners: Listeners
+    news: Callable[[], T | None]
+    callback: Callable[[T], object]
 
     def changed(self) -> None:
         """Call back if there is news, unless another thread does."""
-        news = self._news()
-        if news is not None and self._listeners.remove(self):
+        news = self.news()
+        if news is not None and self.listeners.remove(self):
             try:
-                self._callback(news)
+                self.callback(news)
             except KeyboardInterrupt:  # from a signal handler, in the caller's thread
                 raise
             except BaseException:  # a user's code must not end the node thread

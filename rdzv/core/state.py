@@ -260,26 +260,15 @@ class Hosted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The part of a run's keys that every node watches.
-
-    Attributes:
-        closed_over: The progress before the closing, which says which nodes were spares.
-        progress_at: When this node received the progress, on its clock.
-        progress_found: True if the progress came in the watch's snapshot, so that its age is unknown.
-        lost_store_at: When this node received `lost_store`, on its clock.
-        lost_store_told: The revision at which `lost_store` was written.
-        hosted: Nodes in the process that serves the store.
-        moves: True if the host of the store is about to leave: no new node may arrive here.
-        moves_over: The progress before `moves`: members that leave after it meet again in the next store.
-    """
+    """The part of a run's keys that every node watches."""
 
     coordinator: Coordinator | None = None
     round: Round | None = None
     closed: Closed | None = None
-    closed_over: Progress | None = None
+    closed_over: Progress | None = None  # the progress before the closing, which says which nodes were spares
     progress: Progress | None = None
-    progress_at: float = 0.0
-    progress_found: bool = False
+    progress_at: float = 0.0  # when this node received it, on its clock
+    progress_found: bool = False  # it came in the watch's snapshot, so that its age is unknown
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
     unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
     stop: Stop | None = None
@@ -287,11 +276,11 @@ class Head:
     resized: Resized | None = None
     questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
     lost_store: LostStore | None = None
-    lost_store_at: float = 0.0
-    lost_store_told: int = 0
+    lost_store_at: float = 0.0  # when this node received it, on its clock
+    lost_store_told: int = 0  # the revision at which it was written
     hosted: Mapping[str, Hosted] = field(default_factory=lambda: MappingProxyType({}))
-    moves: bool = False
-    moves_over: Progress | None = None
+    moves: bool = False  # the host of the store is about to leave: no new node may arrive here
+    moves_over: Progress | None = None  # the progress before that: members that leave after it meet in the next store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,15 +102,11 @@ class Agreement:
 
     Each write is conditional on the last record seen, so that no two coordinators decide. A new coordinator continues
     from the question and the answers in the store (promise R7).
-
-    Attributes:
-        listens: True once this coordinator has written a record, so that answers are awaited.
-        hears: True once all answers that were in the store are read.
     """
 
     def __init__(self) -> None:
-        self.listens: bool = False
-        self.hears: bool = False
+        self.listens: bool = False  # this coordinator has written a record, so that answers are awaited
+        self.hears: bool = False  # all answers that were in the store are read
         self._answers: dict[str, Begun] = {}  # the last answer of each node, of any round
         self._asked: Stop | None = None  # the last record that this coordinator wrote
 

@@ -55,18 +55,12 @@ Prose = Annotated[str, TextAs(prose)]
 
 
 class Stored(Record):
-    """Base of the records in a run's keys.
-
-    Attributes:
-        called: The record's name in errors.
-        by_place: True to pack it as a list.
-        outside: Fields that come from the key or the entry, not from the value.
-    """
+    """Base of the records in a run's keys."""
 
     if TYPE_CHECKING:
-        called: ClassVar[str]
-        by_place: ClassVar[bool]
-        outside: ClassVar[tuple[str, ...]]
+        called: ClassVar[str]  # the record's name in errors
+        by_place: ClassVar[bool]  # True to pack it as a list
+        outside: ClassVar[tuple[str, ...]]  # fields that come from the key or the entry, not from the value
     else:
         called, by_place, outside = "", False, ()
 

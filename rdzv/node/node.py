@@ -71,14 +71,6 @@ class Node:
     `open_store` makes the store client; it is entered at the first connect, and again if the store was replaced. `rng`
     is for jitter, and for the node's name if none is given. `port` is promised for rank 0, instead of one of this
     machine's.
-
-    Attributes:
-        listeners: Woken at every change of the node's state; from any thread.
-        withdrawn: Set once a closing node has left its round; a store that it hosts still waits for other clients.
-        time: The clock for the deadlines of drains, once the node has connected; from any thread.
-        hosts_store: True if this process serves the run's store; from any thread.
-        store_settings: Returns the settings with only the host of the present store.
-        handed_on: True while the node looks for another store, or may start it, because the last one is shutting down.
     """
 
     def __init__(
@@ -92,10 +84,11 @@ class Node:
     ) -> None:
         rng = rng or random.Random(secrets.randbits(64))  # by default it would read 2.5 kB as its seed
         self.settings = settings
+        self.run_id: str = settings.run_id
         self.keys: Keys = Keys(settings.prefix, settings.run_id)
         self.node_id: str = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
-        self.listeners: Listeners = Listeners()
+        self.listeners: Listeners = Listeners()  # woken at every change of the node's state; from any thread
         self.part: Part = Part(
             settings,
             self.keys,
@@ -115,13 +108,14 @@ class Node:
         self._connecting = asyncio.Lock()
         self._connecting_scope: anyio.CancelScope | None = None
         self._join: Ticket | None = None  # under way, or the last one
+        # Set once a closing node has left its round; a store that it hosts still waits for other clients.
         self.withdrawn: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
-        self.time: Callable[[], float] = lambda: 0.0
-        self.hosts_store: Callable[[], bool] = lambda: False
-        self.store_settings: Callable[[], Settings] = lambda: settings
-        self.handed_on: bool = False
+        self.time: Callable[[], float] = lambda: 0.0  # for the deadlines of drains, once connected; from any thread
+        self.hosts_store: Callable[[], bool] = lambda: False  # True if this process serves the store; from any thread
+        self.store_settings: Callable[[], Settings] = lambda: settings  # with only the host of the present store
+        self.handed_on: bool = False  # it looks for the next store, or may start it, as the last one is shutting down
         self._store_gone: StoreError | None = None  # why the last link was given up, until there is a new one
         self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
 
@@ -261,11 +255,6 @@ class Node:
         """Raise once this node is closed; from any thread."""
         if self._closed:
             raise RendezvousStateError(f"this handler of run {self.run_id} is closed; connect again")
-
-    @property
-    def run_id(self) -> str:
-        """The run's id."""
-        return self.settings.run_id
 
     @property
     def in_reach(self) -> bool:
@@ -424,10 +413,6 @@ class Node:
     async def tell_what_it_knows(self, link: Link) -> None:
         """Write what this node knows of the run in a store that was lost; raise StoreError."""
         await tell(self.part, link)
-
-    def note_tally(self, tally: bytes) -> None:
-        """Remember the run's shared counters, for the next store if this one is lost."""
-        self.part.tally = tally
 
     def send_steps(self) -> None:
         """Send this node's steps to the others now; from any thread."""

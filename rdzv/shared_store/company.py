@@ -16,26 +16,15 @@ NAMED_MAX: Final = 8
 """The number of members, or keys, that an error lists."""
 
 
-def _not_over() -> str | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Company:
-    """The facts about this member and the others.
+    """The facts about this member and the others."""
 
-    Attributes:
-        superseded: Returns the reason if this node is known to be no member any more, else None.
-        lost: Returns the members known to have died; None if waits go on after a loss.
-        waiting: Entered around each request that waits for others; its argument returns the awaited keys, in words.
-        interrupted: Called before a call fails because the round is over for this member.
-        roster: Names the missing members at a barrier, if known.
-    """
-
-    superseded: Callable[[], str | None] = _not_over
-    lost: Callable[[], tuple[str, ...]] | None = None
+    superseded: Callable[[], str | None] = lambda: None  # returns why this node is no member any more, if it is not
+    lost: Callable[[], tuple[str, ...]] | None = None  # returns the dead members; None: waits go on after a loss
+    # Entered around each request that waits for others; its argument returns the awaited keys, in words.
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
-    interrupted: Callable[[], object] = _not_over
+    interrupted: Callable[[], object] = lambda: None  # called before a call fails as the round is over for this member
     roster: Roster | None = None
 
 

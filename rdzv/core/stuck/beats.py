@@ -7,6 +7,7 @@ the latest state. A note has durations and no times, as clocks differ.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.stopping import step_of
@@ -39,22 +40,22 @@ class BeatNote(Stored, kw_only=True):
     waited: float = 0.0  # seconds so far
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """One wait of a member. Each `get` of a shared store makes one: a class is far faster than a generator."""
 
-    def __init__(self, beats: Beats, what: Callable[[], str]) -> None:
-        self._beats = beats
-        self.what: Callable[[], str] = what
+    beats: Beats
+    what: Callable[[], str]
 
     def __enter__(self) -> None:
-        beats = self._beats
+        beats = self.beats
         beats.waits[self] = beats.clock()
         if not beats.wait_is_watched:
             beats.wait_is_watched = True
             beats.on_wait()
 
     def __exit__(self, *_: object) -> None:
-        del self._beats.waits[self]
+        del self.beats.waits[self]
 
 
 class Beats:
@@ -62,27 +63,21 @@ class Beats:
 
     The member's thread and its node's thread write different attributes, each as one whole tuple, so that neither reads
     half a change.
-
-    Attributes:
-        clock: Returns seconds on the member's clock, in any thread.
-        counts: True if the member has reported anything, or is expected to.
-        on_wait: Called in the waiting thread when a wait in the round's store begins, unless `wait_is_watched`.
-        waits: When each current wait there began.
-        wait_is_watched: True if the node looks at `waits` anyway.
     """
 
     def __init__(self, number: int, clock: Callable[[], float], *, expected: bool = False) -> None:
         self._number = number
+        # Called in the waiting thread when a wait in the round's store begins, unless `wait_is_watched`.
         self.on_wait: Callable[[], None] = lambda: None
-        self.clock: Callable[[], float] = clock
-        self.counts: bool = expected
+        self.clock: Callable[[], float] = clock  # in any thread
+        self.counts: bool = expected  # the member has reported anything, or is expected to
         self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, time, number of beats
         self._busy: tuple[tuple[object, float, str], ...] = ()  # token, end, label
         self._busy_ended = -math.inf
         self._rated: tuple[int, float] | None = None  # the step of the last note, and when it began
         self._rate = 0.0
-        self.waits: dict[_Waiting, float] = {}
-        self.wait_is_watched: bool = False
+        self.waits: dict[_Waiting, float] = {}  # when each current wait in the round's store began
+        self.wait_is_watched: bool = False  # the node looks at `waits` anyway
 
     @property
     def step(self) -> int | None:
