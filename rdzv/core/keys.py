@@ -85,10 +85,6 @@ class Keys:
         """Return the key of an accusation."""
         return f"{self.accusations}{accused}/{by}"
 
-    def banned(self, name: str) -> str:
-        """Return the key of a ban; see `ban_names`."""
-        return self.bans + name
-
     def answers(self, question: str) -> str:
         """Return the prefix of the answers to a question, before node ids."""
         return f"{self.root}answers/{question}/"

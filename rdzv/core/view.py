@@ -8,9 +8,6 @@ An event changes one node, so its cost does not depend on the number of nodes. A
     written by another arrival                     waiting for the next round; left out if it did not reach rank 0
     written with `left`                            has left by itself (a coordinator's marker has `left`, too)
     deleted without `left`                         gone; lost if it was a live member
-
-`enough_since` is when the last call began. Later arrivals do not move it. If too few
-remain, the last call ends; it begins anew when there are enough again (promise R11).
 """
 
 from __future__ import annotations
@@ -103,7 +100,7 @@ class View:
         self.left_early: bool = False  # a member has left at another step than agreed
         self.why_lost: dict[str, str] = {}  # of expelled members
         self.standstill: str = ""
-        self.enough_since: float | None = None
+        self.enough_since: float | None = None  # when the last call began; later arrivals do not move it (R11)
         self.arrived_at: float | None = None  # when this coordinator saw the last arrival
         self.absences: AbsenceBook = AbsenceBook(expected)
         self.accusations: Accusations = Accusations()

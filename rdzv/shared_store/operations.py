@@ -6,8 +6,7 @@
 
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction. The
 pop of the last item deletes both, on condition that the mark has not been written since. So `wait`, `check` and a
-blocking `queue_pop` find the mark exactly while there are items; nothing polls. One key for a queue and a value is
-"unexpected" in PyTorch; here a push to a key with a value raises ValueError. Each item goes to one popper, as its
+blocking `queue_pop` find the mark exactly while there are items; nothing polls. Each item goes to one popper, as its
 deletion is conditional on its existence. A push wakes every waiting popper, so a queue is for tens of poppers.
 """
 

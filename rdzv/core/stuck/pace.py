@@ -23,7 +23,6 @@ NODE_STATES: Final = (
 )
 """The states of a node in words, the most urgent first."""
 
-WELL_FROM: Final = NODE_STATES.index("waiting")  # this state and the later ones need no operator
 SHOWN_PART: Final = 0.5  # a member is stuck after this part of `stall_timeout`; if that is unset, ...
 STUCK_AFTER: Final = 30.0  # ... after these seconds, or ...
 STUCK_STEPS: Final = 10  # ... after the time of this many steps, if longer

@@ -115,10 +115,8 @@ class FollowedRun:
 
     def cost(self) -> Account:
         """Return its cost until now."""
-        assert self._read is not None, "it was refreshed"
-        (status, history), passed = self._read, self._store.time() - self._read_at
-        waited = None if status.waited is None else status.waited + passed
-        return account(self._keys.run_id, history, now=self.hour(), waited=waited)
+        status, history = self.now()
+        return account(self._keys.run_id, history, now=status.now, waited=status.waited)
 
     def report(self) -> dict[str, Any]:
         """Return a report, made once per reading: its ages are as of that time, its hours stay right."""

@@ -55,7 +55,7 @@ class Follower:
         self._store = store
         self._keys = keys
         self._node_id = node_id
-        self._own_ban_keys = frozenset([keys.banned(node_id)])
+        self._own_ban_keys = frozenset([keys.bans + node_id])
         self.head: Head = Head()
         self.heard_at: float = 0.0  # the time of the store's last message, on this node's clock
         # The revision and contents of the last ban of this node or of its attributes, also after it was lifted.
@@ -77,7 +77,7 @@ class Follower:
 
     def has_attributes(self, attributes: Mapping[str, str]) -> None:
         """Set this node's attributes: a ban may name one of them."""
-        self._own_ban_keys = frozenset(map(self._keys.banned, ban_names(self._node_id, attributes)))
+        self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names(self._node_id, attributes))
 
     def tell(self) -> None:
         """Have the membership take the changes in, then notify the listeners. Nothing here waits."""

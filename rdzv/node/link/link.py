@@ -1,7 +1,6 @@
 """Shell: the part of a node's state that belongs to its connection to one store.
 
-It has the follower of the head, the leases (the node's, the coordinator's, the run's), and the readiness to coordinate.
-When the store is replaced, none is of further use.
+When the store is replaced, it is of no further use.
 """
 
 from __future__ import annotations

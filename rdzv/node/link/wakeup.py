@@ -1,7 +1,4 @@
-"""Shell: the timers of a rendezvous as coroutines: they sleep until a deadline or a change. Nothing polls.
-
-`decide` returns when to decide again, and `JoinClock` when a join times out.
-"""
+"""Shell: the timers of a rendezvous as coroutines: they sleep until a deadline or a change. Nothing polls."""
 
 from __future__ import annotations
 

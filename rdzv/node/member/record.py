@@ -55,7 +55,7 @@ class Recording:
         self._link = link
         self._clock = clock
         names = ban_names(part.node_id, part.settings.attributes)
-        self._ban_keys = [part.keys.banned(name) for name in names[:BANS_LOOKED_FOR_MOST]]
+        self._ban_keys = [part.keys.bans + name for name in names[:BANS_LOOKED_FOR_MOST]]
 
     async def write(self, me: Me) -> tuple[Me, Role | None]:
         """Write this node's record; return its arrival, and the role if it was free and this node has it now."""
