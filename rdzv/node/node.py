@@ -33,10 +33,11 @@ from rdzv.node.link.link import Link, StoreEndingError
 from rdzv.node.link.ports import HeldPort
 from rdzv.node.member.carrying import learn, tell
 from rdzv.node.member.joining import Joining
-from rdzv.node.member.leaving import Leaving
+from rdzv.node.member.leaving import Leaving, announce_move
 from rdzv.node.member.noticing import Noticing
 from rdzv.node.member.part import Part
 from store import StoreError, StoreReplaced, StoreUsageError
+from store.keeping import RELEASE_WITHIN
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -152,6 +153,9 @@ class Node:
             self._connecting_scope.cancel()
         try:
             await self._end_join()
+            if self._link is not None and self._link.follower.head.closed is None:
+                with anyio.move_on_after(RELEASE_WITHIN), contextlib.suppress(StoreError):
+                    await announce_move(self.part, self._link)
             await self._leaving.withdraw(self._link)
         finally:
             self.withdrawn.set()

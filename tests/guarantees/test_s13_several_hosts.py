@@ -180,6 +180,23 @@ async def test_s13_a_lost_machine_is_given_up_by_an_operators_word() -> None:
         stopped.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.parametrize("in_steps", [True, False])
+async def test_s13_the_others_meet_at_the_next_host_at_once_if_the_node_that_hosts_leaves(in_steps: bool) -> None:
+    """They met in its store, and were dropped 30 s later, when it ended."""
+    leaving = "asyncio.get_running_loop().add_signal_handler(15, asyncio.current_task().cancel)\n    step = 0"
+    program = AWAITED.replace("step = 0", leaving, 1)
+    if not in_steps:
+        program = program.replace("await round.check(step)", "pass")
+    async with job(program, "abc") as it:
+        number = await it.round_of(3)
+        (served,) = await it.stores()
+        leaves = it.nodes.pop(await it.host())
+        leaves.terminate()
+        await it.round_of(2, above=number)
+        assert served not in await it.stores()
+        assert await leaves.wait(timeout=SOON) == 1
+
+
 async def test_s13_nothing_is_left_listening_when_all_have_left() -> None:
     async with job(AWAITED, "ab") as it:
         await it.round_of(2)

@@ -16,6 +16,7 @@ from rdzv.core.state import NAMED_MOST
 from rdzv.node.link.wakeup import Wakeup
 from store import Entry, Get, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
+from store.net.callers import is_served_here
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 HAND_OVER_WITHIN = 0.5  # seconds for a coordinator to see its own departure reported ...
 HAND_OVER_TRIPS = 2  # ... and round trips: a report is written, and comes back by its watch
 WITHDRAW_TRIPS = 4  # round trips more to take a record back: two writes, and the above
+
+
+async def announce_move(part: Part, link: Link, *, after: float = 0.0) -> None:
+    """Keep further rounds from completing in a store that ends with this process, if another host may follow."""
+    follows = part.settings.endpoint.has_successors and is_served_here(link.store.store_id)
+    if follows and not link.follower.head.moves:
+        await link.store.put(part.keys.moving, b"", ttl=after + part.settings.close_timeout)
 
 
 class Leaving:

@@ -14,9 +14,9 @@ import anyio
 from rdzv.core.stopping import Begun
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.arrival import State
+from rdzv.node.member.leaving import announce_move
 from rdzv.node.member.own_beats import earlier
 from store import ConditionFailed, Put, StoreError, when
-from store.net.callers import is_served_here
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -104,16 +104,13 @@ class Noticing:
     async def _notice_drain(self, link: Link, membership: Membership) -> float | None:
         """Delete a drained member's record once its time is over; before that, return when it will be.
 
-        Before that, if its process serves the store and another host may follow, `moving` keeps further rounds from
-        completing here. The record is not marked as `left` first, so the others see a loss: the member may be in the
-        middle of a step, in which they would wait for it.
+        Before that, the move to another host's store is announced. The record is not marked as `left` first, so the
+        others see a loss: the member may be in the middle of a step, in which they would wait for it.
         """
         part = self._part
         leaving, record = part.drained(link.follower.head), part.arrival.record
         if leaving is not None and (left := leaving.until - link.store.time()) > 0:
-            follows = part.settings.endpoint.has_successors and is_served_here(link.store.store_id)
-            if follows and not link.follower.head.moves:
-                await link.store.put(part.keys.moving, b"", ttl=left + part.settings.close_timeout)
+            await announce_move(part, link, after=left)
             return leaving.until
         if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
             return None  # no record, or one is being sent: the answer wakes this task
