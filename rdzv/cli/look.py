@@ -60,7 +60,6 @@ async def _status(options: argparse.Namespace) -> int:
     if options.watch:
         return await _watch(options)
     async with open_run(options, follow=Wakeup()) as run:
-        await run.check_exists()
         health = await run.store_health()
         status, _, cost = await run.account()
     if options.json:
@@ -86,7 +85,7 @@ async def _watch(options: argparse.Namespace) -> int:
         last: Frame | None = None
         while True:
             with contextlib.suppress(StoreReplaced):
-                async with open_run(options, follow=wakeup) as run:
+                async with open_run(options, follow=wakeup, must_exist=False) as run:
                     if last is None:
                         await _say_if_missing(run)
                     last = await _frame(run)
@@ -209,7 +208,6 @@ async def _frame(run: Run) -> Frame:
 @command("history", "tell what happened in a run, round by round", *RUN, JSON)
 async def _history(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
-        await run.check_exists()
         _, history, cost = await run.account()
     if options.json:
         put(json.dumps(as_json(run.run_id, history, cost)))
@@ -228,7 +226,6 @@ async def _history(options: argparse.Namespace) -> int:
 )
 async def _timeline(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
-        await run.check_exists()
         _, history, cost = await run.account()
         now = await run.hour()
     page = timeline_page(timeline(run.run_id, history, now=now), cost)

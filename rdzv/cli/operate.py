@@ -44,9 +44,7 @@ def _check_who_is_meant(options: argparse.Namespace) -> None:
     flag("--create", "also a run that no node has come to; none will get in"),
 )
 async def _close(options: argparse.Namespace) -> int:
-    async with open_run(options, follow=Wakeup()) as run:
-        if not options.create:
-            await run.check_exists()
+    async with open_run(options, follow=Wakeup(), must_exist=not options.create) as run:
         closed = await run.close(options.reason)
         _, history, cost = await run.account()
     before = "" if closed.reason == options.reason else f", and was before: {closed.reason or 'no reason was given'}"
@@ -92,7 +90,6 @@ async def _ban(options: argparse.Namespace) -> int:
     _check_who_is_meant(options)
     span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
     async with open_run(options) as run:
-        await run.check_exists()
         here = await run.ban(
             options.node or "", options.reason, where=options.where, now=options.now, lasts=options.lasts
         )
@@ -124,7 +121,6 @@ async def _no_such_node(run: Run, name: str) -> str:
 async def _unban(options: argparse.Namespace) -> int:
     _check_who_is_meant(options)
     async with open_run(options) as run:
-        await run.check_exists()
         was_banned = await run.unban(options.node or "", options.reason, where=options.where)
     who = f"node {options.node}" if options.where is None else f"nodes with {'='.join(options.where)}"
     if not was_banned:

@@ -55,13 +55,16 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, 
 
 
 @contextlib.asynccontextmanager
-async def open_run(options: argparse.Namespace, *, follow: Listener | None = None) -> AsyncIterator[Run]:
+async def open_run(
+    options: argparse.Namespace, *, follow: Listener | None = None, must_exist: bool = True
+) -> AsyncIterator[Run]:
     """Connect to the store of a run, at `options.url` within `options.timeout`.
 
     `follow` is called when the run's head changes; without it the head, and so the status, is unknown.
 
     Raises:
         RendezvousSettingsError: The URL names no run.
+        RendezvousStateError: The run must exist, and the store has none of that name.
     """
     settings = settings_of(options.url, needs_run=True)
     by = settings.node_id or f"{socket.gethostname()}-{os.getpid()}"
@@ -69,6 +72,8 @@ async def open_run(options: argparse.Namespace, *, follow: Listener | None = Non
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(client_of(settings, Credentials(settings), timeout=options.timeout))
         run = Run(client, keys, by=by, keep=settings.closed_ttl)
+        if must_exist:
+            await run.check_exists()
         if follow is not None:
             follower = await stack.enter_async_context(following(client, keys))
             stack.enter_context(follower.listeners.listening(follow))

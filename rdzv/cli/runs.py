@@ -82,13 +82,13 @@ def _table(runs: list[Usage], uptime: float) -> list[str]:
 )
 async def _forget(options: argparse.Namespace) -> int:
     async with open_run(options) as run:
-        await run.check_exists()
         client, keys = run.store, run.keys
         nodes = await _nodes(client, keys)
         if nodes and not options.force:
             named = first_of(nodes, NAMED_MOST)
             raise RendezvousStateError(
-                f"run {keys.run_id} has {len(nodes)} nodes: {named}; close it first, or forget it with --force"
+                f"run {keys.run_id} has {len(nodes)} node{'s' * (len(nodes) > 1)}: {named}; close it first, or forget "
+                f"it with --force"
             )
         if nodes:
             await _close(run)

@@ -64,7 +64,13 @@ async def test_the_reason_for_lifting_a_ban_reaches_the_history() -> None:
         assert [(note.who, note.reason) for note in notes] == [("b", "repaired"), ("nodes with rack=17", "repaired")]
 
 
-@pytest.mark.parametrize("arguments", [("status",), ("close",), ("ban", "a"), ("unban", "a"), ("forget",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(("status",), ("close",), ("reopen",), ("ban", "a"), ("unban", "a"), ("drain", "a"), ("resize", "--min", "2")),
+        *(("forget",), ("history",), ("timeline", "-o", "-")),
+    ],
+)
 async def test_an_unknown_run_is_an_error_that_lists_the_runs_and_nothing_is_written(
     arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
