@@ -148,6 +148,7 @@ RUN: Final = (argument("url", metavar="URL", help="scheme://host[:port]/run_id[?
 STORE: Final = (argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)
 JSON: Final = flag("--json", "as one JSON object")
 NODE: Final = argument("node", metavar="NODE", help="the node's id")
+OUTPUT: Final = "standard output"  # as the file of a system error
 NAMED_MOST: Final = 8  # nodes, and values of an attribute, in a message
 
 
@@ -167,15 +168,16 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
             status = runner.run(_run_until_ctrl_c(command, options))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None  # see `_end_by_ctrl_c`
-    except BrokenPipeError:  # the reader of our output has closed it
-        status = DONE
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not lack_of(error):
             raise
         if options.debug:
             traceback.print_exc()
-        say_error(f"rdzv {command.name}: {printable(in_a_line(error), most=ERROR_LETTERS_MOST)}")
-        status = command.ends_with(options, command.first_status + _status_of(error))
+        if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:  # its reader has closed it
+            status = DONE
+        else:
+            say_error(f"rdzv {command.name}: {printable(in_a_line(error), most=ERROR_LETTERS_MOST)}")
+            status = command.ends_with(options, command.first_status + _status_of(error))
     try:
         print(end="", flush=True)
     except OSError:  # else Python would write again at exit, and end with 120
@@ -334,7 +336,5 @@ def put(text: str) -> None:
     """Print a text unchanged; raise OSError if standard output cannot be written."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
-        raise
     except OSError as error:
-        raise OSError(error.errno, error.strerror, "standard output") from None
+        raise OSError(error.errno, error.strerror, OUTPUT) from None

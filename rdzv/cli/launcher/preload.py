@@ -164,7 +164,7 @@ class PreloadServer:
                 await self._process.wait()
 
     async def is_ready(self) -> bool:
-        """Wait for the imports; return False, after a warning, if no worker can be forked."""
+        """Wait for the imports; return False, after one warning, if no worker can be forked (any more)."""
         if self._is_ready is None:
             said = b""
             while not said.endswith(b"\n"):
@@ -175,6 +175,9 @@ class PreloadServer:
             self._is_ready = said == preload_server.READY
             if not self._is_ready:
                 _say_why_not(self._modules, said.decode(errors="replace").strip())
+        if self._is_ready and self._process.returncode is not None:
+            self._is_ready = False
+            _say_why_not(self._modules, "the process that has imported them was ended")
         return self._is_ready
 
     async def start_worker(

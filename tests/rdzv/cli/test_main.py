@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import errno
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 import rdzv
 import store
+import store.sync
 from rdzv.cli import command, runs
 from rdzv.cli import main as cli
 from rdzv.errors import RendezvousClosedError, RendezvousError, RendezvousTimeoutError
@@ -295,6 +297,20 @@ def test_output_that_cannot_be_written_ends_with_an_exit_status_of_rdzv(reader: 
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (status, says and f"rdzv token: {says}")
+
+
+def test_a_broken_pipe_that_is_not_the_output_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: `rdzv run` ended with 0 when the process that forks its workers was gone."""
+
+    async def broken(*_: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(store.Client, "ping", broken)
+    with store.sync.serve() as server:
+        assert cli.main(["ping", server.url]) == 1
+    assert capsys.readouterr().err == "rdzv ping: Broken pipe\n"
 
 
 def test_system_errors_are_printed_without_errno(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

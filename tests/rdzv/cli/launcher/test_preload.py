@@ -160,6 +160,20 @@ async def test_a_module_runs_as_with_python_dash_m(tmp_path: Path, monkeypatch: 
     assert (status, output) == (0, f"__main__ training.__main__ ['{package}/__main__.py', '7']\n")
 
 
+async def test_processes_start_as_ever_once_the_process_that_forks_them_was_killed(
+    script: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: the launcher could not send it the next request, and ended with 0, as if its work was done."""
+    async with serving(script("print('works')")) as server:
+        assert await (await run(server)).ends_with() == (0, "works\n")
+        server._process.kill()
+        await server._process.wait()
+        assert [await server.is_ready(), await server.is_ready()] == [False, False]
+    assert [record.getMessage() for record in caplog.records] == [
+        "--preload decimal has no effect, the command starts as ever: the process that has imported them was ended"
+    ]
+
+
 @pytest.mark.parametrize("when", ["before", "between two workers"])
 async def test_a_preloaded_script_runs_in_a_folder_that_was_deleted(
     script: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
