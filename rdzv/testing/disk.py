@@ -43,13 +43,11 @@ class NoFiles:
 class Disk:
     """The data that outlives the store's processes.
 
-    `rng` draws latencies, and the fate of the group being written at a crash. `on_commit` gets each committed group.
+    `rng` draws latencies, and the fate of the group being written at a crash.
     """
 
-    def __init__(self, rng: random.Random, *, store_id: str, on_commit: Callable[[list[Facts]], None]) -> None:
+    def __init__(self, rng: random.Random, *, store_id: str) -> None:
         self.rng = rng
-        self.on_commit = on_commit
-        self.commits: int = 0
         self._journal: SimulatedJournal | None = None
         self.reserve: NoFiles = NoFiles()
         self.database: sqlite3.Connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -155,11 +153,6 @@ class SimulatedJournal(Journal):
             on_failure(str(error))
             return
         self._take_up()
-
-    def _commit(self, group: list[Facts]) -> None:
-        super()._commit(group)
-        self._disk.commits += 1
-        self._disk.on_commit(group)
 
 
 class _Borrowed:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from rdzv.testing.network import Listener
     from rdzv.testing.timeline import Host
     from store import Store
-    from store.engine.changeset import Facts
 
 STORE = "store"  # the store's name in the network
 NODE_THREAD = " node thread"  # the suffix of the name of a node thread's connections
@@ -187,10 +186,7 @@ class StoreMachine:
 
     def new_disk(self, store_id: str) -> Disk:
         """Return the disk."""
-        return Disk(self._rng, store_id=store_id, on_commit=self.committed)
-
-    def committed(self, group: list[Facts]) -> None:
-        """Called with each committed group of facts."""
+        return Disk(self._rng, store_id=store_id)
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
         """Return the journal of a new process."""

@@ -23,7 +23,6 @@ import random
 import sys
 import threading
 import weakref
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
 
 import anyio
@@ -52,7 +51,8 @@ NO_THREADS = (
 class Timeline:
     """The true time, and the order of all events."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, *, kind: type[Host] | None = None) -> None:
+        self._kind = kind or Host
         self.now: float = START  # the true time, in seconds
         self.thread: int = threading.get_ident()
         self.rng: random.Random = random.Random(f"timeline {seed}")  # draws the order of turns
@@ -65,7 +65,7 @@ class Timeline:
 
     def host(self, name: str, *, rate: float = 1.0) -> Host:
         """Return a new process, whose clock counts `rate` seconds per true second."""
-        host = Host(self, name, rate)
+        host = self._kind(self, name, rate)
         self.hosts.append(host)
         return host
 
@@ -109,11 +109,6 @@ class Timeline:
             self._bury_the_dead()
         self._timers.clear()
 
-    def timers_of(self, host: Host) -> list[tuple[float, asyncio.Handle]]:
-        """Return a host's timers, in order."""
-        timers = sorted(self._timers, key=lambda timer: timer[:2])
-        return [(when, handle) for when, _, of, handle in timers if of is host and not handle.cancelled()]
-
     def set_timer(self, when: float, host: Host, handle: asyncio.Handle) -> None:
         """Set a timer; hosts call this."""
         self._numbers += 1
@@ -139,9 +134,6 @@ class Timeline:
         host = runnable[index]
         del runnable[index]
         host.turn()
-
-
-_callback_of = attrgetter("_callback")  # as asyncio's own messages use it
 
 
 @contextlib.contextmanager
@@ -179,7 +171,6 @@ class Host(asyncio.BaseEventLoop):
         self._queued = False
         # In order of creation: `bury` cancels them in this order.
         self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
-        self._held_up: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
         self.paused: bool = False  # True while it is stopped
         self.dead: bool = False  # True once it was killed
 
@@ -207,10 +198,6 @@ class Host(asyncio.BaseEventLoop):
             self._late.clear()
             self._enqueue()
 
-    def hold_up(self, task: asyncio.Task[Any], seconds: float) -> None:
-        """Keep one task of this process from running for some true seconds."""
-        self._held_up[task] = self._timeline.now + seconds
-
     def die(self) -> None:
         """Kill the process: at once, or at its next await if it calls this itself.
 
@@ -225,9 +212,6 @@ class Host(asyncio.BaseEventLoop):
         """Close all coroutines of a dead process."""
         self._grave_time, self._grave = self.time(), []
         self.paused = False
-        timers = self._timeline.timers_of(self)
-        held_up = (handle for _, handle in timers if not isinstance(handle, asyncio.TimerHandle))
-        self._ready.extend(held_up)  # so that these tasks can end
         for step in range(BURIAL_STEPS_MAX):
             tasks = self.unfinished() if step % 1000 == 0 or not (self._ready or self._grave) else []
             for task in tasks:
@@ -275,17 +259,14 @@ class Host(asyncio.BaseEventLoop):
                 if self.paused or (self.dead and self._grave is None):  # a callback has stopped or killed it
                     break
                 handle = ready.popleft()
-                if self._held_up and (until := self._held_until(handle)) > self._timeline.now:
-                    self._timeline.set_timer(until, self, handle)
-                elif not handle.cancelled():
-                    handle._run()  # as every loop does
+                if not handle.cancelled():
+                    self._call(handle)
         finally:
             sys.set_asyncgen_hooks(*before)
             asyncio._set_running_loop(None)
 
-    def _held_until(self, handle: asyncio.Handle) -> float:
-        task = getattr(_callback_of(handle), "__self__", None)
-        return self._held_up.get(task, 0.0) if isinstance(task, asyncio.Task) and self._grave is None else 0.0
+    def _call(self, handle: asyncio.Handle) -> None:
+        handle._run()  # as every loop does
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self.is_closed():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rdzv.testing.machines import STORE
 from store.limits import Limits
 from tests.sim.machines import Cosmos, Seams, quiet_logs
-from tests.support.faults import Way
+from tests.support.faults import FaultyHost, Way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,6 +197,7 @@ class Troubles:
                 self._later(seconds, process.resume)
             case "tasks":  # each task is delayed separately, as by a late answer
                 for host in (process.host, *process.threads.values()):
+                    assert isinstance(host, FaultyHost), "as in any `FaultyWorld`"
                     for task in host.unfinished():
                         if self._rng.random() < PART_HELD_UP:
                             host.hold_up(task, self._rng.uniform(0.0, HELD_UP_MOST))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import sqlite3
+import weakref
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoFiles, SimulatedJournal
 from rdzv.testing.links import EVERYTHING
 from rdzv.testing.machines import StoreMachine, World
 from rdzv.testing.network import MemoryNetwork
+from rdzv.testing.timeline import Host, Timeline
+from tests.support.virtual_time import timers_of
 
 if TYPE_CHECKING:
+    import random
     from collections.abc import Callable
 
     from rdzv.testing.links import Link
-    from rdzv.testing.timeline import Host
     from store.engine.changeset import Facts
     from store.server.server import Server
 
-__all__ = ["FaultyDisk", "FaultyJournal", "FaultyNetwork", "FaultyStore", "FaultyWorld", "Way"]
+__all__ = ["FaultyDisk", "FaultyHost", "FaultyJournal", "FaultyNetwork", "FaultyStore", "FaultyWorld", "Way"]
 
 PAGES_ALWAYS = 1_000_000
 
@@ -81,12 +86,17 @@ class FaultyDisk(Disk):
     Attributes:
         fail_next: The number of writes that fail from now on.
         stalled_until: True time.
+
+    `on_commit` is called with each committed group.
     """
 
     reserve: FullReserve
 
-    def __init__(self, *arguments: Any, now: Callable[[], float], **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self, rng: random.Random, *, store_id: str, on_commit: Callable[[list[Facts]], None], now: Callable[[], float]
+    ) -> None:
+        super().__init__(rng, store_id=store_id)
+        self.on_commit = on_commit
         self.now = now
         self.fail_next = 0
         self.stalled_until = 0.0
@@ -125,6 +135,35 @@ class FaultyJournal(SimulatedJournal):
             self._disk.fail_next -= 1
             raise sqlite3.OperationalError("disk I/O error")
         super()._commit(group)
+        self._disk.on_commit(group)
+
+
+_callback_of = attrgetter("_callback")  # as asyncio's own messages use it
+
+
+class FaultyHost(Host):
+    """A process whose tasks can be delayed separately."""
+
+    def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
+        super().__init__(timeline, name, rate)
+        self._held_up: weakref.WeakKeyDictionary[asyncio.Task[Any], float] = weakref.WeakKeyDictionary()
+
+    def hold_up(self, task: asyncio.Task[Any], seconds: float) -> None:
+        """Keep one task of this process from running for some true seconds."""
+        self._held_up[task] = self._timeline.now + seconds
+
+    def bury(self) -> None:
+        """Close all coroutines of a dead process, also of delayed tasks."""
+        self._ready.extend(one for _, one in timers_of(self) if not isinstance(one, asyncio.TimerHandle))
+        super().bury()
+
+    def _call(self, handle: asyncio.Handle) -> None:
+        task = getattr(_callback_of(handle), "__self__", None)
+        until = self._held_up.get(task, 0.0) if isinstance(task, asyncio.Task) and self._grave is None else 0.0
+        if until > self._timeline.now:
+            self._timeline.set_timer(until, self, handle)
+        else:
+            super()._call(handle)
 
 
 class FaultyWorld(World):
@@ -132,6 +171,9 @@ class FaultyWorld(World):
 
     network_kind: ClassVar[type[MemoryNetwork]] = FaultyNetwork
     network: FaultyNetwork
+
+    def __init__(self, seed: int, *, timeline: Timeline | None = None, **of_network: Any) -> None:
+        super().__init__(seed, timeline=timeline or Timeline(seed, kind=FaultyHost), **of_network)
 
 
 class FaultyStore(StoreMachine):
@@ -143,6 +185,9 @@ class FaultyStore(StoreMachine):
     def new_disk(self, store_id: str) -> FaultyDisk:
         """Return the disk."""
         return FaultyDisk(self._rng, store_id=store_id, on_commit=self.committed, now=lambda: self._world.now)
+
+    def committed(self, group: list[Facts]) -> None:
+        """Called with each committed group of facts."""
 
     def die(self, *, silently: bool = False) -> None:
         """Kill the process; with `silently`, cut its machine's power."""

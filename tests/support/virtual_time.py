@@ -33,6 +33,12 @@ def next_timer(timeline: Timeline) -> float:
     return timers[0][0] if timers else float("inf")
 
 
+def timers_of(host: Host) -> list[tuple[float, asyncio.Handle]]:
+    """Return a host's timers, in order."""
+    timers = sorted(host._timeline._timers, key=lambda timer: timer[:2])
+    return [(when, handle) for when, _, of, handle in timers if of is host and not handle.cancelled()]
+
+
 def now() -> float:
     """Return the time on the clock of the running loop."""
     return asyncio.get_running_loop().time()

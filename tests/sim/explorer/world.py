@@ -56,7 +56,7 @@ from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listin
 from store.protocol.connection import error_of
 from tests.sim.checker import Checker
 from tests.sim.explorer.likeness import LEASES, REQUESTS, REVISIONS, digest, written
-from tests.support.virtual_time import next_timer
+from tests.support.virtual_time import next_timer, timers_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -289,7 +289,7 @@ class _Member:
         connection = self.connection
         version = (now, self.cut, connection.has_read, len(connection.up), len(connection.down))
         if self._written is None or self._written[0] != version:
-            timers = self.world.timeline.timers_of(self.host)
+            timers = timers_of(self.host)
             state = (
                 self.cut,
                 self.stale,
