@@ -30,8 +30,7 @@ class Medium(Protocol):
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def draw_latency(self) -> float: ...
-    def draw_piece(self, length: int) -> int: ...
-    def draw_joins(self) -> bool: ...
+    def new_pipe(self) -> Pipe: ...
 
 
 class Link:
@@ -41,8 +40,8 @@ class Link:
         self.name: str = _link_name(dialer, target)
         self.names: set[str] = names_of(dialer, target)
         self.target = target
-        self._upward = Pipe(network)
-        self._downward = Pipe(network)
+        self._upward = network.new_pipe()
+        self._downward = network.new_pipe()
         listener = (target, 0)
         self.client: MemoryTransport = MemoryTransport(client, self._upward, self._downward, dialer, listener)
         self.server: MemoryTransport = MemoryTransport(server, self._downward, self._upward, listener, dialer)
@@ -327,15 +326,13 @@ class Pipe:
         self._delivery = None
         if not self._may_deliver():
             return
-        if len(self._under_way) > 1 and self._network.draw_joins():
-            self._join_what_has_arrived()
         entry = self._under_way[0]  # one at a time: the protocol may pause, close or cut the link
         due, item = entry
         if isinstance(item, Signal):
             self._under_way.popleft()
             self.receiver.receive_signal(item)
         else:
-            taken = self.receiver.receive(item[: self._network.draw_piece(len(item))])
+            taken = self.receiver.receive(self._piece_of(item))
             if self._under_way and self._under_way[0] is entry:
                 self._under_way.popleft()
                 self._bytes_under_way -= taken
@@ -348,15 +345,8 @@ class Pipe:
                     self.sender.loop.call_soon(self.sender.on_delivered)
         self.wake()
 
-    def _join_what_has_arrived(self) -> None:
-        """Join the pieces that have arrived, as for a process that reads its socket late."""
-        under_way, now = self._under_way, self.network_loop.time()
-        first_due, pieces = under_way[0][0], []
-        while under_way and under_way[0][0] <= now and isinstance(piece := under_way[0][1], memoryview):
-            pieces.append(piece)
-            under_way.popleft()
-        if pieces:
-            under_way.appendleft((first_due, memoryview(b"".join(pieces))))
+    def _piece_of(self, item: memoryview) -> memoryview:
+        return item  # each write is read whole, in a turn of its own
 
 
 def _fill_buffer(protocol: asyncio.BufferedProtocol, data: memoryview) -> int:

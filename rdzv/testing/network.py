@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, names_of
+from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, Pipe, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,10 +38,7 @@ class MemoryNetwork:
 
     Args:
         latency: Seconds from one end to the other, or the bounds from which each write draws.
-        rng: Draws latencies and sizes of pieces.
-        shred: True to deliver streams in pieces of random sizes, from one byte on.
-        joins: The probability that all bytes that have arrived are read at once. Else each write is read in a turn of
-            its own, which hides defects in handling two messages in one turn.
+        rng: Draws latencies.
         socket_buffer_bytes: The bytes in flight that do not count against the writer's buffer.
         loop: By default the loop that runs at the first use.
     """
@@ -51,16 +48,12 @@ class MemoryNetwork:
         *,
         latency: float | tuple[float, float] = 0.0,
         rng: random.Random | None = None,
-        shred: bool = False,
-        joins: float = 0.0,
         socket_buffer_bytes: int = SOCKET_BUFFER_BYTES,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._loop = loop
         self._latency = latency
         self._rng = rng or random.Random(0)
-        self._shred = shred
-        self._joins = joins
         self.socket_buffer_bytes = socket_buffer_bytes
         self._listeners: dict[str, Listener] = {}
         self._links: dict[str, Link] = {}
@@ -184,13 +177,9 @@ class MemoryNetwork:
         """Return the latency of the next piece, in seconds."""
         return self._rng.uniform(*self._latency) if isinstance(self._latency, tuple) else self._latency
 
-    def draw_piece(self, length: int) -> int:
-        """Return how many ready bytes arrive at once."""
-        return self._rng.randint(1, length) if self._shred else length
-
-    def draw_joins(self) -> bool:
-        """Return True if all arrived pieces are read at once."""
-        return bool(self._joins) and self._rng.random() < self._joins
+    def new_pipe(self) -> Pipe:
+        """Return a direction of a new link."""
+        return Pipe(self)
 
     def _hold_what_is_partitioned(self) -> None:
         for link in self._links.values():

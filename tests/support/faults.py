@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoFiles, SimulatedJournal
-from rdzv.testing.links import EVERYTHING
+from rdzv.testing.links import EVERYTHING, Pipe
 from rdzv.testing.machines import StoreMachine, World
 from rdzv.testing.network import MemoryNetwork
 from rdzv.testing.timeline import Host, Timeline
@@ -37,11 +37,43 @@ class Way(enum.Enum):
     DOWNWARD = "what the listener sends"
 
 
-class FaultyNetwork(MemoryNetwork):
-    """A network that may also hold one direction, close links without an error, and forget connections."""
+class FaultyPipe(Pipe):
+    """A direction of a link whose bytes may arrive in other pieces than those that were written."""
 
-    def __init__(self, **options: Any) -> None:
+    _network: FaultyNetwork
+
+    def _deliver(self) -> None:
+        if self._may_deliver() and len(self._under_way) > 1 and self._network.draw_joins():
+            self._join_what_has_arrived()
+        super()._deliver()
+
+    def _piece_of(self, item: memoryview) -> memoryview:
+        return item[: self._network.draw_piece(len(item))]
+
+    def _join_what_has_arrived(self) -> None:
+        """Join the pieces that have arrived, as for a process that reads its socket late."""
+        under_way, now = self._under_way, self.network_loop.time()
+        first_due, pieces = under_way[0][0], []
+        while under_way and under_way[0][0] <= now and isinstance(piece := under_way[0][1], memoryview):
+            pieces.append(piece)
+            under_way.popleft()
+        if pieces:
+            under_way.appendleft((first_due, memoryview(b"".join(pieces))))
+
+
+class FaultyNetwork(MemoryNetwork):
+    """A network that may also hold one direction, close links without an error, and forget connections.
+
+    Args:
+        shred: True to deliver streams in pieces of random sizes, from one byte on.
+        joins: The probability that all bytes that have arrived are read at once. Else each write is read in a turn of
+            its own, which hides defects in handling two messages in one turn.
+    """
+
+    def __init__(self, *, shred: bool = False, joins: float = 0.0, **options: Any) -> None:
         super().__init__(**options)
+        self._shred = shred
+        self._joins = joins
         self._ways: dict[str, Way] = {}  # of partitions that hold one direction only
         self._forgotten: set[str] = set()  # the links whose packets are dropped for good
 
@@ -54,6 +86,18 @@ class FaultyNetwork(MemoryNetwork):
         """Hold all bytes, or those of one direction, and all dials, until `heal`; neither end is told."""
         self._ways[which if isinstance(which, str) else which.name] = way
         super().partition(which)
+
+    def new_pipe(self) -> FaultyPipe:
+        """Return a direction of a new link."""
+        return FaultyPipe(self)
+
+    def draw_piece(self, length: int) -> int:
+        """Return how many ready bytes arrive at once."""
+        return self._rng.randint(1, length) if self._shred else length
+
+    def draw_joins(self) -> bool:
+        """Return True if all arrived pieces are read at once."""
+        return bool(self._joins) and self._rng.random() < self._joins
 
     def forget_flows(self, which: str | Link = EVERYTHING) -> None:
         """Drop all packets of the present links for good, as a restarted firewall does.
