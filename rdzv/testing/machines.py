@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rdzv.node.handler import Handler
@@ -23,7 +24,6 @@ from store.limits import Limits
 from store.server.server import Server
 
 if TYPE_CHECKING:
-    import asyncio
     import contextlib
     from collections.abc import Callable
 
@@ -90,12 +90,7 @@ class Process:
 
     def dial(self, *, thread: str = "") -> Callable[[Callable[[], Any]], Any]:
         """Return a function that connects a thread of this process to the store."""
-        source = self.source + thread
-
-        async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
-            return await self.world.network.dial(STORE, factory, source=source)
-
-        return dial
+        return partial(self.world.network.dial, STORE, source=self.source + thread)
 
     def die(self, *, silently: bool = False) -> None:
         """Kill the process; with `silently`, cut its machine's power."""
@@ -175,7 +170,6 @@ class StoreMachine:
         self._rate = rate
         self._rng = rng
         self._listener: Listener | None = None
-        self.dark: bool = False  # the machine has no power
         self.host: Host | None = None
         self.server: Server | None = None  # the running one
         self.starts: int = 0  # the number of its processes so far
@@ -213,9 +207,6 @@ class StoreMachine:
         assert self.host is None, "one at a time"
         world = self._world
         self.starts += 1
-        if self.dark:
-            self.dark = False
-            world.network.heal(STORE)
         self.store_id = f"store {self.starts if self.disk is None else 1}"
         world.say("the store starts")
         self.host = host = world.timeline.host(f"store.{self.starts}", rate=self._rate)
@@ -244,9 +235,6 @@ class StoreMachine:
         self.host = self.server = None
         world.network.died(STORE, silently=silently)
         self._close_listener()
-        if silently:
-            self.dark = True
-            world.network.partition(STORE)
         if self.disk is not None:
             self.disk.lose_power()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rdzv.testing.disk import COMMIT_SECONDS, Disk, NoFiles, SimulatedJournal
 from rdzv.testing.links import EVERYTHING, Pipe
-from rdzv.testing.machines import StoreMachine, World
+from rdzv.testing.machines import STORE, StoreMachine, World
 from rdzv.testing.network import MemoryNetwork
 from rdzv.testing.timeline import Host, Timeline
 from tests.support.virtual_time import timers_of
@@ -225,6 +225,7 @@ class FaultyStore(StoreMachine):
 
     disk: FaultyDisk | None
     leaving = False
+    dark = False  # the machine has no power
 
     def new_disk(self, store_id: str) -> FaultyDisk:
         """Return the disk."""
@@ -236,7 +237,17 @@ class FaultyStore(StoreMachine):
     def die(self, *, silently: bool = False) -> None:
         """Kill the process; with `silently`, cut its machine's power."""
         self.leaving = self.leaving and self.host is None
+        if silently and self.host is not None:
+            self.dark = True
+            self._world.network.partition(STORE)
         super().die(silently=silently)
+
+    def start(self) -> None:
+        """Start a process with the disk's data; the machine has power again."""
+        if self.dark:
+            self.dark = False
+            self._world.network.heal(STORE)
+        super().start()
 
     def leave(self) -> None:
         """Tell it to end (SIGTERM)."""
