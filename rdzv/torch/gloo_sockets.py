@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import os
 import socket
 import stat
 import struct
 import sys
-from typing import Any, Final
+from typing import Final
 
 Address = tuple[int, bytes]  # a port, and an address of 4 or 16 bytes
 
 STORAGE_BYTES: Final = 128  # of a `sockaddr_storage`
 ADDRESS_BYTES: Final = STORAGE_BYTES + 8  # of gloo's address: a `sockaddr_storage`, and a number
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 HOST_BYTES_MAX: Final = 256  # of the host name before the address
 
 
@@ -50,7 +50,7 @@ class GlooSockets:
                 copy = os.dup(int(name))
                 try:
                     if stat.S_ISSOCK(os.fstat(copy).st_mode) and self._is_gloos(copy):
-                        _libc().shutdown(copy, socket.SHUT_RDWR)
+                        _libc.shutdown(copy, socket.SHUT_RDWR)
                 finally:
                     os.close(copy)
 
@@ -78,10 +78,5 @@ def _address_in(storage: bytes) -> Address | None:
 def _address_of(number: int, end: str) -> Address | None:
     storage = ctypes.create_string_buffer(STORAGE_BYTES)
     length = ctypes.c_uint(STORAGE_BYTES)
-    failed = getattr(_libc(), end)(number, storage, ctypes.byref(length))
+    failed = getattr(_libc, end)(number, storage, ctypes.byref(length))
     return None if failed else _address_in(storage.raw)
-
-
-@functools.cache
-def _libc() -> Any:
-    return ctypes.CDLL(None, use_errno=True)

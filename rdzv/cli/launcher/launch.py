@@ -45,7 +45,6 @@ from store.printable import escaping, printable, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from rdzv import Handler
     from rdzv.cli.launcher.job import Job
@@ -132,7 +131,10 @@ class _Launcher:
             )
         if self._job.agent_store or chosen.agent_store:
             self._workplace.job = self._job = replace(self._job, agent_store=True)
-            serving = _workers_store()
+            try:
+                import rdzv.torch.tcp_store as serving
+            except ImportError as error:
+                raise RendezvousSettingsError(f"agent_store is set, and {error}") from None
             self._workplace.serve_workers = partial(serving.serve_workers, ports=chosen.master_port, taken=set())
             self._workplace.with_remedy = serving.with_remedy
         attributes = {**chosen.attributes, NPROC: mine}
@@ -368,11 +370,3 @@ async def _say_what_it_has_cost(handler: Handler) -> None:
         _, history, cost = await handler.account()
         if history.chapters:
             say_error(f"rdzv run: {printable(str(cost))}")
-
-
-def _workers_store() -> ModuleType:
-    try:
-        import rdzv.torch.tcp_store as serving
-    except ImportError as error:
-        raise RendezvousSettingsError(f"agent_store is set, and {error}") from None
-    return serving
