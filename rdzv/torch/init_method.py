@@ -65,14 +65,11 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
         defaults.update(min_nodes=size, max_nodes=size)
     if rank >= 0:
         defaults.update(rank_order="requested", requested_rank=rank)
-    overrides = {name: value for name, value in defaults.items() if not _is_given(name, parameters)}
+    given = parameters.keys()
+    overrides = {name: value for name, value in defaults.items() if given.isdisjoint((name, *PARAMETERS[name].aliases))}
     joined = _Joined.by_url(replace(parts, parameters=parameters).url, overrides)
     while True:
         yield joined.next_round(timeout, segments, expected_rank=rank, expected_size=size)
-
-
-def _is_given(name: str, parameters: Mapping[str, str]) -> bool:
-    return any(written in parameters for written in (name, *PARAMETERS[name].aliases))
 
 
 class _Joined:

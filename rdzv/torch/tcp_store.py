@@ -56,7 +56,7 @@ class WorkersStore:
                 if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
                     raise
                 time.sleep(TRY_AGAIN_AFTER)
-        self._file = listening.fileno()
+        self.file: int = listening.fileno()
         self._store: dist.TCPStore | None = _hosted(host, listening, timeout)
         _served.add(self)
 
@@ -64,12 +64,6 @@ class WorkersStore:
         """Close the store and release the port."""
         _served.discard(self)
         self._store = None
-
-    def close_in_child(self) -> None:
-        """Close the listening socket in a forked worker, which would hold the port."""
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, self._file, inheritable=False)
-        os.close(null)
 
 
 def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: set[int]) -> WorkersStore | None:
@@ -111,8 +105,11 @@ _served: Final = weakref.WeakSet[WorkersStore]()
 
 
 def _close_in_child() -> None:
+    """Close the listening sockets in a forked worker, which would hold the ports."""
     for store in list(_served):
-        store.close_in_child()
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, store.file, inheritable=False)
+        os.close(null)
     _served.clear()
 
 

@@ -217,8 +217,10 @@ class _Launcher:
         finally:
             await cancel_and_wait(draining, answering, reaping)
             if handler.closed is not None and self._job.says_cost:
-                with anyio.CancelScope(shield=True):
-                    await _say_what_it_has_cost(handler)
+                with anyio.move_on_after(A_MOMENT, shield=True), contextlib.suppress(RendezvousError):
+                    _, history, cost = await handler.account()
+                    if history.chapters:
+                        say_error(f"rdzv run: {printable(str(cost))}")
 
     async def _answer(self, handler: Handler) -> None:
         async with contextlib.aclosing(handler.questions()) as questions:
@@ -363,10 +365,3 @@ async def _tell_what_is_waited_for(handler: Handler) -> None:
         if is_news or now - told_at >= pause:
             told_at, pause = now, SAID_AGAIN_AFTER if is_news else pause * 2  # ever less often while nothing changes
             say_error(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {printable(told)}")
-
-
-async def _say_what_it_has_cost(handler: Handler) -> None:
-    with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
-        _, history, cost = await handler.account()
-        if history.chapters:
-            say_error(f"rdzv run: {printable(str(cost))}")
