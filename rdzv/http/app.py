@@ -99,7 +99,7 @@ class _Site:
 
     async def _tell_metrics(self, _: web.Request) -> web.Response:
         runs = await self.runs.live()
-        text = await self.metrics.text(self._server.figures(), runs, ended=self.runs.ended)
+        text = await self.metrics.text(self._server.figures(), runs, ended=len(self.runs.over))
         return web.Response(body=text.encode(), headers=CONTENT_TYPE)
 
     async def _all_runs(self, _: web.Request) -> web.Response:

@@ -78,15 +78,10 @@ class Runs:
         self._client = client
         self._prefix = prefix
         self._looking = asyncio.Lock()
-        self._over: dict[str, _Ended] = {}
+        self.over: dict[str, _Ended] = {}  # the runs without nodes at the last read
         # By name (`FollowedRuns.changed`): until when an answer is reused after a change; and without one; the answer.
         self._answers: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)  # those read lately, kept current by watches
-
-    @property
-    def ended(self) -> int:
-        """The number of runs without nodes at the last read."""
-        return len(self._over)
 
     async def ping(self) -> float:
         """Return the round trip to the store, in seconds."""
@@ -119,7 +114,7 @@ class Runs:
     async def summaries(self) -> list[dict[str, Any]]:
         """Return the numbers of the runs with nodes and the youngest ended runs, without members' steps."""
         live = await self.live()
-        youngest = heapq.nlargest(ENDED_LISTED, self._over.items(), key=lambda one: one[1].since)
+        youngest = heapq.nlargest(ENDED_LISTED, self.over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
             over.summary = await self.followed.summary_of(run_id)
         listed = [over.summary for _, over in youngest if over.summary is not None]
@@ -129,12 +124,12 @@ class Runs:
     async def _look(self) -> list[dict[str, Any]]:
         now = self._client.time()
         usages = await read_usage(self._client, self._prefix)
-        before, self._over = self._over, {}
+        before, self.over = self.over, {}
         await self.followed.drop()
         unknown = []
         for id, usage in usages.items():
             if id in before and _is_same(before[id].usage, usage):
-                self._over[id] = before[id]
+                self.over[id] = before[id]
             else:
                 unknown.append(id)
         live = []
@@ -146,7 +141,7 @@ class Runs:
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
                     live.append(summary)
                 else:
-                    self._over[id] = _Ended(usages[id], now - (usages[id].age or 0.0), summary)
+                    self.over[id] = _Ended(usages[id], now - (usages[id].age or 0.0), summary)
         return sorted(live, key=lambda one: str(one["run_id"]))
 
     async def report(self, run_id: str) -> dict[str, Any]:

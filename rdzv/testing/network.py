@@ -202,7 +202,7 @@ class MemoryNetwork:
 
 @dataclass(eq=False)
 class Listener:
-    """A name that accepts connections; an async context manager, as `asyncio.Server` is."""
+    """A name that accepts connections."""
 
     name: str
     protocol_factory: Callable[[], AnyProtocol]
@@ -213,12 +213,6 @@ class Listener:
         """Refuse dials from now on; open links stay."""
         if self._listeners.get(self.name) is self:
             del self._listeners[self.name]
-
-    async def __aenter__(self) -> Listener:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
 
 
 def _name(which: str | Link) -> str:

@@ -59,7 +59,7 @@ async def serve_in_memory(
     server = Server(engine, token=token, clock=clock, stopwatch=clock)
     server.begin()
     try:
-        async with network.listen(name, server.protocol):
+        with contextlib.closing(network.listen(name, server.protocol)):
             yield server
     finally:
         await server.leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import Any
 
@@ -338,7 +339,7 @@ async def test_refused_dials_fail_until_accepted_again(network: FaultyNetwork, r
 
 async def test_a_closed_listener_refuses_dials_and_leaves_its_links(pair: Pair) -> None:
     first = pair.client
-    async with pair.listener:
+    with contextlib.closing(pair.listener):
         pass
     with pytest.raises(ConnectionRefusedError):
         await pair.dial()

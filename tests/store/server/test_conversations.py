@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from typing import TYPE_CHECKING, Any
@@ -139,7 +140,7 @@ async def test_a_request_that_takes_long_has_a_line_of_its_own(
     network = MemoryNetwork()
     clock = asyncio.get_running_loop().time
     server = Server(Engine(store_id="it"), clock=clock, stopwatch=lambda: next(looks) / 8)
-    async with network.listen("store", server.protocol):
+    with contextlib.closing(network.listen("store", server.protocol)):
         peer = await introduce(network)
         peer.ask(Put("a", b"1"))
         await peer.until(lambda: len(peer.replies()) == 1)

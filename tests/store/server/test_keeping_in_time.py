@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -61,7 +62,7 @@ async def test_a_keep_alive_that_is_not_read_since_the_disk_is_behind_counts() -
     server = Server(engine, clock=now, journal=journal, in_thread=at_once)
     server.begin()
     network = MemoryNetwork()
-    async with network.listen("store", server.protocol):
+    with contextlib.closing(network.listen("store", server.protocol)):
         peer = await introduce(network)
         granted = await peer.answer(*peer.ask(Grant(ttl=2.0)))
         assert isinstance(granted, Granted)
