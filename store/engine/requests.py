@@ -1,7 +1,6 @@
 """Pure: the handlers of all kinds of requests, one method each, and the table that finds them.
 
-A handler rejects a request past a limit, or else changes the state; the engine announces the changes. A long answer
-begins with a first part, and continues as `work`.
+A long answer begins with a first part, and continues as `work`.
 """
 
 from __future__ import annotations
