@@ -58,15 +58,15 @@ class Group:
 class Groups:
     """The groups that hold keys; `now` is the server's clock at the last request."""
 
-    __slots__ = ("_groups", "_index", "now")
+    __slots__ = ("_index", "by_name", "now")
 
     def __init__(self) -> None:
-        self._groups: dict[str, Group] = {}
+        self.by_name: dict[str, Group] = {}
         self._index = SortedKeys()
         self.now: float = 0.0
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self.by_name)
 
     def name_of(self, key: str) -> str | None:
         """Return the group of a key, or None."""
@@ -82,32 +82,28 @@ class Groups:
         name = self.name_of(key)
         return name is not None and key[len(name) :].partition("/")[0] in STEERING
 
-    def get(self, name: str) -> Group | None:
-        """Return the memory of a group; None if it has no keys."""
-        return self._groups.get(name)
-
     def count(self, key: str, keys: int, size: int) -> None:
         """Add keys and bytes, which may be negative, to the group of `key`."""
         name = self.name_of(key)
         if name is None:
             return
-        group = self._groups.get(name)
+        group = self.by_name.get(name)
         if group is None:
-            group = self._groups[name] = Group(name, self.now)
+            group = self.by_name[name] = Group(name, self.now)
             self._index.add(name)
         group.keys += keys
         group.bytes += size
         if not group.keys:
-            del self._groups[name]
+            del self.by_name[name]
             self._index.remove(name)
 
     def page(self, *, after: str, most: int) -> list[Group]:
         """Return the first groups, at most `most`, after a name, in order."""
-        return [self._groups[name] for name in self._index.stretch("", after=after, most=most)]
+        return [self.by_name[name] for name in self._index.stretch("", after=after, most=most)]
 
     def largest(self, *, by_keys: bool = False) -> Group | None:
         """Return the group with the most bytes, or keys."""
-        groups = islice(self._groups.values(), COMPARED_MOST)
+        groups = islice(self.by_name.values(), COMPARED_MOST)
         return max(groups, key=lambda group: group.keys if by_keys else group.bytes, default=None)
 
 

@@ -135,7 +135,10 @@ class State:
             if len(value) > self.limits.value_bytes_max and not self.keys.groups.steers(key):
                 self.at_most("value_bytes_max", len(value), shown(key))
             if not isinstance(write, Create) and write.ttl is not None:
-                self._check_own_lease(write.ttl, write, leases)
+                if write.lease is not None:
+                    raise StoreUsageError(f"a put of {shown(key)} takes ttl or lease, not both")
+                self.check_ttl(write.ttl, "ttl")
+                self.check_lease_room(leases + 1, (key,))
         if write.lease is not None:
             self._check_lease(write.lease, write)
         return value
@@ -236,7 +239,7 @@ class State:
         if size > 0:
             self.at_most("stored_bytes_max", self.keys.bytes + size, for_keys=names)
         for name, (more, added) in grown.items():  # one group must not take the room of others
-            group = self.keys.groups.get(name)
+            group = self.keys.groups.by_name.get(name)
             whose = f"the group {shown(name)}"
             if more > 0:
                 self.at_most("group_keys_max", more + (group.keys if group else 0), whose, for_keys=names)
@@ -253,12 +256,6 @@ class State:
         if lease is None:
             raise LeaseNotFound(f"lease {id} has lapsed or was revoked; grant a new one")
         return lease
-
-    def _check_own_lease(self, ttl: float, write: Write, leases: int) -> None:
-        if write.lease is not None:
-            raise StoreUsageError(f"a put of {shown(write.key)} takes ttl or lease, not both")
-        self.check_ttl(ttl, "ttl")
-        self.check_lease_room(leases + 1, (write.key,))
 
     def _check_lease(self, lease: int, write: Write) -> None:
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:

@@ -385,7 +385,9 @@ class Journal:
     def _keep_room(self, beside: int) -> None:
         """Raise SQLITE_FULL if there is no room to empty the transaction's log and for `beside` bytes more."""
         if not self._reserve.take(self._growth() + beside):
-            raise _full()
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
 
     def _growth(self) -> int:
         """Return by how many bytes the log, with the current transaction, will enlarge the database."""
@@ -441,12 +443,6 @@ class Journal:
             self._untidy = False
         finally:
             self._database.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
-
-
-def _full() -> sqlite3.OperationalError:
-    error = sqlite3.OperationalError("database or disk is full")
-    error.sqlite_errorcode = sqlite3.SQLITE_FULL
-    return error
 
 
 def _is(error: Exception, *codes: int) -> bool:

@@ -192,7 +192,8 @@ class Server:
                 self._drop_the_silent(now)
             if now >= warn_at + WARN_EVERY:
                 warn_at = now
-                self._warn_of_limits()
+                for line in self._limit_warnings.look(self.figures(), self._engine.state.keys.groups):
+                    log.warning("store %s: %s", self.store_id, line)
 
     async def _let_lapse(self) -> None:
         """Let due leases lapse, except those that pending requests may renew."""
@@ -220,10 +221,6 @@ class Server:
         for peer in list(self._peers.by_id.values()):
             if peer.connection.held_bytes and peer.received_at < silent_since and not peer.reading_paused:
                 self._peers.hang_up(peer, Sorry("limit", why))
-
-    def _warn_of_limits(self) -> None:
-        for line in self._limit_warnings.look(self.figures(), self._engine.state.keys.groups):
-            log.warning("store %s: %s", self.store_id, line)
 
     async def leave(self) -> None:
         """Send goodbyes and last frames, and close every connection within `LEAVE_WITHIN` seconds."""
