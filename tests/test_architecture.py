@@ -51,7 +51,6 @@ PURE_ROOMS_ELSEWHERE = (
     "rdzv.listeners",
     "rdzv.membership",
     "rdzv.shared_store.arguments",
-    "rdzv.shared_store.company",
     "rdzv.shared_store.fencing",
     "rdzv.shared_store.operations",
 )

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 from rdzv.config.config_errors import shown
 from rdzv.errors import QueueEmptyError
 from rdzv.shared_store.arguments import key_of, keys_of, many_of, value_of, whole_of
-from rdzv.shared_store.company import NAMED_MAX
-from rdzv.shared_store.fencing import QUEUES, VALUES, OutOfTime, named
+from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTime, named
 from store import when
 from store.messages import (
     Add,
@@ -41,8 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import timedelta
 
-    from rdzv.shared_store.company import Company, Roster
-    from rdzv.shared_store.fencing import Fencing
+    from rdzv.shared_store.fencing import Company, Fencing, Roster
     from store.messages import Operation
 
 MARK: Final = b"\x00queue"

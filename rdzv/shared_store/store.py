@@ -30,8 +30,7 @@ import anyio
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import RendezvousStateError
-from rdzv.shared_store.company import Company
-from rdzv.shared_store.fencing import Fencing, keys_awaited
+from rdzv.shared_store.fencing import Company, Fencing, keys_awaited
 from rdzv.shared_store.operations import Operations, RoundKeys
 from store.calls import blocking
 from store.errors import ConnectionLost, WaitEnded

@@ -134,7 +134,7 @@ class AccusationWatch:
         found = await together(*(self._remaining(one.node_id, at_most=at_most) for one in meant))
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
-    async def _remaining(self, node_id: str, *, at_most: float = math.inf) -> float:
+    async def _remaining(self, node_id: str, *, at_most: float) -> float:
         """Return the share of its TTL that a lease has left; 1 if over `at_most` s are left, or there is none."""
         record = await self.office.store.get(self.office.keys.node(node_id))
         if record is None or record.lease is None:

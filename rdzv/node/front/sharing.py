@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv.core.round import BUCKET_SIZE, Participant
-from rdzv.shared_store.company import Company, Roster
+from rdzv.shared_store.fencing import Company, Roster
 from rdzv.shared_store.store import SharedStore
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pytest
 
 from rdzv.errors import QueueEmptyError, RendezvousConnectionError, RoundSupersededError, SharedStoreTimeoutError
-from rdzv.shared_store.company import Company
-from rdzv.shared_store.fencing import ANSWER_TIMEOUT, Fencing
+from rdzv.shared_store.fencing import ANSWER_TIMEOUT, Company, Fencing
 from rdzv.shared_store.operations import MARK, Operations
 from store import when
 from store.engine.engine import Engine

@@ -13,7 +13,7 @@ import pytest
 
 import store
 from rdzv.errors import QueueEmptyError, RendezvousConnectionError, RoundSupersededError, SharedStoreTimeoutError
-from rdzv.shared_store.company import Company
+from rdzv.shared_store.fencing import Company
 from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 from store.errors import ConnectionLost
 from tests.support.processes import require
