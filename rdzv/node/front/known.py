@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from rdzv.errors import RendezvousStateError
 from rdzv.node.front import verbs
 from rdzv.node.front.sharing import absence_of
-from rdzv.node.link.loops import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -77,7 +77,10 @@ class Known:
 
     def check_usable(self) -> None:
         """Raise in a forked child, or after closing."""
-        check_process(self._pid, self.run_id)
+        if self._pid != os.getpid():
+            raise RendezvousStateError(
+                f"this handler of run {self.run_id} was made before fork(); make a new one in the child"
+            )
         if self.node is not None:
             self.node.check_usable()
 

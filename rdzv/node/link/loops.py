@@ -39,12 +39,6 @@ def result_of(call: Call[T]) -> T:
         raise RendezvousStateError("the node thread has ended, with the process") from None
 
 
-def check_process(pid: int, run_id: str) -> None:
-    """Raise in a forked child, which does not have its parent's nodes."""
-    if pid != os.getpid():
-        raise RendezvousStateError(f"this handler of run {run_id} was made before fork(); make a new one in the child")
-
-
 class NodeLoop:
     """The loop that a node lives in: here an existing one, as in tests on virtual time, without threads."""
 

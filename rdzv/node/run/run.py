@@ -28,7 +28,7 @@ from rdzv.core.stuck.accusing import SOMEBODY, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
 from rdzv.node.run.beats import read_hour
 from rdzv.node.run.lease import is_too_long, take_run_lease
-from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, run_ids
+from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, read_usage
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping, first_of
@@ -67,11 +67,7 @@ class Run:
         return self.keys.run_id
 
     async def drain(self, who: str, within: float = 120.0, reason: str = "") -> None:
-        """Announce that a node is to leave within `within` seconds; see `Handler.drain`.
-
-        Raises:
-            RendezvousStateError: The node is not in the run.
-        """
+        """Announce that a node of the run is to leave within `within` seconds; see `Handler.drain`."""
         _check_node_id(who)
         drain = Drain(within=WITHIN.read(within), reason=reason)
         put = Put(self.keys.drains + who, drain.pack(), ttl=drain_ttl(self.store, drain.within))
@@ -279,7 +275,7 @@ class Run:
     async def check_exists(self) -> None:
         """Raise RendezvousStateError, with the ids of existing runs, if the store has no key of this run."""
         if not await self.store.count(self.keys.root):
-            runs = await run_ids(self.store, self.keys.prefix)
+            runs = sorted(await read_usage(self.store, self.keys.prefix))
             there = f"it has {first_of(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
@@ -319,11 +315,7 @@ def _check_node_id(node_id: str) -> None:
 
 
 def _name_of_ban(node_id: str, where: Any) -> tuple[str, str]:
-    """Return the name of a ban, and the banned attribute as "rack=17", or "" if the ban is of a node.
-
-    Raises:
-        RendezvousSettingsError: Both or none are given, or no node can have this id or attribute.
-    """
+    """Return the name of a ban, and the banned attribute as "rack=17", or "" if the ban is of a node."""
     if (where is None) == (node_id == ""):
         given = "neither" if where is None else "both"
         refuse(f"a ban is of a node_id or of where=(attribute, value), and not of {given}")

@@ -54,7 +54,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
         for record in waiting
         if record.node_id in named or (after is not None and record.arrival > after and record.node_id not in ranked)
     ]
-    shared = await store.get(keys.settings)
+    settings = _settings(await store.get(keys.settings))
     accusations = [Accusation.unpack_at(entry.key, entry.value) for entry in await store.list(keys.accusations)]
     elapsed = _elapsed(head, store.time(), hour)
     absent = _absent(head, elapsed=elapsed)
@@ -65,7 +65,6 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
         known = {*addresses, *(one.node_id for one in absent.missing)}  # `records` has no members any more
         gone = gone_before(history, head.round.number, here=known, now=hour)
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
-    settings = _settings(shared)
     counts = {"members": len(members), "waiting": len(waiting)}
     roster = await _last_roster(store, keys, head) if head.closed or absent.missing else {}
     outside = {record.node_id: record.attributes for record in waiting}
@@ -234,11 +233,6 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
         if not record.left:
             records[node_id] = record
     return records
-
-
-async def run_ids(store: Store, prefix: str) -> list[str]:
-    """Return the ids of all runs under a prefix."""
-    return sorted(await read_usage(store, prefix))
 
 
 async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
