@@ -1,21 +1,4 @@
-"""The errors of a rendezvous.
-
-    RendezvousError
-    ├── RendezvousNonRetryableError
-    │   ├── RendezvousClosedError
-    │   │   └── RunGivenUpError
-    │   ├── RendezvousTimeoutError
-    │   ├── RendezvousRefusedError
-    │   └── RendezvousSettingsError
-    ├── RendezvousGracefulExitError
-    ├── RendezvousConnectionError
-    ├── RendezvousStateError
-    ├── GiveUp
-    ├── RoundChanged
-    ├── RoundSupersededError
-    ├── MembersLostError
-    ├── SharedStoreTimeoutError
-    └── QueueEmptyError
+"""The errors of a rendezvous; the base of all is `RendezvousError`.
 
 NVIDIA's and PyTorch's launchers know `RendezvousNonRetryableError`: a retry cannot mend it.
 """

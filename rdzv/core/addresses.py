@@ -52,11 +52,7 @@ def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]
 
 
 def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
-    """Return the members with addresses at which others reach them.
-
-    Raises:
-        RendezvousSettingsError: No such address is known for the first member, rank 0.
-    """
+    """Return the members with addresses where others reach them; raise RendezvousSettingsError if rank 0 has none."""
     own = _those_behind_one_address(members)
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]

@@ -58,11 +58,7 @@ class Office:
         return Put(key, value, lease=self.run_lease.id)
 
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
-        """Carry out `writes` at one revision; return it, or None if a condition in `also` does not hold.
-
-        Raises:
-            ConditionFailed: This node is no longer the coordinator.
-        """
+        """Carry out `writes` at one revision; return it, or None if a condition in `also` does not hold."""
         holder = (Get(self.keys.coordinator),) if also else ()
         result = await self.store.transact(when=(*self.in_office, *also), then=writes, otherwise=holder)
         if result.succeeded:

@@ -80,10 +80,8 @@ async def agree_on_settings(
 
     If only a resize makes a difference, this node adopts the run's numbers. Every arrival writes the settings again, so
     the rewrite, conditional on their revision, fails if another node has arrived meanwhile. If it fails, or the
-    settings have changed since `there` was read, this node's next attempt to arrive reads the new ones.
-
-    Raises:
-        RendezvousSettingsError: Other nodes are in the run, with other settings.
+    settings have changed since `there` was read, this node's next attempt to arrive reads the new ones. If other nodes
+    are in the run with other settings, RendezvousSettingsError is raised.
     """
     if there is None:
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)

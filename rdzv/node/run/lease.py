@@ -16,11 +16,7 @@ RUN_TTL_LEAST = 60.0  # seconds; so a short closed_ttl does not end a run betwee
 
 
 async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
-    """Return the run's own lease; grant it if there is none. The key `keys.lease` is on it, with its TTL as value.
-
-    Raises:
-        RendezvousSettingsError: `closed_ttl` is too long for the store.
-    """
+    """Return the run's own lease; grant it if there is none. The key `keys.lease` is on it, with its TTL as value."""
     entry = await store.get(keys.lease)
     if entry is None:
         grant = grant_of_run(keys, closed_ttl, most=store.lease_ttl_max)
