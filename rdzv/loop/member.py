@@ -81,12 +81,7 @@ class RoundLoop(Generic[SomeRound]):
         self.last: SomeRound | None = None  # the last round that this node met in
 
     async def next(self) -> SomeRound | None:
-        """Leave the last round, meet again, and return the next one; None at the end of the loop.
-
-        Raises:
-            RunGivenUpError: A member has given the run up, or `no_progress` rounds have passed without a step.
-            RendezvousError: The next round was not reached, and a retry would not help.
-        """
+        """Leave the last round, meet again, and return the next one; None at the end. Errors are those of `rounds`."""
         if self.last is None:
             self._was_open = not await done(self._handler.is_closed())
             if self.options.progress is not None:
@@ -124,7 +119,7 @@ class RoundLoop(Generic[SomeRound]):
             self._finished = step_of(progress(), "progress()")
         elif gate.finished is not None:
             self._finished = gate.finished
-        achieved = round.has_got_on or (progress is not None and self._finished > before)
+        achieved = round.life.membership.beats.got_on or (progress is not None and self._finished > before)
 
         def count(tally: bytes) -> bytes:
             return Tally.of(tally).after(round.number, failed=round.life.has_failed, achieved=achieved).pack()
@@ -240,11 +235,6 @@ class MemberOfRound(ABC):
     def ending(self) -> Ending | None:
         """The ending of the round for this member; None while it goes on."""
         return self.life.ending
-
-    @property
-    def has_got_on(self) -> bool:
-        """True if this member has finished a step in this round, by `check` and `beat`, or its body."""
-        return self._membership.beats.got_on
 
     def beat(self, step: SupportsIndex) -> None:
         """Report that this member begins a step, without agreeing on a stop; `check` reports it, too.

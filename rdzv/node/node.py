@@ -264,7 +264,7 @@ class Node:
     def in_reach(self) -> bool:
         """True if the store is connected, as far as is known; from any thread."""
         link = self._link
-        return link is not None and link.in_reach
+        return link is not None and link.store.connected
 
     @property
     def store_gone(self) -> StoreError | None:

@@ -71,15 +71,12 @@ class Term:
     def __init__(self, link: Link, role: Role, part: Part, *, run_lease: Lease) -> None:
         self._store = link.store
         self._keys = part.keys
-        self._agreed = part.agreed
-        self._settings = part.settings
         self._part = part
         self._follower = link.follower
         self._role = role
-        rules, told = self._agreed.rules, self._store.tells_causes
+        rules, told = self._part.agreed.rules, self._store.tells_causes
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
         self._office = Office(store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease)
-        self._wakeup = self._office.wakeup
         self._picture = Picture(view=self._view, head=self._follower.head)
         self._marked: Complete | None = None  # the decision whose ranks were written before the last marker
         self._said = ""
@@ -88,7 +85,6 @@ class Term:
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = Chronicle()
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
-        self._run_lease = run_lease
         self._hour_changed = asyncio.Event()
         self._asking = asyncio.Event()  # set once members were asked where to stop
 
@@ -97,7 +93,7 @@ class Term:
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
         begin = self._office.begin
         tasks = [
-            begin("look for stuck members", look_for_stalls, self._office, self._settings),
+            begin("look for stuck members", look_for_stalls, self._office, self._part.settings),
             begin("look into accusations", self._accusations.run),
             begin("watch the nodes", self._watch_nodes),
             begin("gather at which step to stop", gather, self._office, self._asking),
@@ -105,7 +101,7 @@ class Term:
             begin("keep what is shared", self._shared.keep, round),
         ]
         try:
-            with self._follower.listeners.listening(self._wakeup):
+            with self._follower.listeners.listening(self._office.wakeup):
                 await self._take_over(round, progress_entry, history)
                 tasks.append(begin("keep the hour of the run", self._keep_hour))
                 await self._decide_for_ever()
@@ -156,7 +152,7 @@ class Term:
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # tried again in a moment
-                await self._run_lease.keep_alive(note=self._role.note(False))
+                await self._office.run_lease.keep_alive(note=self._role.note(False))
             with anyio.move_on_after(KEEP_HOUR_EVERY):
                 await self._hour_changed.wait()
 
@@ -180,7 +176,7 @@ class Term:
             if seen is None:  # refused: a watch will deliver the reason
                 deadline = self._store.time() + REFUSED_PAUSE
                 while not self._office.inbox and self._follower.head is head:
-                    if not await self._wakeup.sleep_until(deadline):
+                    if not await self._office.wakeup.sleep_until(deadline):
                         break
             await self._fold_until(seen or 0)
 
@@ -195,7 +191,7 @@ class Term:
                 self._report_error(act.error)
                 if act.progress.phase is Phase.GATHERING:  # the last round's keys may leave newcomers no room
                     await self._clear_shared()
-                await self._wakeup.sleep_until(act.until)
+                await self._office.wakeup.sleep_until(act.until)
                 return 0
             case Report():
                 return await self._report(act)
@@ -220,16 +216,16 @@ class Term:
 
     async def _resize(self, act: Resize) -> int:
         there = await self._store.get(self._keys.settings)
-        if there is not None and self._agreed.take(there.value):
+        if there is not None and self._part.agreed.take(there.value):
             raise OverruledError(unpack_settings(there.value))
         self._learn(resized_at=act.revision)
-        self._view.resized(needed=self._agreed.rules.needed, now=self._store.time())
+        self._view.resized(needed=self._part.agreed.rules.needed, now=self._store.time())
         return 0
 
     async def _decide(self) -> Act:
         """Return the next act. A user's rank order runs in a thread: this loop also renews leases."""
-        deciding_now = partial(decide, self._picture, self._agreed.rules, now=self._store.time())
-        if not callable(self._settings.rank_order):
+        deciding_now = partial(decide, self._picture, self._part.agreed.rules, now=self._store.time())
+        if not callable(self._part.settings.rank_order):
             return deciding_now()
         deciding = asyncio.create_task(self._part.loop.apart(deciding_now))
         try:
@@ -256,7 +252,7 @@ class Term:
             while inbox:
                 fact = inbox.popleft()
                 if isinstance(fact, Event):
-                    bans, last_call = self._follower.head.bans, self._agreed.rules.last_call
+                    bans, last_call = self._follower.head.bans, self._part.agreed.rules.last_call
                     self._view.fold(fact, now=now, last_call_timeout=last_call, bans=bans)
                 else:
                     self._view.learn(fact)
@@ -264,7 +260,7 @@ class Term:
                 raise self._office.failed
             if self._view.synced and self._view.seen >= revision:
                 return
-            await self._wakeup.sleep_until(None)
+            await self._office.wakeup.sleep_until(None)
 
     async def _ask(self, act: Ask) -> int | None:
         keys, stop = self._keys, act.stop
@@ -358,9 +354,9 @@ class Term:
         unchanged = (*office.in_office, self._office.round_unchanged)
         conditions = [
             *unchanged,
-            when.value(keys.settings) == self._agreed.value,
+            when.value(keys.settings) == self._part.agreed.value,
             when.missing(keys.closed),
-            *(when.missing(keys.moving),) * self._settings.endpoint.has_successors,
+            *(when.missing(keys.moving),) * self._part.settings.endpoint.has_successors,
             *(when.mod_revision(keys.node(member.node_id)) == member.arrival for member in members),
         ]
         exact = len(conditions) <= self._store.operations_max
@@ -406,8 +402,8 @@ class Term:
             if not at_once:
                 # Delete this attempt: the next one may have fewer buckets, and not overwrite all.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
-            if take_settings(result, self._agreed):
-                self._view.resized(needed=self._agreed.rules.needed, now=self._store.time())
+            if take_settings(result, self._part.agreed):
+                self._view.resized(needed=self._part.agreed.rules.needed, now=self._store.time())
             return None
         self._set_hour(hour, at=now)
         committed = round.replace(revision=result.revision)

@@ -265,7 +265,7 @@ async def is_closed(node: Node) -> bool:
     link = await node.connect()
     if link.follower.head.closed is not None:
         return True
-    if not link.in_reach:
+    if not link.store.connected:
         raise node.connection_error(
             ConnectionLost(
                 f"whether the run is closed is not known: {node.settings.endpoint.url} is out of reach",

@@ -117,19 +117,14 @@ class Link:
     # ------------------------------------------------------------------------------------------ connected or not
 
     @property
-    def in_reach(self) -> bool:
-        """True if the store is connected, as far as is known."""
-        return self.store.connected
-
-    @property
     def if_hosted(self) -> str:
         """A hint that the store's host has ended, if it rejects connections; else ""."""
-        return f"; {IF_HOSTED}" if not self.in_reach and self.store.last_problem == NOBODY_LISTENS else ""
+        return f"; {IF_HOSTED}" if not self.store.connected and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
         """Wait until the store is connected again (and answers, with `answering`), or lost; return False if late."""
         with anyio.move_on_after(within) as limit:
-            while self.store.failure is None and (not self.in_reach or (answering and self._silent)):
+            while self.store.failure is None and (not self.store.connected or (answering and self._silent)):
                 self._reach_changed.clear()
                 await self._reach_changed.wait()
         return not limit.cancelled_caught
@@ -193,9 +188,9 @@ class Link:
             now = self.store.time()
             if now >= say_at:
                 said, say_at = True, now + max(SAY_AWAY_AFTER, now - since)
-                what = "not answered" if self.in_reach else "been out of reach"
+                what = "not answered" if self.store.connected else "been out of reach"
                 log.warning("run %s: the store has %s for %.0f s%s", run_id, what, now - since, self._who_waits())
-            is_gone = not (self.in_reach or self.store.durable) and self.store.last_problem == NOBODY_LISTENS
+            is_gone = not (self.store.connected or self.store.durable) and self.store.last_problem == NOBODY_LISTENS
             gone_since = min(gone_since, now) if is_gone else math.inf
             if is_gone and not told:
                 told = True

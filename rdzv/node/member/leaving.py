@@ -49,7 +49,7 @@ class Leaving:
         """Take the record back, and stop coordinating."""
         await self.withdraw(link, within=within)
         if link is not None:
-            await link.step_down(within=within if link.in_reach else 0.0)
+            await link.step_down(within=within if link.store.connected else 0.0)
 
     async def withdraw(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
         """Take the record back as a voluntary departure, within a short time; else let it lapse."""
@@ -135,7 +135,7 @@ class Leaving:
     async def give_up(self, link: Link, me: Me) -> Round | None:
         """Take the record back if no round has come meanwhile; else return the round, which wins over the timeout."""
         part = self._part
-        if not link.in_reach:
+        if not link.store.connected:
             return None  # the outcome cannot be read in time; the record will lapse
         known = link.follower.head.round
         unchanged = when.mod_revision(part.keys.round) == (known.revision if known else 0)

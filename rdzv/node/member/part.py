@@ -116,7 +116,7 @@ class Part:
 
     def timeout(self, link: Link | None) -> RendezvousTimeoutError:
         """Return the error for a call whose time is over."""
-        away = link is None or not link.in_reach
+        away = link is None or not link.store.connected
         problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
         reason = self.reason  # it may contain `given_up`, which nodes report to the coordinator
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:

@@ -109,7 +109,7 @@ class Recording:
 
     def _say_silent(self) -> None:
         part, link = self._part, self._link
-        if link.in_reach and not part.arrival.revision:  # else the link warns, by the keep-alives
+        if link.store.connected and not part.arrival.revision:  # else the link warns, by the keep-alives
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
             log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
 
@@ -254,7 +254,7 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
     settings, store = part.settings, link.store
     address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
     if address is None:
-        if settings.endpoint.info.family == "tcp" and not link.in_reach:
+        if settings.endpoint.info.family == "tcp" and not link.store.connected:
             # Never use a host name instead: most hosts cannot resolve it.
             await link.in_reach_again(within=math.inf)
         if link.store.failure is not None:
