@@ -96,10 +96,6 @@ class _Asking:
             await self(Guarded(when=tuple(conditions), request=Wait(keys=(f"{self.name}/nothing",))))
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
 def _check(is_right: bool, name: str, what: str, value: object, wanted: str) -> None:
     if not is_right:
         raise StoreUsageError(f"the {what} of {shown(name)} is {shown(value)}; give {wanted}")
@@ -185,7 +181,8 @@ async def _held_place(
     ask = _Asking(store, name, terms.pop("timeout", None), late)
     _check(isinstance(value, bytes | bytearray | memoryview), name, "value", value, "bytes")
     for what, seconds in {"ttl": ttl, **terms}.items():
-        _check(_is_positive(seconds) or (seconds is None and what != "ttl"), name, what, seconds, "seconds, above 0")
+        is_right = isinstance(seconds, int | float) and seconds is not True and seconds > 0
+        _check(is_right or (seconds is None and what != "ttl"), name, what, seconds, "seconds, above 0")
     held: Held | None = None
     try:
         terms["timeout"] = ask.left

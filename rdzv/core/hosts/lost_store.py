@@ -57,12 +57,8 @@ def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hos
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
         return gone  # unnamed members may include those in the lost store's process
-    lost_with_it = (node_id for node_id, one in hosted.items() if _was_in(round, one) and node_id not in named)
-    return gone + sum(1 for _ in lost_with_it)
-
-
-def _was_in(round: Round, one: Hosted) -> bool:
-    return one.last_round == round.revision or round.rank_of(one.arrival) is not None  # large rounds: unknown
+    others = [one for node_id, one in hosted.items() if node_id not in named]  # of large rounds: some unknown
+    return gone + sum(one.last_round == round.revision or round.rank_of(one.arrival) is not None for one in others)
 
 
 def _ban_as_of(ban: Ban, now: float) -> Ban:
