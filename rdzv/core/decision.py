@@ -532,7 +532,7 @@ def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str
     if len(live) > progress.capacity:
         reason = head.resized.reason if head.resized is not None else ""
         return f"the run was resized to at most {_nodes(progress.capacity)}{f': {reason}' if reason else ''}"
-    return f"{_nodes(progress.waiting)} waiting to come in" if progress.waiting else ""
+    return f"{_nodes(progress.waiting)} waiting to join" if progress.waiting else ""
 
 
 class JoinClock:

@@ -18,7 +18,7 @@ TELLING = {
     "async_orchestrator": [
         "of 3, our sum is 6",
         "left: cleo",
-        "1 node waiting to come in",
+        "1 node waiting to join",
         "the run is closed: all is done",
         "verified: 3 nodes, then 2, then 3 again",
     ],
@@ -44,7 +44,7 @@ TELLING = {
         "SIGKILL for ben",
         "lost: ben",
         "round 1, rank 2 of 3, from step 30",
-        "1 node waiting to come in",
+        "1 node waiting to join",
         "erin: round 2, rank 3 of 4, from step",
         "cleo to leave: maintenance",
         "one killed, one replaced, one drained",

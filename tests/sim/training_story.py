@@ -67,7 +67,7 @@ class TrainingStory(FullStory):
 
     Attributes:
         silent: True if bodies never call `check`.
-        on_waiting: What such bodies do when nodes wait to come in.
+        on_waiting: What such bodies do when nodes wait to join.
         alone: True if steps need no other member, so that some members finish before others.
         judged: True if members that begin no step while others do are removed from the round.
         total: The number of steps.

@@ -157,7 +157,7 @@ class Job:
     on_change: OnChange = _option(  # noqa: RUF009  makes a field
         "--on-change term|usr1|checkpoint",
         _on_change,
-        f"when nodes wait to come in: end the processes at once (term); tell them by SIGUSR1, so that they end by "
+        f"when nodes wait to join: end the processes at once (term); tell them by SIGUSR1, so that they end by "
         f"themselves (usr1); or wait until one has written the file {CHECKPOINT_FILE} (checkpoint); the last two for "
         f"as long as --grace",
         "term",

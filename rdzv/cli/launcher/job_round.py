@@ -245,7 +245,7 @@ class JobRound:
     def _why_to_meet(self, change: Wished) -> str | None:
         match change:
             case NodesWaiting(count=count):
-                return f"{count} waiting to come in" if count else None
+                return f"{count} waiting to join" if count else None
             case Draining(node_ids=ids, reason=reason):
                 return leaving_in_words(ids, reason)
             case Resized(max_nodes=most, reason=reason):

@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds
-A_MOMENT: Final = 2.0  # seconds until a wait is explained, and between looks at its reason
+EXPLAINED_AFTER: Final = 2.0  # seconds until a wait is explained, and between looks at its reason
+ANSWERED_WITHIN: Final = 2.0  # seconds for calls whose answers are only told
 
 AGAIN: Final = "again after a second: at once"
 FILES_NEEDED: Final = 40  # for a launcher that hosts the store
@@ -113,7 +114,7 @@ class _Launcher:
                     handler.leaves_because(f"its launcher was told to stop by {self._signal.name}")
                     if handler.hosts_store:
                         stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
-                        asyncio.get_running_loop().call_later(A_MOMENT, say_error, stays)
+                        asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
                 self._scope = everything  # a hosted store waits for the other nodes
         if status is None:
             assert self._signal is not None
@@ -205,7 +206,7 @@ class _Launcher:
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
         await handler.is_closed()  # connect before questions can come
-        with anyio.move_on_after(A_MOMENT), contextlib.suppress(RendezvousError):
+        with anyio.move_on_after(ANSWERED_WITHIN), contextlib.suppress(RendezvousError):
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING
                 log.log(level, "run %s: %s serves the store", handler.run_id, host)
@@ -217,7 +218,7 @@ class _Launcher:
         finally:
             await cancel_and_wait(draining, answering, reaping)
             if handler.closed is not None and self._job.says_cost:
-                with anyio.move_on_after(A_MOMENT, shield=True), contextlib.suppress(RendezvousError):
+                with anyio.move_on_after(ANSWERED_WITHIN, shield=True), contextlib.suppress(RendezvousError):
                     _, history, cost = await handler.account()
                     if history.chapters:
                         say_error(f"rdzv run: {printable(str(cost))}")
@@ -359,7 +360,7 @@ async def _meet(handler: Handler) -> RendezvousInfo:
 async def _tell_what_is_waited_for(handler: Handler) -> None:
     told, told_at, pause = "", -math.inf, SAID_AGAIN_AFTER
     while True:
-        await anyio.sleep(A_MOMENT)
+        await anyio.sleep(EXPLAINED_AFTER)
         now, before, told = anyio.current_time(), told, handler.reason
         is_news = without_durations(told) != without_durations(before)
         if is_news or now - told_at >= pause:

@@ -33,8 +33,8 @@ LEAVES_WITHIN: Final = 1.5  # seconds, also if no store answers
 class EndSignals:
     """The handlers of the signals that end one agent."""
 
-    _hosts: Callable[[], bool]  # returns True while it serves a store
-    _give_up: Callable[[str], None]  # called if it cannot leave in time
+    hosts: Callable[[], bool]  # returns True while it serves a store
+    give_up: Callable[[str], None]  # called if it cannot leave in time
     _since: float | None = None
 
     def install(self) -> None:
@@ -68,7 +68,7 @@ class EndSignals:
             limit.start()
 
     def _end(self, told: signal.Signals) -> None:
-        if not self._hosts():
-            self._give_up(told.name)
+        if not self.hosts():
+            self.give_up(told.name)
             flush_errors()
             os._exit(128 + told)

@@ -32,17 +32,17 @@ LOOKS_EVERY: Final = 0.02  # seconds, until all workers are started
 
 @dataclass
 class WorkerEnds:
-    """Waits for the ends of one agent's workers; awaits the second argument with the first failure."""
+    """Waits for the ends of one agent's workers; awaits `on_failure` with the first failure."""
 
-    _start: Callable[[Coroutine[Any, Any, None]], Call[None]]
-    _on_failure: Callable[[str], Awaitable[object]]
+    start: Callable[[Coroutine[Any, Any, None]], Call[None]]
+    on_failure: Callable[[str], Awaitable[object]]
     _waiting: Call[None] | None = None
 
     def follow(self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str]) -> None:
         """Wait for the ends of these workers only; `workers` returns none before all have been started."""
         self.forget()
         if hasattr(os, "pidfd_open"):
-            self._waiting = self._start(self._wait(workers, raised_by, threading.get_ident()))
+            self._waiting = self.start(self._wait(workers, raised_by, threading.get_ident()))
 
     def forget(self) -> None:
         """Stop waiting: the agent is about to stop the workers, or their round is over."""
@@ -72,7 +72,7 @@ class WorkerEnds:
                 file = await ended.get()
                 status = _status_of(file)
                 if status and not stops_workers(agent):
-                    await self._on_failure(how_ended(files[file], status, raised_by(files[file])))
+                    await self.on_failure(how_ended(files[file], status, raised_by(files[file])))
                     return
         finally:
             for file in files:

@@ -87,7 +87,7 @@ def test_a_report_that_is_not_due_does_not_delay_a_question() -> None:
     run.arrive("e")  # the arrival of a second newcomer is reported a moment later
     act = act_of(run, **said)
     assert isinstance(act, Ask)
-    assert act.stop.why == "2 nodes waiting to come in"
+    assert act.stop.why == "2 nodes waiting to join"
     run.view.agreement.wrote(act.stop.replace(revision=70))
     wait = act_of(run, **said)
     assert isinstance(wait, Wait)

@@ -38,7 +38,7 @@ def test_a_departure_after_an_agreement_ends_the_round_only_before_the_agreed_st
 
 
 LOST = Ending(kind=EndKind.LOST, reason="lost: b", node_ids=("b",))
-AGREED = Ending(kind=EndKind.AGREED, reason="1 waits to come in")
+AGREED = Ending(kind=EndKind.AGREED, reason="1 waits to join")
 
 
 class Driven:
@@ -143,7 +143,7 @@ def test_an_ending_is_announced_once_even_if_two_threads_race(monkeypatch: pytes
 
         def end(driven: Driven = driven, both: threading.Barrier = both) -> None:
             both.wait()
-            driven.life.end(Ending(kind=EndKind.AGREED, reason="1 waits to come in"))
+            driven.life.end(Ending(kind=EndKind.AGREED, reason="1 waits to join"))
 
         threads = [threading.Thread(target=end) for _ in range(2)]
         for thread in threads:

@@ -50,7 +50,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     noticing = asyncio.create_task(Noticing(part, link).run())
     try:
         await asyncio.sleep(0)
-        follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to come in"))
+        follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to join"))
         part.listeners.changed()
         await asyncio.sleep(1)
         assert not answers
