@@ -311,6 +311,7 @@ class BodyCalls(MemberOfRound):
             if self.gate.passes(step):
                 return
             if not self.gate.decided:
+                self._handler.check_usable()  # in a forked child no node would ever report the decision
                 await self._until_decided()
             if self.gate.decided:  # else the round has ended meanwhile
                 if not (self.gate.leaves(step) or self.life.others_have_gone):

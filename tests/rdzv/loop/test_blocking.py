@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -138,6 +140,22 @@ def test_a_body_that_catches_a_failed_wait_has_not_finished_that_step(url: str) 
             return waits.wait(WITHIN)
 
     assert side_by_side(train, join) == [True, True]
+
+
+def test_a_check_in_a_forked_child_does_not_wait_for_a_decision_that_never_comes(url: str) -> None:
+    for round in rdzv.sync.rounds(f"{url}/job?min_nodes=1&is_host=false"):
+        with round:
+            round.check(0)
+            round.gate.ask()  # as the node does when one is to leave
+            child = os.fork()
+            if child == 0:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)  # not that of the test runner
+                signal.alarm(10)
+                with contextlib.suppress(rdzv.RendezvousStateError):
+                    round.check(1)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            return
 
 
 def test_of_two_that_fail_at_once_only_the_first_raises_its_error(url: str) -> None:
