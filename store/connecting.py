@@ -72,6 +72,8 @@ def checked_token(
     """Return the token as bytes; reject a wrong timeout, and credentials that this kind of store would ignore."""
     if time_limit(timeout, None) is None:
         raise StoreUsageError("timeout is None; give seconds")
+    if not isinstance(token, str | bytes | None):
+        raise StoreUsageError(f"the token is of type {type(token).__name__}; give str or bytes")
     if is_etcd(url) and token is not None:
         raise StoreUsageError("etcd knows no token; give user= and password=, or certificates by tls=")
     if not is_etcd(url) and (user is not None or password is not None):

@@ -55,7 +55,8 @@ class Belief:
         self.cut_at: float = math.inf  # the first end of a connection without a renewal since
         # Without `cuts`, the store ends no lease with its connection.
         away_ttls = (terms.get("disconnect_ttl"), terms.get("gone_ttl")) if cuts is not None else ()
-        self.away_ttl: float = min((each for each in away_ttls if each is not None), default=math.inf)
+        # The grant refuses what is no number.
+        self.away_ttl: float = min((each for each in away_ttls if isinstance(each, int | float)), default=math.inf)
 
     @property
     def until(self) -> float:

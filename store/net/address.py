@@ -30,6 +30,7 @@ class Address:
     def parse(cls, url: str) -> Address:
         """Parse the URL of a store; raise `StoreUsageError` for any other."""
         try:
+            url.encode()  # no surrogates
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:

@@ -27,6 +27,7 @@ from store.net.tasks import cancel_and_wait
 from store.net.threads import in_thread
 from store.protocol import wire
 from store.protocol.wire import Sorry
+from store.records import shown
 from store.server.accept.connection_table import ConnectionTable
 from store.server.accept.exposure import check_exposure, token_bytes
 from store.server.accept.listener import EndWhenAlone, TcpListener
@@ -256,6 +257,11 @@ class Server:
         self._on_failure.append(callback)
 
 
+def _check_place(host: object, port: object) -> None:
+    if not isinstance(host, str) or not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
+        raise StoreUsageError(f"host={shown(host)}, port={shown(port)}: give a name, and a port from 0 to 65535")
+
+
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
     """Open the journal of a directory; a store in memory does not load sqlite3."""
     if str(data_dir) == "":  # as from an unset variable of a shell
@@ -298,6 +304,7 @@ async def serve(
         StoreUsageError: The store would be open to strangers, or `data_dir` cannot be used.
         OSError: The address cannot be bound.
     """
+    _check_place(host, port)
     socks = [sock] if isinstance(sock, socket.socket) else list(sock or ())
     addresses: list[str] = [one.getsockname()[0] for one in socks] or [host]
     bound_host = addresses[0] if len(addresses) == 1 else host

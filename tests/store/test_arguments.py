@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -194,3 +195,47 @@ async def test_an_odd_timeout_of_a_connection_is_refused_alike_by_both_twins(odd
     with pytest.raises(StoreUsageError) as blocking, store.sync.connect("tcp://127.0.0.1:1", timeout=odd):
         pass
     assert str(awaited.value) == str(blocking.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"port": 65536}, "port=65536: give a name, and a port from 0 to 65535"),
+        ({"port": True}, "port=True"),
+        ({"port": "x"}, "port='x'"),
+        ({"host": None}, "host=None"),
+        ({"token": 1}, "the token is of type int; give str or bytes"),
+    ],
+)
+async def test_a_wrong_address_or_token_of_a_server_is_refused_in_words(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(StoreUsageError, match=why):
+        async with store.serve(**arguments):
+            pass
+
+
+@pytest.mark.parametrize("arguments", [("tcp://127.0.0.1:1", 1), ("tcp://a\udc80:1", None)])
+async def test_a_wrong_token_or_host_of_a_client_is_refused_alike_by_both_twins(arguments: tuple[str, Any]) -> None:
+    url, token = arguments
+    with pytest.raises(StoreUsageError, match=r"is of type int|is no URL") as awaited:
+        async with store.connect(url, token=token):
+            pass
+    with pytest.raises(StoreUsageError) as blocking, store.sync.connect(url, token=token):
+        pass
+    assert str(awaited.value) == str(blocking.value)
+
+
+async def test_an_odd_disconnect_ttl_of_a_kept_lease_is_refused_alike_by_both_twins() -> None:
+    """The blocking one raised TypeError."""
+    odd: Any = "x"
+    async with store.serve() as server, store.connect(server.url) as client:
+        with pytest.raises(StoreUsageError) as awaited:
+            async with client.kept_lease(5, disconnect_ttl=odd, gone_ttl=1.0):
+                pass
+
+        def block() -> None:
+            with store.sync.connect(server.url) as blocking, blocking.kept_lease(5, disconnect_ttl=odd, gone_ttl=1.0):
+                pass
+
+        with pytest.raises(StoreUsageError) as blocked:
+            await asyncio.to_thread(block)
+    assert str(awaited.value) == str(blocked.value)
