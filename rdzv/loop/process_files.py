@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -62,9 +63,16 @@ def _last_of(folder: Path) -> int | None:
     steps = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            with contextlib.suppress(OSError, ValueError):  # it is being written
-                steps.append(step_of(int(path.read_bytes()[:DIGITS_MOST])))
+            with (
+                contextlib.suppress(OSError, ValueError, TypeError),  # it is being written
+                open(path, "rb", buffering=0, opener=_at_once) as file,
+            ):
+                steps.append(step_of(int(file.read(DIGITS_MOST))))
     return min(steps, default=None)
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe may have no writer
 
 
 def raised_in(file: str | Path) -> str:

@@ -143,6 +143,8 @@ def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
     A full disk must not end a healthy node.
     """
     run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
+    if not run.strip("."):  # "..", which `quote` keeps, is another folder
+        run = run.replace(".", "%2E")
     path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

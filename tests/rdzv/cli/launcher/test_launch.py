@@ -19,14 +19,14 @@ import store
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, Place, environment_of, place_of
 from rdzv.cli.launcher.job_round import SUCCEEDED
 from rdzv.cli.launcher.launch import _meet
-from rdzv.cli.launcher.processes import LINE_BYTES_MAX, label_lines
+from rdzv.cli.launcher.processes import LINE_BYTES_MAX, _open_log, label_lines
 from rdzv.cli.main import main
 from rdzv.cli.run import processes_here
 from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from rdzv.loop.process_files import BEAT_DIR, raised_in
+from rdzv.loop.process_files import BEAT_DIR, _last_of, raised_in
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
 from tests.support.processes import free_port, start_python
@@ -320,6 +320,24 @@ async def test_each_line_of_output_has_its_rank_and_is_also_in_a_file(server: st
         assert a.output.count(f"[{rank}] {'y' * 99}") == 20_000
         assert a.output.count(f"[{rank}] no end") == 1
     assert len(a.output) == 2 * 20_003 + 1  # and the closing line
+
+
+@pytest.mark.parametrize(("run", "folder"), [("..", "%2E%2E"), (".", "%2E"), ("a/b", "a%2Fb"), ("v1.2", "v1.2")])
+def test_the_logs_of_a_run_are_below_the_folder_whatever_its_name(run: str, folder: str, tmp_path: Path) -> None:
+    file = _open_log(str(tmp_path / "logs"), {"RDZV_RUN_ID": run, "RDZV_ROUND": "0", "RANK": "1"})
+    assert file == tmp_path / "logs" / folder / "round-0" / "rank-1.log"
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_pipe_among_the_steps_does_not_hold_up_the_launcher(is_written: bool, tmp_path: Path) -> None:
+    """It was opened until a writer came, in the launcher's own loop."""
+    os.mkfifo(tmp_path / "0")
+    (tmp_path / "1").write_text("17")
+    with contextlib.ExitStack() as stack:
+        if is_written:
+            stack.callback(os.close, os.open(tmp_path / "0", os.O_RDWR))
+        assert _last_of(tmp_path) == 17
 
 
 async def test_an_escaped_process_that_holds_the_output_does_not_delay_the_end(server: str, tmp_path: Path) -> None:
