@@ -119,11 +119,10 @@ def _can_be_bound(target: Target) -> bool:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind((address[0], 0, *address[2:]))
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:  # an address of this machine without a free ephemeral port
-            return True
         if error.errno in NO_SUCH_ADDRESS:
             return False
-        raise
+        if error.errno != errno.EADDRINUSE:  # an address of this machine without a free ephemeral port
+            raise
     return True
 
 

@@ -46,12 +46,12 @@ from store.printable import escaping
 
 if TYPE_CHECKING:
     import random
-    import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from rdzv.backends.credentials import Credentials
     from rdzv.config.settings import Settings
     from store import Server, Store
+    from store.net.sockets import Sockets
 
     OpenClient = Callable[[float], contextlib.AbstractAsyncContextManager[Store]]  # the seconds to connect
 
@@ -385,11 +385,7 @@ def address_to_listen_on(settings: Settings, credentials: Credentials, host: tup
 
 
 def serve_on(
-    settings: Settings,
-    credentials: Credentials,
-    bound: BindAddress,
-    port: int,
-    listeners: Sequence[socket.socket] | None = None,
+    settings: Settings, credentials: Credentials, bound: BindAddress, port: int, listeners: Sockets | None = None
 ) -> HostedStore:
     """Start the embedded store at an address, or on the bound sockets `listeners`; `OSError` if it cannot be bound."""
     server: Server | StoreProcess

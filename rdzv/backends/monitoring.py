@@ -15,13 +15,13 @@ from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from rdzv.backends.credentials import Credentials
     from rdzv.config.settings import Settings
     from rdzv.node.node import Node
     from store import Server
+    from store.net.sockets import Sockets
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -57,11 +57,7 @@ def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> 
 
 
 def serve_embedded(
-    settings: Settings,
-    credentials: Credentials,
-    address: str,
-    port: int,
-    listeners: Sequence[socket.socket] | None = None,
+    settings: Settings, credentials: Credentials, address: str, port: int, listeners: Sockets | None = None
 ) -> tuple[contextlib.ExitStack, Server]:
     """Serve the embedded store, and its page if set; return a context that ends both, and the store.
 

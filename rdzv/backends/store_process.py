@@ -31,9 +31,8 @@ from store import Limits, StoreUsageError
 from store.net.sockets import bound_sockets, forget, let_go_in_children
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rdzv.config.settings import Settings
+    from store.net.sockets import Sockets
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -50,12 +49,7 @@ class StoreProcess:
     """A store in another process, with the members of `Server` that `HostedStore` needs. Raises as `serve_embedded`."""
 
     def __init__(
-        self,
-        settings: Settings,
-        credentials: Credentials,
-        address: str,
-        port: int,
-        listeners: Sequence[socket.socket] | None = None,
+        self, settings: Settings, credentials: Credentials, address: str, port: int, listeners: Sockets | None = None
     ) -> None:
         self.end_when_alone: StoreProcess = self  # as `Server.end_when_alone`
         self.rejects_clients: bool = False  # clients are rejected from now on

@@ -19,10 +19,10 @@ import sys
 import termios
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from types import TracebackType
 
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: unsent bytes
@@ -41,6 +41,8 @@ OPTIONS += [
     for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 30_000))
     if hasattr(socket, name)  # macOS has other names
 ]
+
+Sockets: TypeAlias = "Sequence[socket.socket]"
 
 # By owner: asyncio's socket objects take no weak references.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
