@@ -17,9 +17,9 @@ PAUSE_MOST = 5.0  # ... up to this, if the cluster is silent or without leader, 
 PAUSE_MOST_UNREACHED = 1.0  # ... or to this, if no member can be reached
 
 
-def pause_after(failures: int, most: float | None = None) -> float:
+def pause_after(failures: int, most: float = PAUSE_MOST) -> float:
     """Return the longest pause, in seconds, after this many failed attempts."""
-    return min(PAUSE_FIRST * PAUSE_GROWTH ** min(failures, 16), PAUSE_MOST if most is None else most)
+    return min(PAUSE_FIRST * PAUSE_GROWTH ** min(failures, 16), most)
 
 
 class Choice:

@@ -142,7 +142,7 @@ class Connection:
     def watches(self, token: str | None) -> WatchStream:
         """Return the stream that all watches share; a new token opens another."""
         watches = self._watches
-        if watches is None or watches.over or watches.token != token:
+        if watches is None or watches.ended is not None or watches.token != token:
             if watches is not None:
                 watches.end(Failure("it is opened again with a new token", FailureKind.REOPEN))
             watches = self._watches = WatchStream(name=self._name, token=token)

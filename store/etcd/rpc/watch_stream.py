@@ -57,25 +57,20 @@ class WatchStream:
         self._last_id = 0
         self._opening: deque[int] = deque()  # not answered yet, in order
         self._subscriptions: dict[int, Subscription] = {}
-        self._ended: Exception | None = None
+        self.ended: Exception | None = None  # why it has ended
 
     @property
     def busy(self) -> bool:
         """True if it has watches."""
         return bool(self._subscriptions)
 
-    @property
-    def over(self) -> bool:
-        """True if it has ended."""
-        return self._ended is not None
-
     def subscribe(self, requests: Sequence[Fields]) -> Subscription:
         """Open watches that are read together."""
         first = self._last_id + 1
         self._last_id += len(requests)
         subscription = Subscription(self, range(first, self._last_id + 1))
-        if self._ended is not None:
-            subscription.fail(self._ended)
+        if self.ended is not None:
+            subscription.fail(self.ended)
             return subscription
         for id, request in zip(subscription.ids, requests, strict=True):
             self._subscriptions[id] = subscription
@@ -86,7 +81,7 @@ class WatchStream:
     def unsubscribe(self, subscription: Subscription) -> None:
         """End the watches of one reader, also at the member."""
         for id in subscription.ids:
-            if self._subscriptions.pop(id, None) is not None and self._ended is None:
+            if self._subscriptions.pop(id, None) is not None and self.ended is None:
                 self.requests.send(cancel_request=pb.WatchCancelRequest(watch_id=id))
 
     def told(self, message: pb.WatchResponse) -> None:
@@ -118,9 +113,9 @@ class WatchStream:
 
     def end(self, problem: Exception) -> None:
         """End the stream; the first reason counts."""
-        if self._ended is not None:
+        if self.ended is not None:
             return
-        self._ended = problem
+        self.ended = problem
         self.requests.close()  # also at the member
         for subscription in set(self._subscriptions.values()):
             subscription.fail(problem)
