@@ -1,7 +1,6 @@
 """Pure: the description of a parameter: its type, and the places in which it may be given.
 
-Each parameter is a field of `settings.Settings`. Its declaration drives the parsing of URLs, keywords and the
-environment, and the documentation.
+Each parameter is a field of `settings.Settings`, which declares it.
 """
 
 from __future__ import annotations

@@ -7,9 +7,7 @@ docs/all-parameters.md. If a parameter is given in several places, this order de
 
 torchrun's `--rdzv-conf` is passed on as keywords. In `--rdzv-conf` and URLs, but nowhere else, a parameter may have an
 older name, such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`.
-If one of the pair is missing, it has PyTorch's default, 5 seconds or 3 attempts. Keywords that are None are ignored.
-The error for a wrong value has the parameter, the value, the limit and the remedy. Unknown names are errors, but not in
-the environment, in which launchers set RDZV_ROUND and others.
+Unknown names are errors, but not in the environment, in which launchers set RDZV_ROUND and others.
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. A form overrides the other
 form of a weaker place; both forms in one place are an error.
@@ -320,7 +318,11 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
         (Source.URL, parts.parameters),
         (Source.KEYWORD, {name: value for name, value in overrides.items() if value is not None}),
     ):
-        _overlay(chosen, read(given, source))
+        values = read(given, source)
+        for name in values:
+            for rival in _RIVALS_OF.get(name, ()):
+                chosen.pop(rival, None)  # given in a weaker place
+        chosen |= values
     settings = Settings(endpoint=endpoint, run_id=run_id, **chosen)
     if settings.can_join and settings.max_nodes != settings.capacity:
         _warn(
@@ -365,14 +367,6 @@ def read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
 
 def _contradiction(both: str, source: Source) -> NoReturn:
     refuse(f"{both}{source.value} mean the same and must not differ; leave one out")
-
-
-def _overlay(chosen: dict[str, Any], values: Mapping[str, Any]) -> None:
-    """Override the values of weaker sources; drop their rival forms, such as `token` beside `token_file`."""
-    for name in values:
-        for rival in _RIVALS_OF.get(name, ()):
-            chosen.pop(rival, None)
-    chosen.update(values)
 
 
 def look_up(written: str, source: Source) -> Parameter:

@@ -1,6 +1,6 @@
 """Pure: the types of parameters: a `Kind` converts a parameter's text or value, and states the limit.
 
-Converting a converted value again returns it unchanged. Files are not read here.
+Converting a converted value again returns it unchanged.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Shell: the store's interface on an etcd v3 cluster.
 
-    async with store.connect("etcd://a:2379,b:2379,c:2379") as client: ...
-
 `store.interface` lists the differences from the own server. A wait reads its keys, watches at most a hundred missing
 ones, and reads again.
 """

@@ -27,7 +27,7 @@ HANG_UP_WITHIN: Final = 1.0  # seconds for deleting receipts; else their lease l
 
 
 class Receipts:
-    """The receipts of one client, on a lease of their own, or on the last lease that a write granted itself."""
+    """The receipts of one client; `writers_lease` is the last lease that a write granted itself."""
 
     def __init__(self, members: Members, prefix: str) -> None:
         self._members = members

@@ -3,8 +3,6 @@
 They are daemon threads, so that a process can end. But a loop that runs while Python finalizes may crash (seen with
 uvloop). So `atexit` stops and joins the remaining loops, within `END_WITHIN` seconds. Python has joined its other
 threads before, which may use these loops.
-
-A signal's handler may raise between any two instructions of the main thread: see `Flag`.
 """
 
 from __future__ import annotations
@@ -141,19 +139,14 @@ class Call(Generic[T]):
 
     async def end(self) -> None:
         """Wait until the call is over. Cancelling this wait does not cancel the call."""
-        here = asyncio.get_running_loop()
-        over: asyncio.Future[None] = here.create_future()
-
-        def tell() -> None:
-            if not over.done():
-                over.set_result(None)
+        here, over = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop has closed
-                here.call_soon_threadsafe(tell)
+                here.call_soon_threadsafe(over.set)
 
         self.over.call(wake)
-        await over
+        await over.wait()
 
     def __await__(self) -> Generator[Any, None, T]:
         yield from self.end().__await__()
