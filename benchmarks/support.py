@@ -26,7 +26,7 @@ import anyio.to_thread
 
 import store
 from store.net.collector import short_collections
-from store.net.threads import loop_factory
+from store.net.threads import new_loop
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
@@ -143,7 +143,7 @@ def _serve(pipe: Connection) -> None:
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine on the loop of our commands; thousands of busy nodes do not log."""
     logging.disable(logging.WARNING)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(work)
 
 

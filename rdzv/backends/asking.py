@@ -17,7 +17,7 @@ from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, Rend
 from store.errors import ProtocolError
 from store.limits import is_loopback
 from store.net.address import Address, host_and_port
-from store.net.dialing import RefusedByStore, TcpDial, describe, lack_of
+from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDial, describe, lack_of
 from store.net.racing import Addresses
 from store.net.tasks import together
 from store.net.threads import LoopThread
@@ -195,7 +195,7 @@ def find_blocking(dial: DialOfMany, *, within: float) -> None:
     """Find the host that serves; raise RendezvousConnectionError if none does within these seconds."""
 
     async def find() -> str:
-        problem = "it has never answered"
+        problem = NEVER_ANSWERED
         with anyio.move_on_after(within):
             while dial.found is None:
                 try:

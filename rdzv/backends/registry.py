@@ -197,9 +197,8 @@ class RendezvousHandlerRegistry:
         found = {point.value: point for point in _offered() if point.name.lower() == scheme}
         if not found:
             refuse(
-                f"there is no backend for the scheme {scheme!r}, only for "
-                f"{', '.join(self.known()) or 'none'}; use rdzv.register, "
-                f"or install a package with an entry point in {ENTRY_POINT_GROUP}"
+                f"there is no backend for the scheme {scheme!r}, only for {', '.join(self.known()) or 'none'}; use "
+                f"rdzv.register, or install a package with an entry point in {ENTRY_POINT_GROUP}"
             )
         if len(found) > 1:
             refuse(

@@ -41,7 +41,7 @@ from rdzv.errors import (
 )
 from store.connecting import is_etcd
 from store.net.dialing import lack_of
-from store.net.threads import loop_factory
+from store.net.threads import new_loop
 from store.printable import printable
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
     if threading.current_thread() is threading.main_thread():
         _take_signals_back()
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             status = runner.run(_run_until_ctrl_c(command, options))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None  # see `_end_by_ctrl_c`

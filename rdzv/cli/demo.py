@@ -27,7 +27,7 @@ import rdzv
 import store
 from rdzv.cli.command import DONE, FAILED, command
 from store.net.tasks import cancel_and_wait
-from store.net.threads import loop_factory
+from store.net.threads import new_loop
 
 if TYPE_CHECKING:
     import argparse
@@ -243,5 +243,5 @@ async def _demo(_: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_the_director, daemon=True).start()
-    with asyncio.Runner(loop_factory=loop_factory()) as _runner:
+    with asyncio.Runner(loop_factory=new_loop) as _runner:
         _runner.run(_node(*sys.argv[1:3]))

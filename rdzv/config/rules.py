@@ -15,9 +15,8 @@ def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
     """Raise an error for a parameter that this kind of store ignores."""
     if parameter.family not in ("", endpoint.info.family):
         refuse(
-            f"{parameter.name} is for {parameter.family} and {parameter.family}s, but the scheme is "
-            f"{endpoint.scheme}; leave out {parameter.name} (and RDZV_{parameter.name.upper()}), "
-            f"or use a {parameter.family} store"
+            f"{parameter.name} is for {parameter.family} and {parameter.family}s, but the scheme is {endpoint.scheme}; "
+            f"leave out {parameter.name} (and RDZV_{parameter.name.upper()}), or use a {parameter.family} store"
         )
     if parameter.encrypted_only and not endpoint.info.is_encrypted:
         refuse(

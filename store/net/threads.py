@@ -89,18 +89,15 @@ class Flag:
                 self._waiting.remove(wake)
 
 
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """Return the function that makes event loops."""
-    if importlib.util.find_spec("uvloop") is not None:
-        import uvloop
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return a new event loop, uvloop's if installed."""
+    if importlib.util.find_spec("uvloop") is None:
+        return asyncio.new_event_loop()
+    import uvloop
 
-        def make_loop() -> asyncio.AbstractEventLoop:
-            open_standard_streams()
-            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-            return loop
-
-        return make_loop
-    return asyncio.new_event_loop
+    open_standard_streams()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 class Call(Generic[T]):
@@ -213,7 +210,7 @@ class LoopThread:
 
     def _begin(self) -> None:
         try:
-            self._loop = loop_factory()()  # made first, to accept work at once
+            self._loop = new_loop()  # made first, to accept work at once
             _running[self._thread] = self._last, self.stop
             try:
                 self._thread.start()

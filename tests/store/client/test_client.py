@@ -20,7 +20,7 @@ from store.client.patience import BACKOFF_RECENT, HEARTBEAT
 from store.errors import ConnectionLost, LimitExceeded, StoreTimeoutError, StoreUsageError, UsedAfterFork
 from store.limits import MIB, Limits
 from store.net import process
-from store.net.threads import loop_factory
+from store.net.threads import new_loop
 from tests.support.processes import free_port, require
 from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
@@ -491,7 +491,7 @@ def test_a_request_while_the_connection_ends_is_sent_on_the_next_one_without_a_l
                 link.abort()
                 await asking
 
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(main())
     assert defects == []
 
