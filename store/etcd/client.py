@@ -120,7 +120,8 @@ class Client(interface.Store):
                 await self.while_usable(lambda: self.members.start(deadline))
             way = await chosen_way(self.members.hosts, self.members.identity.member_id)
             if way is not None:
-                self.seen_as, self.ends, self.server = way.sends_from, (way.sends_from, way.leads_to), way.server
+                self.ends, self.server = way
+                self.seen_as = self.ends[0]
         except StoreTimeoutError as error:
             await self.aclose()
             raise ConnectionLost(str(error), maybe_applied=False) from None

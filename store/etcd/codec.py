@@ -41,8 +41,7 @@ class Cluster:
     secure: bool = False
 
     def __str__(self) -> str:
-        scheme = "etcds" if self.secure else "etcd"
-        return f"{scheme}://{','.join(host_and_port(host, port) for host, port in self.hosts)}"
+        return f"{'etcds' if self.secure else 'etcd'}://{','.join(self.targets)}"
 
     @property
     def targets(self) -> tuple[str, ...]:

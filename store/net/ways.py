@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
 
@@ -16,41 +15,31 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FOUND_WITHIN: Final = 3.0  # seconds for all name lookups
-ELSEWHERE: Final = "another"  # the `server` of a way to another member
+ELSEWHERE: Final = "another"  # the id of any other member
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A route from an address of this machine to one of a member of a cluster."""
-
-    sends_from: str
-    leads_to: str
-    server: str
-
-    @property
-    def leaves_the_machine(self) -> bool:
-        """True if the member is on another machine."""
-        return self.sends_from != self.leads_to and not is_loopback(self.leads_to)
+Ends: TypeAlias = tuple[str, str]
+"""The addresses of a route: of this machine, and of a member of a cluster."""
 
 
-async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> Way | None:
-    """Return the way to the first host, the member `server`; if that is on this machine, the way to another."""
+async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
+    """Return the route to the first host, and its id `server`; if that is on this machine, the route to another."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):
-            way = await _way(host, port, server if not place else ELSEWHERE)
-            if way is not None and way.leaves_the_machine:
-                return way
+            ends = await _ends(host, port)
+            if ends is not None and ends[0] != ends[1] and not is_loopback(ends[1]):
+                return ends, ELSEWHERE if place else server
             if not place:
-                first = way
-    return first
+                first = ends
+    return None if first is None else (first, server)
 
 
-async def _way(host: str, port: int, server: str) -> Way | None:
+async def _ends(host: str, port: int) -> Ends | None:
     with contextlib.suppress(OSError):
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
         for family, kind, _, _, target in found:
             with socket.socket(family, kind) as sock, contextlib.suppress(OSError):
                 sock.connect(target)  # sends nothing: it only chooses a route
-                return Way(sends_from=sock.getsockname()[0], leads_to=str(target[0]), server=server)
+                return str(sock.getsockname()[0]), str(target[0])
     return None
