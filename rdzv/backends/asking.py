@@ -35,6 +35,7 @@ ANSWERS_WITHIN: Final = 3.0  # seconds
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
 ATTEMPT: Final = 0.4  # seconds, at least, for answers at a reconnect; a client's attempt has half a second
 FRAME_HEAD_BYTES: Final = 4
+PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}  # among the addresses of one host
 
 
 class Asked(NamedTuple):
@@ -65,11 +66,7 @@ class Host:
             except (OSError, UnicodeError) as error:
                 return Asked(Answer.SILENT, error=error)
             answers = await together(*(self._ask_at(one, tls) for one in found))
-            for telling in (Answer.SERVES, Answer.CANDIDATE, Answer.SILENT):
-                for asked in answers:
-                    if asked.answer is telling:
-                        return asked
-            return answers[0]
+            return min(answers, key=lambda asked: PRECEDENCE.get(asked.answer, len(PRECEDENCE)))
         return Asked(Answer.SILENT)
 
     async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, word: Word | None = None) -> Asked:
