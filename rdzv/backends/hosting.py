@@ -109,7 +109,7 @@ class HostedStore:
                     await client.put(run.moving, b"", ttl=self._linger + ENDING_TTL)
         except StoreError as error:
             log.warning("the store at %s is ending, but cannot say so to its nodes: %s", self.server.url, error)
-        self.server.end_when_alone.hands_over = True
+        self.server.end_when_alone.hand_over()
         await self._alone_within(self._linger)
 
     async def _wait_for_others(self, open_client: OpenClient) -> None:

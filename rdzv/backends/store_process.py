@@ -53,7 +53,7 @@ class StoreProcess:
     ) -> None:
         self.end_when_alone: StoreProcess = self  # as `Server.end_when_alone`
         self.rejects_clients: bool = False  # clients are rejected from now on
-        self._stopped = self._closed = self._hands_over = False
+        self._stopped = self._closed = False
         self.ended: bool = False
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair()
@@ -94,14 +94,8 @@ class StoreProcess:
         self.url: str = told["url"]
         self.store_id: str = told["store_id"]
 
-    @property
-    def hands_over(self) -> bool:
-        """True once new clients are told that another host may serve."""
-        return self._hands_over
-
-    @hands_over.setter
-    def hands_over(self, hands_over: bool) -> None:
-        self._hands_over = hands_over
+    def hand_over(self) -> None:
+        """See `EndWhenAlone.hand_over`."""
         self._ask(HAND_OVER)
 
     @property
@@ -186,7 +180,8 @@ def main(number: int) -> None:
         say(url=server.url, store_id=server.store_id)
         for line in lines:
             within = json.loads(line)
-            server.end_when_alone.hands_over |= within == HAND_OVER
+            if within == HAND_OVER:
+                server.end_when_alone.hand_over()
             alone = isinstance(within, float) and server.end_when_alone.wait_until_alone(within)
             say(alone=alone, connections=server.connections)
         server.end_when_alone.stop_waiting()

@@ -133,7 +133,7 @@ class EndWhenAlone:
         self._wanted = False
         self._left = Flag()
         self.rejects_clients: bool = False  # no connection is accepted any more
-        self.hands_over: bool = False  # newcomers are told that another host may serve
+        self.hands_over: bool = False
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note the loop in which the server accepts connections."""
@@ -144,6 +144,10 @@ class EndWhenAlone:
         if self._wanted and self._alone():
             self.rejects_clients = True
             self._left.set()
+
+    def hand_over(self) -> None:
+        """Tell newcomers from now on that another host may serve."""
+        self.hands_over = True
 
     def wait_until_alone(self, within: float) -> bool:
         """Reject new clients once none is connected; return whether that happened in time. From another thread."""

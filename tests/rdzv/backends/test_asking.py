@@ -59,7 +59,7 @@ async def test_a_free_port_refuses_a_store_serves_and_anything_else_is_silent() 
 
 async def test_a_server_that_hands_over_has_ended_and_keeps_its_clients() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
-        server.end_when_alone.hands_over = True
+        server.end_when_alone.hand_over()
         assert (await host_at(server.port).ask(None)).answer is Answer.ENDED
         await client.put("still", b"served")
     assert (await host_at(server.port).ask(None)).answer is Answer.REFUSED
