@@ -33,8 +33,7 @@ NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, err
 NAMED_MOST: Final = 4  # addresses in a message
 TOKEN_BYTES: Final = 16
 
-Target = tuple[int, tuple[Any, ...]]
-"""A socket family, and the argument of `socket.connect`."""
+Target = tuple[int, tuple[Any, ...]]  # a socket family, and the argument of `socket.connect`
 
 
 class NotResolvedError(RendezvousConnectionError):

@@ -266,8 +266,7 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
         log.warning(
             "ttl=%g s is short for etcd, whose members need up to 2 s to elect a leader: below %g s a node that is "
             "well may lose its round by a change of leader",
-            settings.ttl,
-            ETCD_TTL_LEAST,
+            *(settings.ttl, ETCD_TTL_LEAST),
         )
     credentials = Credentials(settings)
     cluster = _cluster(settings, credentials)  # raises if a file is unreadable

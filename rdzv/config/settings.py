@@ -12,8 +12,7 @@ Unknown names are errors, but not in the environment, in which launchers set RDZ
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. A form overrides the other
 form of a weaker place; both forms in one place are an error.
 
-`Settings` checks all values, so `dataclasses.replace` does, too. Files are not read here; the caller passes the
-environment.
+`Settings` checks all values, so `dataclasses.replace` does, too.
 """
 
 from __future__ import annotations

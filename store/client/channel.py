@@ -129,10 +129,7 @@ def _is_closed(sock: socket.socket) -> bool:
 
 
 class Channel:
-    """One socket and its conversation. Any thread may set `ended`.
-
-    `leases` are those that end early with this connection, each with its time of expiry.
-    """
+    """One socket and its conversation."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -140,8 +137,8 @@ class Channel:
             session_id=secrets.token_bytes(16), process=process_identity(), token=shared.token, name=shared.name
         )
         self.sock: socket.socket | None = None
-        self.ended: bool = False
-        self.leases: dict[int, float] = {}
+        self.ended: bool = False  # any thread may set it
+        self.leases: dict[int, float] = {}  # those that end early with this connection, with their times of expiry
         self.idle_since: float = 0.0  # when its last call ended
         self.pushed: deque[Events | Lagged | Pong] = deque()  # messages for a watch, in order
         self._attempt, self._welcomed_at = 0, -math.inf

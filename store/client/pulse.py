@@ -32,11 +32,7 @@ class Say(enum.Enum):
 
 
 class Line(NamedTuple):
-    """The state of a connection.
-
-    `held_back`: unsent bytes only wait for the peer to read. `acknowledged`: the peer has acknowledged all, and no
-    received data was lost.
-    """
+    """The state of a connection; the first three are explained in `store.net.sockets.outstanding`."""
 
     unsent_bytes: int = 0
     held_back: bool = False

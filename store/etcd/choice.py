@@ -23,21 +23,17 @@ def pause_after(failures: int, most: float = PAUSE_MOST) -> float:
 
 
 class Choice:
-    """The members of one cluster, as one client knows them.
-
-    `place` is the last chosen one, `misses` counts consecutive failures, `try_at` is the time of the next attempt.
-    `on_reach` is called when the last member has failed, and when one answers again.
-    """
+    """The members of one cluster, as one client knows them."""
 
     def __init__(self, members: int, rng: random.Random) -> None:
         self._members = range(members)
         self._rng = rng
         self._failing: set[int] = set()  # members that have not answered since they last failed
-        self.place: int = 0
-        self.misses: int = 0
-        self.try_at: float = -math.inf
+        self.place: int = 0  # the last chosen member
+        self.misses: int = 0  # consecutive failures
+        self.try_at: float = -math.inf  # the time of the next attempt
         self.problem: str = "it has never answered"
-        self.on_reach: Callable[[bool], object] = bool
+        self.on_reach: Callable[[bool], object] = bool  # called if the last member has failed, or one answers again
 
     @property
     def alone(self) -> bool:

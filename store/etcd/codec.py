@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
     from store.etcd.rpc import etcd_pb2 as pb
 
-Fields: TypeAlias = "dict[str, Any]"
-"""A message to send, by field names."""
+Fields: TypeAlias = "dict[str, Any]"  # a message to send, by field names
 
-Span: TypeAlias = tuple[bytes, bytes]
-"""The keys from the first up to the second, exclusive."""
+Span: TypeAlias = tuple[bytes, bytes]  # the keys from the first up to the second, exclusive
 
 DEFAULT_PORT: Final = 2379
 
@@ -130,8 +128,7 @@ def events_of(result: pb.WatchResponse, hidden: str) -> list[list[Event]]:
     return [list(batch) for _, batch in itertools.groupby(events, key=lambda event: event.revision)]
 
 
-DELETED: Final = 1
-"""`Event.EventType.DELETE`; the name would need the extra."""
+DELETED: Final = 1  # `Event.EventType.DELETE`; the name would need the extra
 
 
 def _event(change: pb.Event) -> Event:
@@ -231,8 +228,7 @@ _TELLING: Final[tuple[tuple[str, FailureKind | tuple[type[StoreError], str]], ..
 )
 """The meaning of etcd's messages: a kind that the client handles, or an error for the caller, with its sentence."""
 
-INVALID, DENIED, UNAUTHENTICATED = 3, 7, 16
-"""Codes of gRPC."""
+INVALID, DENIED, UNAUTHENTICATED = 3, 7, 16  # codes of gRPC
 
 
 def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:

@@ -52,11 +52,9 @@ if TYPE_CHECKING:
     from store.etcd.codec import Fields
     from store.etcd.rpc import etcd_pb2 as pb
 
-DONE, FENCED = b"done", b"fenced"
-"""The values of a receipt: its write was done, or cannot be done any more."""
+DONE, FENCED = b"done", b"fenced"  # the values of a receipt: its write was done, or cannot be done any more
 
-Known: TypeAlias = "Mapping[str, Entry | None]"
-"""The entries that decide what to do."""
+Known: TypeAlias = "Mapping[str, Entry | None]"  # the entries that decide what to do
 
 Operations: TypeAlias = "tuple[Operation | DeletePrefix, ...]"
 
@@ -99,17 +97,13 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The operations to do, in etcd's own kinds, and their conditions (`rests_on`).
-
-    `succeeded`: the write's conditions hold. `sums` are the results of adding and appending, by the place of their put.
-    `assumed` are the leases of creations whose key is assumed to exist.
-    """
+    """The operations to do, in etcd's own kinds, and their conditions (`rests_on`)."""
 
     operations: Operations
     rests_on: tuple[Condition, ...]
-    succeeded: bool
-    sums: Mapping[int, int] = field(default_factory=dict)
-    assumed: frozenset[int] = frozenset()
+    succeeded: bool  # the write's conditions hold
+    sums: Mapping[int, int] = field(default_factory=dict)  # results of adding and appending, by the place of their put
+    assumed: frozenset[int] = frozenset()  # leases of creations whose key is assumed to exist
 
     @property
     def writes(self) -> bool:

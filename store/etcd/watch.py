@@ -1,6 +1,4 @@
-"""Shell: watches on an etcd cluster.
-
-When a watch's stream ends, the watch is opened again from the next revision.
+"""Shell: watches on an etcd cluster, opened again from the next revision when their stream ends.
 
 Compaction overtakes a watch without events. So the number of its keys is kept: if none was written since, and there are
 as many as before, no event is lost, and the watch goes on from now.

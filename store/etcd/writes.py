@@ -1,7 +1,5 @@
 """Shell: a write to an etcd cluster: repeated until it is answered, and done once.
 
-If the receipt's lease lapses before an answer, the outcome is unknown: see `store.interface`.
-
 **Leases of a transaction** are granted just before it, except those on which it only creates a key: usually the key
 exists, and with it the lease. If not, etcd does nothing, and says that a lease is missing.
 """

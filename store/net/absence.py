@@ -1,6 +1,6 @@
 """Shell: logs that a store cannot be reached while a call waits for it, at growing intervals.
 
-Of several waits in one process for the same store, only the first logs. For a store that is lost later see `Outages`.
+Of several waits in one process for the same store, only the first logs.
 """
 
 from __future__ import annotations

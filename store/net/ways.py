@@ -18,8 +18,7 @@ FOUND_WITHIN: Final = 3.0  # seconds for all name lookups
 ELSEWHERE: Final = "another"  # the id of any other member
 
 
-Ends: TypeAlias = tuple[str, str]
-"""The addresses of a route: of this machine, and of a member of a cluster."""
+Ends: TypeAlias = tuple[str, str]  # the addresses of a route: of this machine, and of a member of a cluster
 
 
 async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:

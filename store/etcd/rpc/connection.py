@@ -40,8 +40,7 @@ OPTIONS: Final = (
 
 _CONNECT_FAILED = re.compile(r"failed to connect to (?:remote host|all addresses)|name resolution|DNS|handshak", re.I)
 
-_used_by: int | None = None
-"""The process that has used gRPC here: a forked child has gRPC's state without its threads."""
+_used_by: int | None = None  # the process that has used gRPC here: a forked child has gRPC's state without its threads
 
 
 def _note_use() -> None:
@@ -55,11 +54,7 @@ def _note_use() -> None:
 
 
 class Connection:
-    """One connection to one member.
-
-    `met` is called with each header of the stream, and may raise `StoreError`. The last message arrived at `heard_at`,
-    on the loop's clock; `under_way` requests are pending.
-    """
+    """One connection to one member; `met` is called with each header of the stream, and may raise `StoreError`."""
 
     def __init__(
         self,
@@ -72,8 +67,8 @@ class Connection:
     ) -> None:
         _note_use()
         self.place = place
-        self.heard_at: float = anyio.current_time()
-        self.under_way: int = 0
+        self.heard_at: float = anyio.current_time()  # when the last message arrived
+        self.under_way: int = 0  # pending requests
         self._name, self._met = name, met
         self._channel = (
             grpc.aio.insecure_channel(target, options=OPTIONS)

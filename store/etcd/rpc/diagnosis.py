@@ -21,8 +21,7 @@ ANSWER_WITHIN: Final = 1.0  # seconds; a member accepts or rejects at once
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """The preface of an HTTP/2 client, with empty settings."""
 
-SETTINGS: Final = 4
-"""The type of an HTTP/2 server's first frame."""
+SETTINGS: Final = 4  # the type of an HTTP/2 server's first frame
 
 TLS_ALERT: Final = b"\x15\x03"
 OUR_STORE: Final = b"rdzv"
