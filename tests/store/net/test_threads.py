@@ -112,7 +112,7 @@ def test_a_thread_that_cannot_be_started_says_why_and_leaves_nothing_behind(
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("there is no more")
 
-    monkeypatch.setattr(threads, "loop_factory", lambda: new_loop)
+    monkeypatch.setattr(threads, "new_loop", new_loop)
     monkeypatch.setattr(threading.Thread, "start", refuse)
     before = len(threads._running)
     with pytest.raises(RuntimeError, match="there is no more"), store.sync.serve():
@@ -122,13 +122,14 @@ def test_a_thread_that_cannot_be_started_says_why_and_leaves_nothing_behind(
 
 
 FORKING = """
-import os, sys
+import contextlib, os, sys
 if sys.argv[1] == "asyncio":
     sys.modules["uvloop"] = None
 import asyncio, store
-from store.net.threads import loop_factory
+from store.net.threads import new_loop
 
-assert (loop_factory() is asyncio.new_event_loop) == (sys.argv[1] == "asyncio")
+with contextlib.closing(new_loop()) as loop:
+    assert isinstance(loop, asyncio.SelectorEventLoop) == (sys.argv[1] == "asyncio")
 with store.sync.serve("localhost") as server:
     child = os.fork()
     if child == 0:
@@ -226,7 +227,7 @@ def test_a_call_that_comes_as_the_loop_closes_is_cancelled(how: str, monkeypatch
         async with asyncio.timeout(10):
             return await call
 
-    monkeypatch.setattr(threads, "loop_factory", lambda: Closing)
+    monkeypatch.setattr(threads, "new_loop", Closing)
     ours = threads.LoopThread("other")
     ours.stop(within=60)
     (call,) = calls
