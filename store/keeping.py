@@ -197,7 +197,7 @@ class HeldLease:
         self._on_lapse = on_lapse
         self._keeping.add(self)
         self.task = asyncio.create_task(self._keep(note), name=f"keep lease {self.id}")
-        self.look()
+        self._look()
 
     @property
     def ours_until(self) -> float:
@@ -208,9 +208,9 @@ class HeldLease:
         """Note the end of a connection: renew on another one, or give up in time."""
         self._belief.heard(cut_at)
         self.renew_now()
-        self.look()
+        self._look()
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Note a loss, if there is one by now: all timers are late after the event loop was blocked."""
         if self not in self._keeping.kept:
             return
@@ -221,7 +221,7 @@ class HeldLease:
             self._lapse(lost)
         else:
             left = self.ours_until - self._keeping.store.time()
-            self._timer = asyncio.get_running_loop().call_later(left, self.look)
+            self._timer = asyncio.get_running_loop().call_later(left, self._look)
 
     def _lapse(self, why: str) -> None:
         if self._keeping.drop(self):
@@ -265,11 +265,11 @@ class HeldLease:
                     pause = retry_pause(self.ttl)  # retry, or sooner on a new connection
                     if keeping.store.failure is not None:
                         self._lapse(str(keeping.store.failure))
-            self.look()
+            self._look()
 
     def check(self) -> None:
         """Raise `LeaseNotFound` if it is lost."""
-        self.look()
+        self._look()
         _check(self.id, self.lost)
 
     async def _sleep(self, seconds: float) -> None:
@@ -351,7 +351,7 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
         try:
             yield lease
         finally:
-            lease.look()
+            lease._look()
             loss.end()
             await lease.release(within=_release_within(sys.exc_info()[0]))
     except asyncio.CancelledError:
