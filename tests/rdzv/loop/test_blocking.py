@@ -96,7 +96,7 @@ def test_the_last_member_to_finish_closes_the_run_and_the_loop_ends_for_all(url:
 
 def test_a_body_that_catches_its_end_at_a_check_has_not_finished_that_step(url: str) -> None:
     """Regression: the next round named that step as finished, so that programs which go on from there left it out."""
-    at = f"{url}/job?min_nodes=1&max_nodes=2&is_host=false"
+    at = f"{url}/job?min_nodes=1&max_nodes=2&last_call_timeout=1&is_host=false"
     works = threading.Event()
 
     def train() -> bool:
