@@ -92,7 +92,8 @@ async def test_it_serves_while_its_node_stands_still(held_up_by: str) -> None:
 async def test_signals_to_the_programs_process_group_do_not_reach_the_store() -> None:
     async with hosting() as (url, child), store.connect(url) as client:
         os.killpg(child.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)  # else the others, of lower numbers, end it first
+        # Else the others, which have lower numbers, may end it first.
+        await asyncio.to_thread(os.waitid, os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             os.killpg(child.pid, number)
             await client.ping()
