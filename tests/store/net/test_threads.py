@@ -243,7 +243,8 @@ def all_end(name: str) -> bool:
     """Return True if all threads of a name end by themselves."""
     threads_named = [thread for thread in threading.enumerate() if thread.name == name]
     for thread in threads_named:
-        thread.join(10)
+        with contextlib.suppress(RuntimeError):  # its start was interrupted
+            thread.join(10)
     return not any(thread.is_alive() for thread in threads_named)
 
 
