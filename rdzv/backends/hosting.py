@@ -285,7 +285,7 @@ class Hosting(Starting):
                     raise
                 log.debug("%s; looking again in a moment", error)
                 if type(error) is PortTakenError and not self.problem and anyio.current_time() >= say_at:
-                    self.problem = f"{error}; the process that has that port does not answer as a store"
+                    self.problem: str = f"{error}; the process that has that port does not answer as a store"
                     log.warning("%s", self.problem)
             self._asked.set()
             with anyio.move_on_after(self._rng.uniform(*TRY_AGAIN_AFTER)):

@@ -87,7 +87,7 @@ class Succession(Starting):
         """Pause for a twentieth of the time without a store, at most a second; after a while, log what is missing."""
         away = anyio.current_time() - since
         if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self.problem:
-            self.problem = problem
+            self.problem: str = problem
             log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
         self._asked.set()
         longer = max(1.0, min(away, PAUSE_MOST / PAUSE_SHARE) * PAUSE_SHARE / ASK_EVERY[1])

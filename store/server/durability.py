@@ -55,7 +55,7 @@ class Durability:
 
     def __post_init__(self) -> None:
         self._limits = self.engine.limits
-        self.pending_commits = PendingCommits(durable=0, revision=self.engine.revision)
+        self.pending_commits: PendingCommits = PendingCommits(durable=0, revision=self.engine.revision)
 
     @property
     def behind(self) -> bool:
