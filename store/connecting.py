@@ -9,7 +9,7 @@ from store.calls import time_limit
 from store.client.client import Client
 from store.errors import StoreUsageError
 from store.interface import DEFAULT_TIMEOUT
-from store.net.address import Address
+from store.net.address import Address, token_bytes
 from store.net.dialing import TcpDial
 
 if TYPE_CHECKING:
@@ -72,10 +72,9 @@ def checked_token(
     """Return the token as bytes; reject a wrong timeout, and credentials that this kind of store would ignore."""
     if time_limit(timeout, None) is None:
         raise StoreUsageError("timeout is None; give seconds")
-    if not isinstance(token, str | bytes | None):
-        raise StoreUsageError(f"the token is of type {type(token).__name__}; give str or bytes")
+    secret = token_bytes(token)
     if is_etcd(url) and token is not None:
         raise StoreUsageError("etcd knows no token; give user= and password=, or certificates by tls=")
     if not is_etcd(url) and (user is not None or password is not None):
         raise StoreUsageError(f"{url!r} knows no users; give token=")
-    return token.encode() if isinstance(token, str) else token
+    return secret

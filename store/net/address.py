@@ -15,6 +15,13 @@ def host_and_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def token_bytes(token: object) -> bytes | None:
+    """Return a token as bytes; refuse what is neither str nor bytes."""
+    if not isinstance(token, str | bytes | None):
+        raise StoreUsageError(f"the token is of type {type(token).__name__}; give str or bytes")
+    return token.encode() if isinstance(token, str) else token
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """The host and port of a store, and whether it uses TLS."""

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from store.engine.engine import Engine
 from store.errors import StoreUsageError
-from store.net.address import Address, host_and_port
+from store.net.address import Address, host_and_port, token_bytes
 from store.net.callers import serves, serves_no_more
 from store.net.sockets import bound_sockets, forget, let_go_in_children, open_files, raised_file_limit
 from store.net.standard_streams import open_before_uvloop
@@ -29,7 +29,7 @@ from store.protocol import wire
 from store.protocol.wire import Sorry
 from store.records import shown
 from store.server.accept.connection_table import ConnectionTable
-from store.server.accept.exposure import check_exposure, token_bytes
+from store.server.accept.exposure import check_exposure
 from store.server.accept.listener import EndWhenAlone, TcpListener
 from store.server.accept.tls import TlsLayer
 from store.server.conversations import Conversations
@@ -309,6 +309,8 @@ async def serve(
     addresses: list[str] = [one.getsockname()[0] for one in socks] or [host]
     bound_host = addresses[0] if len(addresses) == 1 else host
     secret = token_bytes(token)
+    if secret == b"":
+        raise StoreUsageError("the token is empty; leave it out, or give one")
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
     loop = asyncio.get_running_loop()

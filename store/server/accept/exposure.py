@@ -29,14 +29,3 @@ def check_exposure(host: str, *, token: bytes | None, tls: ssl.SSLContext | None
             f"--token-file) or mutual TLS (tls= with CERT_REQUIRED, or --cert, --key and --ca); or say insecure to "
             f"leave it open"
         )
-
-
-def token_bytes(token: str | bytes | None) -> bytes | None:
-    """Return a token as bytes; refuse an empty one, and other types."""
-    if token is None:
-        return None
-    if not isinstance(token, str | bytes):
-        raise StoreUsageError(f"the token is of type {type(token).__name__}; give str or bytes")
-    if not token:
-        raise StoreUsageError("the token is empty; leave it out, or give one")
-    return token.encode() if isinstance(token, str) else token
