@@ -114,8 +114,9 @@ class Round(BodyCalls):
 
     async def __aenter__(self) -> Self:
         self._enter()
-        self._body = body = asyncio.current_task()
-        self._cancelled_before = body.cancelling() if body is not None else 0
+        self._body = asyncio.current_task()
+        assert self._body is not None, "a body runs in a task"
+        self._cancelled_before = self._body.cancelling()
         self._scope.__enter__()
         return self
 
@@ -123,12 +124,12 @@ class Round(BodyCalls):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         # The scope swallows only the cancellation that it has sent itself, and ends in the task that entered it.
-        here = asyncio.current_task()
-        cancelled_by_us = here is self._body and bool(self._scope.__exit__(kind, error, trace))
-        if here is not None and here is self._body and self._scope.cancel_called:
+        body, cancelled_by_us = self._body, False
+        if body is not None and asyncio.current_task() is body:
+            cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
             # Of tasks that end well when cancelled, `asyncio.gather` makes an error that the scope does not know.
-            is_only_ours = here.cancelling() <= self._cancelled_before
-            cancelled_by_us |= is_only_ours and isinstance(error, asyncio.CancelledError)
+            if self._scope.cancel_called and isinstance(error, asyncio.CancelledError):
+                cancelled_by_us |= body.cancelling() <= self._cancelled_before
         if error is None:
             self.gate.finish()
         self._left.set()
