@@ -171,11 +171,11 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not lack_of(error):
             raise
-        if options.debug:
-            traceback.print_exc()
         if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:  # its reader has closed it
             status = DONE
         else:
+            if options.debug:
+                traceback.print_exc()
             say_error(f"rdzv {command.name}: {printable(in_a_line(error), most=ERROR_LETTERS_MOST)}")
             status = command.ends_with(options, command.first_status + _status_of(error))
     try:
