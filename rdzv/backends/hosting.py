@@ -2,6 +2,7 @@
 
 A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. If
 several nodes there try, only one can bind the port. `bind_address` decides if this is the machine, and where to listen.
+A node never starts a store on a reconnect: there must be no second, empty store beside a live run.
 
 The store runs in a thread of the process, and dies with it. After its own node has left, the store stays until no
 other client is connected, for at most `close_timeout`. So rank 0 may leave first.
