@@ -20,7 +20,7 @@ from rdzv import GiveUp, MembersLostError, RendezvousClosedError, Round, RunGive
 from tests.support.runs import VirtualRun, rounds_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from rdzv import Handler
 
@@ -282,25 +282,32 @@ async def test_r21_a_step_that_ends_after_the_news_of_a_loss_is_finished(last: i
         assert newest == [None, (0, 3)]
 
 
+async def train_until_round_1(
+    handler: Handler, body: Callable[[Round], Awaitable[None]], newest: list[tuple[int, int] | None]
+) -> None:
+    """Play the first round by this body; note what each round has as `newest`."""
+    async for round in rounds_of(handler):
+        newest.append(round.newest)
+        if round.number == 1:
+            return
+        async with round:
+            await body(round)
+
+
 async def test_r21_a_body_that_catches_its_end_at_a_check_has_not_finished_that_step() -> None:
     """The next round named that step as finished, so that programs which go on from there left it out."""
     async with a_run() as run:
         done: list[int] = []
         newest: list[tuple[int, int] | None] = []
 
-        async def train() -> None:
-            async for round in rounds_of(run.handler("a")):
-                newest.append(round.newest)
-                if round.number == 1:
-                    return
-                async with round:
-                    with contextlib.suppress(asyncio.CancelledError):
-                        for step in range(1_000_000):
-                            await round.check(step)
-                            await asyncio.sleep(STEP)
-                            done.append(step)
+        async def body(round: Round) -> None:
+            with contextlib.suppress(asyncio.CancelledError):
+                for step in range(1_000_000):
+                    await round.check(step)
+                    await asyncio.sleep(STEP)
+                    done.append(step)
 
-        run.start(train())
+        run.start(train_until_round_1(run.handler("a"), body, newest))
         await until(lambda: len(done) == 3)
         run.start(run.handler("b").next_rendezvous())
         await until(lambda: len(newest) == 2)
@@ -312,19 +319,14 @@ async def test_r21_a_body_that_catches_a_failed_wait_has_not_finished_that_step(
     async with a_run() as run:
         newest: list[tuple[int, int] | None] = []
 
-        async def train() -> None:
-            async for round in rounds_of(run.handler("a")):
-                newest.append(round.newest)
-                if round.number == 1:
-                    return
-                async with round:
-                    for step in range(5):
-                        await round.check(step)
-                        if step == 4:
-                            with contextlib.suppress(MembersLostError), anyio.CancelScope(shield=True):
-                                await round.store.get("never")
+        async def body(round: Round) -> None:
+            for step in range(5):
+                await round.check(step)
+                if step == 4:
+                    with contextlib.suppress(MembersLostError), anyio.CancelScope(shield=True):
+                        await round.store.get("never")
 
-        run.start(train())
+        run.start(train_until_round_1(run.handler("a"), body, newest))
         await run.handler("b").next_rendezvous()
         await asyncio.sleep(STEP)
         run.crash("b")
