@@ -169,7 +169,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None  # see `_end_by_ctrl_c`
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not lack_of(error):
+        if isinstance(error, RuntimeError) and not lack_of(error.__cause__ or error):
             raise
         if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:  # its reader has closed it
             status = DONE

@@ -112,6 +112,11 @@ def test_the_limit_of_threads_is_reported_in_one_line(capsys: pytest.CaptureFixt
     async def no_thread(_: argparse.Namespace) -> int:
         raise RuntimeError("can't start new thread")
 
+    async def no_store(_: argparse.Namespace) -> int:
+        raise RuntimeError("the thread 'store' could not start: raise ulimit -u") from RuntimeError(
+            "can't start new thread"
+        )
+
     async def defect(_: argparse.Namespace) -> int:
         raise RuntimeError("something else")
 
@@ -119,6 +124,8 @@ def test_the_limit_of_threads_is_reported_in_one_line(capsys: pytest.CaptureFixt
     assert carry_out(Command(name="run", help="", run=no_thread, takes_command=True), options) == 120
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("rdzv run: no more threads or processes are started for this user: ulimit -u allows ")
+    assert carry_out(Command(name="run", help="", run=no_store, takes_command=True), options) == 120
+    assert capsys.readouterr().err == "rdzv run: the thread 'store' could not start: raise ulimit -u\n"
     with pytest.raises(RuntimeError, match="something else"):
         carry_out(Command(name="run", help="", run=defect), options)
 
