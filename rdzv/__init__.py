@@ -29,7 +29,18 @@ if TYPE_CHECKING:
     from rdzv.core.report import RunStatus
     from rdzv.core.round import Participant
     from rdzv.core.round_life import Ending
-    from rdzv.core.state import Ban, Change, Closed, Draining, Dropped, NodesLeft, NodesLost, NodesWaiting, Phase
+    from rdzv.core.state import (
+        Ban,
+        Change,
+        Closed,
+        Draining,
+        Dropped,
+        NodesLeft,
+        NodesLost,
+        NodesWaiting,
+        Phase,
+        StoreEnding,
+    )
     from rdzv.core.stopping import Resized
     from rdzv.core.stuck.pace import StepOf
     from rdzv.errors import (
@@ -79,7 +90,7 @@ else:
             "rdzv.core.report": "RunStatus",
             "rdzv.core.round": "Participant",
             "rdzv.core.round_life": "Ending",
-            "rdzv.core.state": "Ban Change Closed Draining Dropped NodesLeft NodesLost NodesWaiting Phase",
+            "rdzv.core.state": "Ban Change Closed Draining Dropped NodesLeft NodesLost NodesWaiting Phase StoreEnding",
             "rdzv.core.stopping": "Resized",
             "rdzv.errors": (
                 "GiveUp MembersLostError QueueEmptyError RendezvousClosedError RendezvousClosedException "
@@ -151,6 +162,7 @@ __all__ = [
     "SharedStore",
     "SharedStoreTimeoutError",
     "StepOf",
+    "StoreEnding",
     "connect",
     "register",
     "rendezvous_handler_registry",

@@ -9,7 +9,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
-from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLost, NodesWaiting, Progress
+from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLost, NodesWaiting, Progress, StoreEnding
 from rdzv.core.stopping import Resized, StepGate
 from rdzv.listeners import Listeners
 from store import when
@@ -258,6 +258,8 @@ def changes_since(
             all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))
     if round is not None and head.resized is not None and head.resized.revision > round.revision:
         all_of_it.append(head.resized)
+    if round is not None and head.moves:
+        all_of_it.append(StoreEnding())
     if dropped is not None:
         all_of_it.append(Dropped(dropped))
     return [change for change in all_of_it if change not in seen]

@@ -28,7 +28,7 @@ from rdzv.core.absent import NAMED_OF_MANY
 from rdzv.core.addresses import with_reachable_addresses
 from rdzv.core.hosts.lost_store import survivors_of
 from rdzv.core.ranks import domains_of, in_units
-from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress, leaving_in_words
+from rdzv.core.state import MOVES, NAMED_MOST, Closed, Head, Phase, Progress, leaving_in_words
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
@@ -133,7 +133,6 @@ LAST_CALL_GRACE = 10.0  # seconds after a last call for a coordinator, perhaps a
 MANY = 64  # nodes; larger runs report less often that only the count of arrivals has changed
 UNBANS_AT_ONCE = 16  # lifted bans per write of the history
 TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
-MOVES = "the host of the store leaves, and the next one serves"
 PROBLEM_MOST = 200  # characters of a problem, which is sent to every node ...
 GIVEN_UP_MOST = 300  # ... and of the reason for giving up a round, which names nodes
 

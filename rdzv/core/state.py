@@ -340,12 +340,20 @@ class Draining:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class StoreEnding:
+    """The process that serves the store is about to end; the members meet again at the next host of the URL."""
+
+
+MOVES = "the host of the store leaves, and the next one serves"
+
+
 def leaving_in_words(node_ids: Iterable[str], reason: str) -> str:
     """Return "n1, n2 to leave: reason"."""
     return f"{', '.join(node_ids)} to leave{f': {reason}' if reason else ''}"
 
 
-Change = NodesWaiting | NodesLost | NodesLeft | Draining | Resized | Closed | Dropped
+Change = NodesWaiting | NodesLost | NodesLeft | Draining | Resized | StoreEnding | Closed | Dropped
 
 
 # ------------------------------------------------------------------------------------------------ settings

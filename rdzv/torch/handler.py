@@ -24,7 +24,7 @@ from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, read
 from rdzv.core.round_life import Ending, EndKind
-from rdzv.core.state import leaving_in_words
+from rdzv.core.state import MOVES, leaving_in_words
 from rdzv.loop.life import Life
 from rdzv.loop.own_folder import make_own_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
@@ -409,20 +409,23 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
 
+        A store whose host is about to leave counts as one.
+
         Above 0, the agent restarts its workers. The agent asks ten times a second, so this makes no request. In a
         closed run it is 0. A member with a failed worker counts as lost: `agent.worker_ends` says why.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
             return 0
-        draining = handler.draining()
+        draining, membership = handler.draining(), handler.membership
+        moves = membership is not None and membership.head.moves
         changed = handler.num_nodes_changed(on_loss=on_loss) + len(draining)
         if on_loss and life is not None and life.ending is not None and life.ending.kind is EndKind.FAILED:
             changed += handler.closed is None
         if changed:
             self._forget_workers()
-        if draining and life is not None:
-            said = leaving_in_words(draining, next(iter(draining.values())).reason)
+        if (draining or moves) and life is not None:
+            said = leaving_in_words(draining, next(iter(draining.values())).reason) if draining else MOVES
             life.end(Ending(kind=EndKind.AGREED, reason=said, node_ids=tuple(draining)))
         return changed
 

@@ -10,13 +10,14 @@ import contextlib
 import os
 import re
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 import store
-from tests.support.processes import Child, free_port, start_python
+from tests.support.processes import Child, free_port, require, start_python
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -234,3 +235,53 @@ async def test_s13_stores_outside_the_job_take_turns_and_one_that_is_told_to_lea
         waiting.kill()
         for node in it.nodes.values():
             assert await node.says("no process listens", timeout=30)
+
+
+@pytest.mark.parametrize("launcher", ["run", "torchrun"])
+async def test_s13_launchers_move_to_the_next_host_before_the_store_ends(launcher: str) -> None:
+    """They did not hear of it: their members were dropped 5 s later, when the store ended."""
+    if launcher == "torchrun":
+        require("torch")
+    hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
+    # Workers of torchrun lead sessions of their own, and its log has their command.
+    work = ("-u", "-c", "import os, time\nprint('at', 'work')\nwhile os.getppid() > 1: time.sleep(0.1)")
+    run: tuple[str, ...] = ("-m", "rdzv", "-v", "run", "--max-restarts", "0")
+    run += (f"tcp://{hosts}/job?min_nodes=2&max_nodes=2&is_host=0", "--", sys.executable, *work)
+    torchrun: tuple[str, ...] = (
+        "-m",
+        "rdzv.torchrun",
+        "--rdzv-backend=rdzv",
+        f"--rdzv-endpoint={hosts}",
+        "--rdzv-id=job",
+        "--nnodes=2",
+    )
+    torchrun += (
+        "--nproc-per-node=1",
+        "--max-restarts=0",
+        "--rdzv-conf=is_host=0",
+        "--no-python",
+        sys.executable,
+        *work,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        first, second = [
+            await stack.enter_async_context(start_python("-m", "rdzv", "serve", "--hosts", hosts)) for _ in range(2)
+        ]
+        for server in (first, second):
+            await server.says("rdzv serve: ")
+        serving, waiting = sorted((first, second), key=lambda one: "waits" in one.output[0])
+        nodes = [
+            await stack.enter_async_context(
+                start_python(*(run if launcher == "run" else torchrun), env={"LOGLEVEL": "INFO"})
+            )
+            for _ in range(2)
+        ]
+        for node in nodes:
+            await node.line("at work")
+        serving.terminate()
+        for node in nodes:
+            await node.says("the host of the store leaves")
+            await node.line("at work")
+            assert not any("dropped" in line for line in node.output), node.output
+        await waiting.says("serves the store")
+        assert await serving.wait() == 0

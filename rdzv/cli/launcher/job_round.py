@@ -24,7 +24,7 @@ import anyio.to_thread
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, place_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.round_life import Ending, EndKind, Outcome
-from rdzv.core.state import Change, Draining, NodesWaiting, leaving_in_words
+from rdzv.core.state import MOVES, Change, Draining, NodesWaiting, StoreEnding, leaving_in_words
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
 from rdzv.loop.life import Life
@@ -67,7 +67,7 @@ class Workplace:
     with_remedy: Callable[[str], str] = str
 
 
-Wished = NodesWaiting | Draining | Resized  # announced changes, which may wait for a checkpoint
+Wished = NodesWaiting | Draining | Resized | StoreEnding  # announced changes, which may wait for a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +251,8 @@ class JobRound:
             case Resized(max_nodes=most, reason=reason):
                 too_many = self._info.world_size > most
                 return f"resized to at most {most}{f': {reason}' if reason else ''}" if too_many else None
+            case StoreEnding():
+                return MOVES
 
     def _ended_by_signal(self, process: Process) -> signal.Signals | None:
         """Return the passed-on signal that ended a process, if any; shells add 128."""

@@ -90,7 +90,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
 
     Answered at once from pushed state, in any thread, so a loop may call it many times a second. Members that have died
     or left since the round completed, and this node itself if it was dropped, count unless `on_loss` is False; arrivals
-    count if a regroup now would admit them.
+    count if a regroup now would admit them. A resize below the round's size, or an ending store, counts as one node.
 
     Returns:
         0 if this node is in no round, or if the run is closed: then the members cannot meet again.
@@ -100,10 +100,11 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
         return 0
     if membership.over is not None or has_lost_store:
         return int((membership.dropped or has_lost_store) and on_loss)
-    surplus, progress = int(too_large(membership.round, membership.head.resized)), membership.progress
+    head, progress = membership.head, membership.progress
+    announced = int(head.moves or too_large(membership.round, head.resized))
     if progress is None:
-        return surplus
-    return surplus + progress.waiting + (progress.lost + progress.departed if on_loss else 0)
+        return announced
+    return announced + progress.waiting + (progress.lost + progress.departed if on_loss else 0)
 
 
 def leaves_because(node: Node, why: str) -> None:
