@@ -5,6 +5,7 @@ Converting a converted value again returns it unchanged.
 
 from __future__ import annotations
 
+import ipaddress
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -146,9 +147,11 @@ def _address(raw: Any) -> str:
     address = _text(raw)
     if address.startswith("[") and address.endswith("]"):
         address = address[1:-1]
-    if len(address) > NAME_LENGTH_MAX or not re.fullmatch(r"[\w.%-]+|[^:\s/]*:[^:\s/]*:[^\s/]*", address):
+    if ":" in address:
+        ipaddress.IPv6Address(address)  # with or without a scope; raises a ValueError
+    elif not re.fullmatch(r"[\w.%-]+", address):
         raise ValueError
-    if address in UNSPECIFIED:
+    if len(address) > NAME_LENGTH_MAX or address in UNSPECIFIED:
         raise ValueError
     return address
 

@@ -88,6 +88,7 @@ WRONG_VALUES: list[tuple[str, Any, str]] = [
     ("address", "head:29400", "without a port"),
     ("address", "0.0.0.0", "of this machine"),
     ("address", "x" * 256, "host name"),
+    ("address", "rack:r1:z", "host name"),
     ("payload", bytes(4094), "at most 4096 bytes of msgpack"),
     ("payload", DEEP, "nested more deeply"),
     ("payload", object(), "msgpack cannot carry it"),
