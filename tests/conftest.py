@@ -67,7 +67,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep some cases of each large table, the same in every worker; and compare the limits of time."""
+    """Keep the tests that are quick, and some cases of each large table, the same in every worker; compare limits."""
     end_of_process = float(config.getini("faulthandler_timeout"))
     for item in items:
         marker = item.get_closest_marker("timeout")
@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("some_of") is not None:
             tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out: set[pytest.Item] = set()
+    left_out = {item for item in items if item.get_closest_marker("in_ci") is not None}
     for name, cases in tables.items():
         marker = cases[0].get_closest_marker("some_of")
         assert marker is not None

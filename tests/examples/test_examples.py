@@ -74,6 +74,7 @@ NEEDS = {"in_process_elastic": "torch", "jax_distributed": "jax", "torchrun_trai
 """Packages that an example needs beside rdzv. Importing them takes seconds."""
 
 
+@pytest.mark.some_of(6)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 async def test_an_example_prints_its_expected_lines(path: Path) -> None:
     if path.stem in NEEDS:

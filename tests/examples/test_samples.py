@@ -57,6 +57,7 @@ async def test_all_samples_pass_mypy_strict(tmp_path: Path) -> None:
         assert await mypy.wait(timeout=120) == 0, mypy.written()
 
 
+@pytest.mark.in_ci
 @pytest.mark.parametrize("code", JOINS)
 async def test_a_sample_runs_with_a_second_node_and_until_the_run_is_closed(code: str, tmp_path: Path) -> None:
     """It uses the store of the test in place of the machine `head`. Nothing else is changed."""

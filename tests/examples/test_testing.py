@@ -21,6 +21,7 @@ PLUGIN = [] if any(point.value == "rdzv_pytest" for point in entry_points(group=
 """If rdzv was installed before it had a fixture, its entry point is missing."""
 
 
+@pytest.mark.in_ci
 async def test_a_project_of_a_user_tests_a_training_with_the_fixture() -> None:
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", *PLUGIN)
     async with start(*command, cwd=PROJECT, env={"PYTHONPATH": str(ROOT)}) as pytest_run:

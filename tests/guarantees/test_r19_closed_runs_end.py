@@ -120,6 +120,7 @@ async def test_r19_a_run_that_goes_on_keeps_its_keys_for_longer_than_closed_ttl(
         assert run.keys("settings") == [""]
 
 
+@pytest.mark.in_ci
 async def test_r19_two_hundred_rounds_leave_no_more_keys_than_two() -> None:
     """R10: a round's store is removed when a later round completes, with all other keys of that round."""
     async with VirtualRun(min_nodes=2) as run:
@@ -218,6 +219,7 @@ async def test_r19_a_member_that_dies_after_the_closing_ends_the_waits_of_the_ot
             assert lost.value.node_ids == (dies,)
 
 
+@pytest.mark.in_ci
 async def test_r19_a_second_death_after_the_closing_is_announced_as_well() -> None:
     """The first death may have been the coordinator's: another member coordinates the closed run."""
     async with VirtualRun(min_nodes=4) as run:
@@ -237,6 +239,7 @@ async def test_r19_a_second_death_after_the_closing_is_announced_as_well() -> No
                 assert len(lost.value.node_ids) == count
 
 
+@pytest.mark.in_ci
 async def test_r19_the_shared_store_stays_while_a_member_is_at_work() -> None:
     """It goes once all have left. A lease that was not renewed ended live members with `LeaseNotFound`."""
     async with VirtualRun(min_nodes=3, closed_ttl=60) as run:

@@ -23,6 +23,7 @@ COUNT_FRESH = 40
 FRESH_CHUNK = 20
 
 
+@pytest.mark.in_ci
 @pytest.mark.parametrize("first", range(0, FIXED, CHUNK))
 def test_no_promise_is_broken_in_fixed_stories(first: int) -> None:
     outcomes = [FullStory.play(seed) for seed in range(first, first + CHUNK)]

@@ -148,6 +148,7 @@ with store.sync.serve(port=int(sys.argv[1]), data_dir=sys.argv[2]):
 """
 
 
+@pytest.mark.in_ci
 @pytest.mark.parametrize("twin", ["awaited", "blocking"])
 async def test_a_durable_store_that_is_killed_and_comes_back_within_the_ttl_ends_nothing(
     twin: str, tmp_path: Any

@@ -79,6 +79,7 @@ BLOCKING_FOUND = [
 ]
 
 
+@pytest.mark.in_ci
 @pytest.mark.parametrize("name", BLOCKING_FOUND)
 def test_blocking_cells_that_have_failed_before(name: str, machines: list[Machine]) -> None:
     assert blocking.played_alone(by_name(name), machines) == []

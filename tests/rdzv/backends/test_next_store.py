@@ -196,6 +196,7 @@ async def test_a_newcomer_is_told_that_its_run_is_closed_not_that_its_store_is_e
             await joining
 
 
+@pytest.mark.in_ci
 async def test_a_durable_store_accepts_newcomers_again_once_rdzv_serve_runs_it(tmp_path: Path) -> None:
     """Regression: only a hosting node deleted the key that rejects newcomers. `rdzv serve` did not: it knows nothing of
     runs.

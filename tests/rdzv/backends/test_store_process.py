@@ -129,6 +129,7 @@ async def test_its_secrets_are_in_no_argument_and_no_environment_variable() -> N
             await client.ping()
 
 
+@pytest.mark.in_ci
 async def test_the_next_process_takes_over_its_data_directory_at_once(tmp_path: Path) -> None:
     async with hosting(query=f"min_nodes=1&data_dir={tmp_path}") as (url, child):
         async with store.connect(url) as client:

@@ -149,7 +149,7 @@ def test_a_warning_and_a_termination_signal_count_separately() -> None:
     assert wish.is_new(signal.SIGTERM)
 
 
-@pytest.mark.some_of(6)
+@pytest.mark.in_ci
 @pytest.mark.parametrize("flags", [(), ("--drain-on", "TERM")], ids=["stop", "drain"])
 @pytest.mark.parametrize("second", ENDING)
 @pytest.mark.parametrize("pause", [0.0, 0.004, 0.3])

@@ -74,6 +74,7 @@ STATES = {
 }
 
 
+@pytest.mark.in_ci
 async def test_each_state_has_its_words_its_shape_and_its_name() -> None:
     async with play(("train-4", "closed-40", "stuck-300")) as played, page_of() as page:
         for run_id, words in STATES.items():

@@ -77,6 +77,7 @@ def test_every_awaitable_call_is_tested() -> None:
     assert awaited - {"aclose", "call"} == {name.partition("(")[0] for name in CALLS}
 
 
+@pytest.mark.in_ci
 @pytest.mark.parametrize("how", ["natively", "by anyio"])
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_call_that_is_cancelled_twice_is_cleaned_up_and_harms_no_other_node(call: str, how: str) -> None:
@@ -117,6 +118,7 @@ async def test_a_call_that_is_cancelled_twice_is_cleaned_up_and_harms_no_other_n
         assert_one_round(await asyncio.gather(again, b.next_rendezvous()))
 
 
+@pytest.mark.in_ci
 async def test_a_coordinator_cancelled_while_its_round_completes_counts_as_departed_not_lost() -> None:
     """Regression: it left before its departure was reported, and its successor took that for a loss."""
     was_in_it = 0

@@ -89,6 +89,7 @@ async def test_a_commit_is_one_transaction_and_no_member_of_a_small_round_reads_
 ETCD_LIMITS = limits_with(operations_max=128)
 
 
+@pytest.mark.in_ci
 async def test_a_node_that_left_before_the_marker_arrived_is_in_no_round() -> None:
     """The commit has no condition for that node. The coordinator's own check after the marker must leave it out."""
     settings: dict[str, Any] = {"min_nodes": 140, "max_nodes": 150, "last_call_timeout": 3, "rank_order": "name"}
@@ -114,6 +115,7 @@ async def test_a_node_that_left_before_the_marker_arrived_is_in_no_round() -> No
         assert {one.node_id for one in await infos[0].participants()} == {f"n{number}" for number in range(149)}
 
 
+@pytest.mark.in_ci
 async def test_the_roster_of_large_payloads_is_written_in_several_transactions() -> None:
     """A store limits the bytes of a transaction, not only its writes: etcd takes 1.5 MiB."""
     sizes = []
@@ -181,6 +183,7 @@ async def test_a_coordinator_whose_key_was_deleted_notices_at_its_next_write() -
         assert_one_round([await a.next_rendezvous(), await joining])
 
 
+@pytest.mark.in_ci
 @pytest.mark.parametrize(("count", "limits"), [(150, ETCD_LIMITS), (50, limits_with(writes_max=8))])
 async def test_more_members_than_one_transaction_holds_meet_all_the_same(count: int, limits: Limits) -> None:
     """If there are too many conditions, by way of a marker; if there are too many writes, in several portions."""

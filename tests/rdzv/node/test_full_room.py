@@ -74,6 +74,7 @@ async def test_members_whose_shared_store_is_full_meet_again_after_a_loss(limits
         await infos[0].store.set("k", bytes(1024))
 
 
+@pytest.mark.in_ci
 @all_limits
 @pytest.mark.parametrize("lost", ["c", "ab", "abc"])
 async def test_new_nodes_take_the_places_of_lost_ones_whose_shared_store_is_full(limits: Limits, lost: str) -> None:
@@ -117,6 +118,7 @@ async def fill_for_ever(put: Callable[[str, bytes], Awaitable[object]]) -> None:
             return
 
 
+@pytest.mark.in_ci
 @all_limits
 @pytest.mark.parametrize("by", ["a round", "a member", "a stranger"])
 @pytest.mark.parametrize("lost", ["a", "c"])

@@ -39,6 +39,7 @@ async def test_waiting_nodes_ping_the_store_at_different_moments() -> None:
         assert max(sum(at <= other < at + 0.02 for other in asked) for at in asked) <= 4, "and not all together"
 
 
+@pytest.mark.in_ci
 @pytest.mark.virtual_time
 async def test_a_crowd_pings_no_more_often_than_a_few_nodes() -> None:
     """The count of arrivals is sent rarely in a crowd. Regression: a node that knew of few others

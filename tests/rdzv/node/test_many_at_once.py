@@ -95,6 +95,7 @@ def requests_of(run: VirtualRun) -> int:
     return int(run.server.figures()["requests"])
 
 
+@pytest.mark.in_ci
 async def test_thousands_of_nodes_meet_at_a_store_that_takes_seconds_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: terms expired before a decision, and waiting nodes arrived again, so 10,000 nodes never met."""
     monkeypatch.setattr(

@@ -139,6 +139,7 @@ async def test_blocking_handlers_meet_and_share(url: str) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.in_ci
 async def test_more_members_meet_than_a_transaction_has_conditions(url: str) -> None:
     url += f"?min_nodes={NODES}"
     async with AsyncExitStack() as stack:

@@ -27,6 +27,7 @@ BANS: dict[str, Callable[[Run], Awaitable[object]]] = {
 }
 
 
+@pytest.mark.in_ci
 @pytest.mark.parametrize("ban", BANS.values(), ids=BANS)
 @pytest.mark.parametrize("writes", [1, 2, 3, 4])
 @pytest.mark.parametrize("how", ["Ctrl-C", "Ctrl-C, and the member hangs", "killed"])

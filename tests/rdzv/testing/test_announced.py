@@ -70,6 +70,7 @@ def announce(made: Cluster, rng: random.Random) -> None:
         made.resize(max_nodes=rng.randrange(2, 7))
 
 
+@pytest.mark.in_ci
 @pytest.mark.parametrize("faults", [False, True])
 def test_all_members_stop_before_the_same_step_and_announced_changes_lose_no_step(faults: bool) -> None:
     seed = 0

@@ -21,6 +21,7 @@ def explore(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
+@pytest.mark.in_ci
 @pytest.mark.timeout(LIMIT)
 def test_the_promises_hold_in_every_order_after_the_coordinators_death() -> None:
     done = explore("take-over")

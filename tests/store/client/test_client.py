@@ -99,6 +99,7 @@ async def test_a_defect_while_connecting_reaches_callers_and_is_raised_at_the_en
 # ------------------------------------------------------------------------------------------------ reconnecting
 
 
+@pytest.mark.in_ci
 @virtual_time
 async def test_a_client_comes_back_after_hours_of_outage() -> None:
     network = MemoryNetwork()
@@ -113,6 +114,7 @@ async def test_a_client_comes_back_after_hours_of_outage() -> None:
         assert changes == [False, True]
 
 
+@pytest.mark.in_ci
 @virtual_time
 async def test_thousands_of_clients_do_not_come_back_at_once_after_a_restart() -> None:
     """R8, and thundering herds: of thousands of clients without a server only few reconnect at any one moment.

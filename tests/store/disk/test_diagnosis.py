@@ -135,7 +135,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return top
 
 
-@pytest.mark.some_of(8)
+@pytest.mark.in_ci
 @pytest.mark.parametrize(("command", "where", "trouble"), SAID)
 def test_each_command_names_the_obstacle_on_either_side(
     tmp_path: Path, whole: Path, command: str, where: str, trouble: str

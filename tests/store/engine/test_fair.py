@@ -291,7 +291,7 @@ def reference() -> float:
     return time.process_time() - began
 
 
-@pytest.mark.some_of(6)
+@pytest.mark.in_ci
 @pytest.mark.parametrize("kind", AT_THE_LIMIT)
 def test_no_step_of_a_request_at_its_limit_takes_long(kind: str) -> None:
     """Decoding 16,384 conditions took 80 ms in one piece, and 16,384 reads in a transaction 60 ms.
@@ -384,7 +384,7 @@ def many_sessions() -> tuple[Desk, Any]:
     return desk, lambda: desk.connect(99 * K)
 
 
-@pytest.mark.some_of(2)
+@pytest.mark.in_ci
 @pytest.mark.parametrize("scene", [many_leases, many_watches, many_waits, one_for_many, many_sessions, unread_listing])
 def test_the_end_of_many_things_at_once_is_done_in_steps(scene: Callable[[], tuple[Desk, Any]]) -> None:
     """The death of a process with 199,000 leases delayed all other clients by half a second; the other cases by 150 to

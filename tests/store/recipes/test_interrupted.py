@@ -66,6 +66,7 @@ def of_leases(work: Callable[[], object]) -> Iterator[str]:
     return torn_at_each_place(work, "store/keeping.py", "store/recipes/", "store/calls.py", "store/net/threads.py")
 
 
+@pytest.mark.in_ci
 @tears
 @pytest.mark.parametrize(
     ("places", "work"), [(of_calls, lock), (of_leases, lease), (of_leases, read_lock), (of_leases, leadership)]

@@ -75,7 +75,7 @@ def written_by_step(server: Server) -> list[int]:
     return steps
 
 
-@pytest.mark.some_of(1)
+@pytest.mark.in_ci
 @pytest.mark.parametrize("kind", ASKED)
 async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
     kind: str, monkeypatch: pytest.MonkeyPatch
