@@ -1,6 +1,6 @@
-"""Shell: the subcommands that ask the launchers of a run: stacks and chaos.
+"""Shell: `rdzv stacks` and `rdzv chaos`, which send questions to the launchers of a run; `launcher.launch` answers.
 
-`launcher.launch` answers. Only launchers with `--allow-chaos` obey chaos, whose seed decides when it kills which node.
+Only launchers with `--allow-chaos` obey `rdzv chaos`. The seed of `rdzv chaos` decides which node it kills, and when.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Subcommands: their description, the arguments that several of them take, and how they run.
+"""The description of a subcommand of `rdzv`, the arguments that several subcommands share, and the code that runs one.
 
-The modules of this folder make a `Command` of a function by `command`; `main` lists the modules. An error is one line,
-without a traceback unless `--debug`. Exit statuses:
+An error is one line; `--debug` adds the traceback. Exit statuses:
 
     0 done    1 failed    2 wrong usage    3 closed    4 timed out    5 no connection
 
-`rdzv run` ends with its command's status, and with 120 to 124 for the statuses 1 to 5.
+`rdzv run` exits with the status of the user's command. For its own errors it exits with 120 to 124 instead of 1 to 5.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_USAGE, CLOSED, TIMED_OUT, NO_CONNECTION = range(6)
 
-OF_RUN: Final = 119  # added to our exit statuses under `rdzv run`; few commands use 120 to 124
+OF_RUN: Final = 119  # `rdzv run` adds this to the statuses of its own errors; few user commands exit with 120 to 124
 ANSWER_WITHIN: Final = 10.0  # seconds; the default of `--timeout`
-LAST_WORD_WITHIN: Final = 1.0  # seconds after `--timeout` for a subcommand to name the reason itself
+LAST_WORD_WITHIN: Final = 1.0  # seconds that a subcommand has after `--timeout` to report a more precise error
 ERROR_LETTERS_MOST: Final = 4000
 
 Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"
 
 
-# ------------------------------------------------------------------------------------------ what it is
+# ---------------------------------------------------------------------------------- the description of a subcommand
 
 
 class Argument(NamedTuple):
-    """One argument of a subcommand, as argparse takes it."""
+    """The names and settings of one argument, for argparse's `add_argument`."""
 
     names: tuple[str, ...]
     settings: dict[str, Any]
@@ -75,7 +74,7 @@ def argument(*names: str, **settings: Any) -> Argument:
 def option(
     named: str, kind: Callable[[str], Any] | None, help: str, *, default: Any = None, **settings: Any
 ) -> Argument:
-    """Describe an option with a value; `named` holds its names and that of its value, as in `--grace SECONDS`."""
+    """Describe an option with a value; `named` has the names of option and value, as in `--grace SECONDS`."""
     *names, metavar = named.split(" ")
     shown = f"{default:g}" if isinstance(default, float) else default
     told = f"{help} (default: {shown})" if default not in (None, ()) else help
@@ -89,37 +88,37 @@ def flag(name: str, help: str, **settings: Any) -> Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One subcommand."""
+    """A subcommand of `rdzv`."""
 
     name: str
     help: str  # begins with a small letter and has no full stop
     run: Run
     arguments: tuple[Argument, ...] = ()
-    usage: str | None = None  # if argparse's would be wrong
+    usage: str | None = None  # replaces argparse's usage line if that is wrong
     means_url: Callable[[str], bool] = lambda word: "://" in word
-    takes_command: bool = False  # follows after "--", in `options.words`
-    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # maps the status of an error
-    limited: bool = False  # `--timeout` limits the whole command, else the time until its first output
+    takes_command: bool = False  # True if a user's command follows after "--"; `options.words` has it
+    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # changes an error's status
+    limited: bool = False  # True: `--timeout` limits the whole command; False: the command applies it itself
 
     @property
     def takes_url(self) -> bool:
-        """True if it has an argument URL, with RDZV_URL as default."""
+        """True if the subcommand has the argument URL, whose default is RDZV_URL."""
         return any(each.names == ("url",) for each in self.arguments)
 
     @property
     def first_status(self) -> int:
-        """The offset of its exit statuses."""
+        """The offset of the exit statuses of the subcommand's errors."""
         return OF_RUN if self.takes_command else 0
 
 
 def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Callable[[Run], Command]:
-    """Make a subcommand of a function. `--timeout` limits it unless `limited` is False."""
+    """Return a decorator that makes a subcommand of a function; `limited` is by default True if it has `--timeout`."""
     settings.setdefault("limited", TIMEOUT in arguments)
     return lambda run: Command(name=name, help=help, run=run, arguments=arguments, **settings)
 
 
 def argument_type(kind: value_types.Kind) -> Callable[[str], Any]:
-    """Return argparse's `type` for this kind."""
+    """Return a converter of texts to this kind, for argparse's `type`."""
 
     def read(text: str) -> Any:
         try:
@@ -134,7 +133,7 @@ duration: Final = argument_type(value_types.duration())
 
 
 def whole_number(at_least: int, at_most: int = value_types.NODES_MAX) -> Callable[[str], Any]:
-    """Return argparse's `type` for a count."""
+    """Return a converter of texts to whole numbers in these limits, for argparse's `type`."""
     return argument_type(value_types.whole_number(at_least, at_most))
 
 
@@ -148,11 +147,11 @@ RUN: Final = (argument("url", metavar="URL", help="scheme://host[:port]/run_id[?
 STORE: Final = (argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)
 JSON: Final = flag("--json", "as one JSON object")
 NODE: Final = argument("node", metavar="NODE", help="the node's id")
-OUTPUT: Final = "standard output"  # as the file of a system error
-NAMED_MOST: Final = 8  # nodes, and values of an attribute, in a message
+OUTPUT: Final = "standard output"  # the file name in an error of standard output
+NAMED_MOST: Final = 8  # node ids, or values of an attribute, that a message lists
 
 
-# ------------------------------------------------------------------------------------------ how it is carried out
+# ------------------------------------------------------------------------------------------ running a subcommand
 
 
 def carry_out(command: Command, options: argparse.Namespace) -> int:
@@ -167,11 +166,11 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             status = runner.run(_run_until_ctrl_c(command, options))
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None  # see `_end_by_ctrl_c`
+        raise KeyboardInterrupt from None  # `_end_by_ctrl_c` has cancelled the command
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not lack_of(error.__cause__ or error):
             raise
-        if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:  # its reader has closed it
+        if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:  # standard output was closed by its reader
             status = DONE
         else:
             if options.debug:
@@ -180,7 +179,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
             status = command.ends_with(options, command.first_status + _status_of(error))
     try:
         print(end="", flush=True)
-    except OSError:  # else Python would write again at exit, and end with 120
+    except OSError:  # else Python writes the output again at exit, and exits with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     flush_errors()
     return status
@@ -196,7 +195,7 @@ AGAIN_AFTER: Final = 1.0  # seconds
 def _take_signals_back() -> None:
     """Unblock signals that the parent has blocked, and restore SIGCHLD: if ignored, children have no exit status.
 
-    Other ignored signals stay ignored, as under nohup.
+    Other ignored signals stay ignored, as SIGHUP under nohup.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -204,14 +203,17 @@ def _take_signals_back() -> None:
 
 
 def handle_signal(number: signal.Signals, callback: Callable[..., object], *arguments: Any) -> None:
-    """Handle a signal in the running loop, unless the parent ignores it."""
+    """Call `callback` in the running loop at each such signal, unless this process ignores the signal."""
     if signal.getsignal(number) is not signal.SIG_IGN:
         asyncio.get_running_loop().add_signal_handler(number, callback, *arguments)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
 def _end_by_ctrl_c() -> None:
-    """Cancel the command at Ctrl-C; end at once at another a second later. asyncio ends at any second Ctrl-C."""
+    """Cancel the command at Ctrl-C; end this process at another Ctrl-C, a second or more later.
+
+    asyncio's own handler would end it at any second Ctrl-C.
+    """
     wish, task, was_told = Wish(), asyncio.current_task(), False
 
     def interrupt() -> None:
@@ -227,24 +229,24 @@ def _end_by_ctrl_c() -> None:
 
 
 class Wish:
-    """The last signal that was obeyed; its repetition within a second is ignored.
+    """The last signal that this process obeyed; a repetition of that signal within a second is ignored.
 
-    `timeout`, Slurm and supervisors send a signal twice: to a process and then to its group.
+    `timeout`, Slurm and supervisors send a signal twice: to a process, and then to the process's group.
     """
 
-    heeded_at: ClassVar[float] = -math.inf  # when this process was last told to end
+    heeded_at: ClassVar[float] = -math.inf  # when this process last obeyed one of `ENDING`
 
     def __init__(self) -> None:
         self._number = 0
         self._at = -math.inf
 
     def may_be_new(self, number: int) -> bool:
-        """Return False if the signal repeats the last one."""
+        """Return False if the signal repeats the last one within a second; signals of `ENDING` repeat each other."""
         alike = number == self._number or {number, self._number} <= ENDING
         return not alike or time.monotonic() - self._at >= AGAIN_AFTER
 
     def is_new(self, number: int) -> bool:
-        """Record the signal and return True, unless it repeats the last one."""
+        """Record the signal and return True, unless `may_be_new` is False."""
         is_new = self.may_be_new(number)
         if is_new:
             self._number, self._at = number, time.monotonic()
@@ -260,7 +262,7 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
     try:
         return await _run(command, options)
     finally:
-        # Closing a loop, and finalizing Python, restore default actions: the second signal of a pair would kill.
+        # A loop, and Python, restore default actions at their end: the second signal of a pair would kill this process.
         if Wish.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
             _handle_ending(_end_if_again)  # at exit Python may wait for ever for a reader of the output
@@ -280,7 +282,7 @@ def _end_if_again(number: int, _: object) -> None:
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
     if command.takes_url and is_etcd(options.url):
-        # Importing gRPC may take longer than a short `--timeout`.
+        # Import gRPC before the limit begins: that may take longer than a short `--timeout`.
         importlib.import_module("store.etcd.client")
     if not command.limited or getattr(options, "watch", False):
         return await command.run(options)
@@ -290,10 +292,10 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
-    """Limit a block by `--timeout`, until it calls the function that this yields.
+    """Limit a block by `--timeout`; yield a function that lifts the limit.
 
     Raises:
-        StoreTimeoutError: The limit has passed. Mostly a call of the store meets the same limit first, and says more.
+        StoreTimeoutError: The block took too long. Mostly a request in the block times out before, and says more.
     """
     with anyio.move_on_after(seconds + LAST_WORD_WITHIN) as limit:
         yield lambda: setattr(limit, "deadline", math.inf)
@@ -305,7 +307,7 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
 
 
 def in_a_line(error: Exception) -> str:
-    """Return an error as text; a system error as its message and file, without the number."""
+    """Return the message of an error; for a system error, its file and message without the error number."""
     if lack := lack_of(error):
         return lack
     if isinstance(error, OSError) and error.strerror:
@@ -315,7 +317,7 @@ def in_a_line(error: Exception) -> str:
 
 def _status_of(error: Exception) -> int:
     match error:
-        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # an extra is missing
+        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # an extra is not installed
             return WRONG_USAGE
         case RendezvousClosedError():
             return CLOSED

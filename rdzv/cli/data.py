@@ -1,6 +1,6 @@
-"""Shell: the subcommands without a server: token, and check, backup and restore of a durable store's directory.
+"""Shell: the subcommands that need no server: token, and check, backup and restore of a durable store's directory.
 
-A damaged store ends `check` and `backup` with status 1.
+`rdzv check` and `rdzv backup` exit with status 1 if the store is damaged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-TOKEN_BYTES = 32  # as HMAC-SHA256
+TOKEN_BYTES = 32  # the length of an HMAC-SHA256
 
 
 DIRECTORY = argument("directory", metavar="DIR", type=Path, help="the directory that was given as --data-dir")
@@ -58,7 +58,7 @@ async def _carry_out(name: str, done: str, *arguments: Path, **how: str) -> int:
     try:
         report = await in_thread(partial(works[name], *arguments, **how))
     except StoreUsageError as error:
-        raise StoreError(str(error)) from error  # the store is wrong, not the usage
+        raise StoreError(str(error)) from error  # exit with status 1: the store is at fault, not the usage
     served = f"; process {report.served_by} serves it" if report.served_by else ""
     saved = report.saved
     put(

@@ -1,11 +1,11 @@
-"""Shell: `rdzv demo`: an elastic run on this machine with real processes, narrated and verified.
+"""Shell: `rdzv demo` plays an elastic run with real processes on this machine, prints each event, and verifies it.
 
 Each node is a process of this module (`python -m rdzv.cli.demo NODE URL`). In each round a node does a small all-reduce
-over the shared store, and reports the result in a line of JSON. It then trains until the round is over, and reports the
-reason. The parent process, the director, serves the store. It starts the nodes, kills one, starts a replacement, checks
-every claim, and prints each event.
+over the round's store, and prints the result as a line of JSON. Then the node waits until the round ends, and prints
+the reason. The nodes' parent process, the director, serves the store, starts the nodes, kills one, starts a
+replacement, and checks the lines that the nodes print.
 
-The director reads each node's reports in order: on a busy machine a node may be a round ahead of another's last report.
+The director queues each node's lines: on a busy machine one node may be a round ahead of another.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 NODES: Final = ("ada", "ben", "cleo", "dan")
 VICTIM: Final = "cleo"
 REPLACEMENT: Final = "eve"
-REACHED_WITHIN: Final = 5.0  # seconds, over loopback
+REACHED_WITHIN: Final = 5.0  # seconds to connect to the store over loopback
 VECTOR: Final = 4  # numbers in the all-reduce
 
 STEP_WITHIN: Final = 120.0
-"""The limit of a step, in seconds; only a busy machine needs more than one. A node's death ends the wait sooner."""
+"""The time limit of each step of the demo, in seconds. Only on a busy machine does a step take more than one second."""
 
 SETTINGS: Final = f"min_nodes=2&max_nodes={len(NODES)}&last_call_timeout={STEP_WITHIN:g}&ttl=60"
-"""With this `ttl` a busy machine loses no node, and with this last call no round begins without a slow node. A killed
-process is noticed by `gone_ttl`."""
+"""The long `ttl` keeps a busy machine from losing a node, and the long last call keeps a round from beginning without a
+slow node. A killed process is noticed after `gone_ttl`, not after `ttl`."""
 
-LAST_WORDS: Final = 20  # lines of a dead node's other output that are shown
+LAST_WORDS: Final = 20  # lines of a dead node's output that are shown, without its reports
 
 
 # ------------------------------------------------------------------------------------------------- one node
@@ -74,7 +74,7 @@ def _say(what: str, **details: Any) -> None:
 
 
 def _end_with_the_director() -> None:
-    """Exit once standard input ends: the director has gone, perhaps by SIGKILL."""
+    """Exit when standard input ends, as then the director has ended, perhaps by SIGKILL."""
     sys.stdin.read()
     os._exit(1)
 
@@ -83,11 +83,11 @@ def _end_with_the_director() -> None:
 
 
 class _Failed(Exception):
-    """A step did not go as promised."""
+    """A step of the demo had another result than was promised."""
 
 
 class _Actor:
-    """A node's process, and its reports in order."""
+    """A node's process, and the queue of the reports that the node has printed."""
 
     def __init__(self, name: str, process: Process) -> None:
         self._name = name
@@ -107,7 +107,7 @@ class _Actor:
         self._said.put_nowait({"what": "ended"})
 
     async def hear(self, what: str) -> dict[str, Any]:
-        """Wait for the next report of this kind; skip others."""
+        """Wait for the node's next report of the kind `what`; skip its other reports."""
         while True:
             said = await self._said.get()
             if said["what"] == what:
@@ -130,7 +130,7 @@ class _Director:
         self._tell(f"{(time.monotonic() - self._began) * 1000:7.0f} ms  {text}")
 
     async def start(self, name: str, url: str, *, what: str = "starts") -> None:
-        # In a session of their own: at Ctrl-C the director ends the nodes, and none prints a traceback.
+        # A session of its own keeps Ctrl-C from the node, which would print a traceback: the director ends the node.
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "rdzv.cli.demo", name, url),
             stdin=PIPE,
@@ -147,7 +147,7 @@ class _Director:
         return time.monotonic()
 
     async def hear(self, names: set[str], what: str) -> dict[str, dict[str, Any]]:
-        """Wait until each of these nodes has sent this report."""
+        """Wait until each of these nodes has printed a report of the kind `what`; return the reports by node."""
         listening = {name: asyncio.create_task(self._actors[name].hear(what)) for name in names}
         try:
             await asyncio.wait(listening.values(), timeout=STEP_WITHIN, return_when=asyncio.FIRST_EXCEPTION)
@@ -160,7 +160,7 @@ class _Director:
         return heard
 
     async def expect_round(self, number: int, names: set[str]) -> float:
-        """Verify that exactly these nodes make up a round with correct sums; return when the last received it."""
+        """Verify that exactly these nodes form a round with correct sums; return when the last of them reported it."""
         heard = await self.hear(names, "round")
         size = len(names)
         total = [size * (size + 1) / 2] * VECTOR
@@ -200,7 +200,7 @@ async def _play(director: _Director) -> None:
         survivors = everyone - {VICTIM}
         killed_at = director.kill(VICTIM)
         over = await director.hear(survivors, "over")
-        # A slow node may first hear that the others leave to meet again; but one of them names the victim.
+        # A slow node may report that the others meet again; but at least one node's reason names the victim.
         if not any(VICTIM in said["reason"] for said in over.values()):
             raise _Failed(f"nobody misses {VICTIM}: {over}")
         told = max(said["at"] for said in over.values()) - killed_at

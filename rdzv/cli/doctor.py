@@ -1,7 +1,8 @@
-"""Shell: `rdzv doctor` looks from this node for reasons that keep a run from meeting, with a remedy for each.
+"""Shell: `rdzv doctor` looks from this node for problems that keep nodes from meeting, and names a remedy for each.
 
-The first steps are those of a joining node; the last ones look at its run. A failed step ends the check: the next ones
-would fail, too. Under `srun rdzv doctor URL` each node checks for itself, and its name begins each line.
+The doctor first looks up, reaches and greets the store as a joining node does, and then reads the run. It stops after a
+failed step, as the later steps would fail, too. Under `srun rdzv doctor URL` each node runs a check of its own, and
+each line begins with the node's name.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ if TYPE_CHECKING:
     from rdzv.core.report import RunStatus
 
 VERSION: Final = 1  # of the `--json` format; it rises if a field is removed or changes its meaning
-STEPS = 3  # looking up, connecting, greeting: each may take this part of `--timeout`
+STEPS = 3  # `--timeout` is divided by this: looking up, connecting and greeting have a part each
 PINGS = 5
-SLOW = 0.25  # seconds per answer: a quarter of the default `disconnect_ttl`
+SLOW = 0.25  # seconds; a median answer time above this is bad: a quarter of the default `disconnect_ttl`
 LEASE_TTL = 30.0
 LEASE_WATCHED = 1.0  # seconds
-CLOCK_OFF = 0.25  # seconds by which the clocks may differ, beside the round trips
-ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of 3.4 and 3.5 without a known loss of data
+CLOCK_OFF = 0.25  # seconds by which two clocks may differ, in addition to the round trips
+ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of etcd 3.4 and 3.5 that lose no data
 
 
 class Check(NamedTuple):
-    """The subject of a step, its result, and a remedy if the result is bad."""
+    """The result of one step of the doctor: its subject, the finding, and a remedy if the finding is bad."""
 
     name: str
     found: str
@@ -57,11 +58,11 @@ class Check(NamedTuple):
 
     @property
     def good(self) -> bool:
-        """True if nothing is to be remedied."""
+        """True if the step found no problem."""
         return not self.remedy
 
     def lines(self, node: str) -> list[str]:
-        """Return the lines of text, which begin with the node's name."""
+        """Return the result as lines of text that begin with `node`."""
         told = [f"{node}: {'good' if self.good else 'BAD '}  {self.name:<12}  {self.found}"]
         return told if self.good else [*told, f"{node}:       {'':<12}  -> {self.remedy}"]
 
@@ -70,7 +71,7 @@ class Check(NamedTuple):
     "doctor",
     "look from this node for what keeps a run from meeting, and say what to do",
     *STORE,
-    option("--expected FILE", None, argparse.SUPPRESS),  # of scripts from before the parameter `expected_file`
+    option("--expected FILE", None, argparse.SUPPRESS),  # for scripts older than the parameter `expected_file`
     JSON,
     limited=False,
 )
@@ -142,7 +143,7 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
 
 
 def _not_serving(host: str, answer: Answer) -> Check:
-    """Check one of several hosts that does not serve: it should refuse connections."""
+    """Check a host that does not serve the store, of several in the URL: such a host should refuse connections."""
     remedy = ""
     if answer is Answer.SILENT:
         remedy = (
@@ -181,7 +182,7 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
 
 
 async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
-    """Report a name of several machines, each of which would start a store of its own."""
+    """Report if addresses of `host` belong to several machines: each of these would start a store of its own."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:
@@ -191,7 +192,7 @@ async def _look_for_other_machines(host: str, port: int, checks: list[Check]) ->
 
 
 async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, etcd: bool) -> tuple[str, Check]:
-    """Connect to each address in turn; return our own address of the first connection, or ""."""
+    """Try the addresses in turn; return this machine's address in the first connection, or "", and the result."""
     problems = []
     for address in addresses:
         at = host_and_port(address, port)
@@ -210,7 +211,7 @@ async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, 
 
 
 def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
-    """Check that gloo, which takes the address of this host's own name, listens on `leads_there`."""
+    """Check that gloo, which listens on the address of this host's own name, listens on `leads_there`."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
     if leads_there in own[:1]:
@@ -246,7 +247,7 @@ async def _time(client: store.Store, checks: list[Check]) -> float:
 
 
 async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) -> Check:
-    """Compare the rate of the clock of the store's leases with ours; the time of day does not matter."""
+    """Check that the clock of the store's leases runs as fast as ours; the time of day does not matter."""
     lease = await client.grant(LEASE_TTL)
     try:
         began, left = client.time(), await lease.time_to_live()
@@ -256,14 +257,14 @@ async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) ->
     finally:
         with anyio.move_on_after(1.0, shield=True):
             await lease.revoke()
-    allowed = CLOCK_OFF + 2 * seconds + (1.0 if etcd else 0.0)  # etcd counts whole seconds
+    allowed = CLOCK_OFF + 2 * seconds + (1.0 if etcd else 0.0)  # etcd tells the rest of a lease in whole seconds
     found = f"in {passed_here:.2f} s here the store's leases aged by {passed_there:.2f} s"
     remedy = "the store's machine stands still at times, or is overloaded: leases live longer there than here"
     return Check("clock", found, remedy if abs(passed_there - passed_here) > allowed else "")
 
 
 def etcd_check(version: str) -> Check:
-    """Check that a release of etcd keeps acknowledged data; an unreadable version passes."""
+    """Check that this release of etcd keeps acknowledged data; an unreadable version passes."""
     number = tuple(int(part) for part in version.split(".") if part.isdecimal())
     loses = (3, 5, 0) <= number < (3, 5, 3)
     good = not number or number >= ETCD_35 or ETCD_34 <= number < (3, 5)

@@ -1,7 +1,8 @@
 """Shell: the subcommands that only read a run: status, history, timeline.
 
-On a terminal, `rdzv status --watch` redraws one screen, by the extra `live`. It reads the run after each change and at
-intervals that grow with the reading's time. Its pings show the loss of the store in less than 2 s.
+On a terminal, `rdzv status --watch` redraws one screen, which needs the extra `live`. The command reads the run after
+each change, and at intervals that grow with the duration of a reading. By pings it notices within 2 s that the store
+does not answer.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds for the store to answer a ping
-READ_EVERY: Final = 1.0  # seconds between readings of an unchanged run, at least ...
-READ_WITHIN: Final = 3.0  # seconds, the least limit of a reading; after it the last reading is shown, with its age
-READ_SHARE: Final = 0.05  # ... and reading takes at most this share of the time
+READ_EVERY: Final = 1.0  # the shortest time between two readings of an unchanged run, in seconds
+READ_WITHIN: Final = 3.0  # the shortest time limit of a reading, in seconds; then the last reading is shown
+READ_SHARE: Final = 0.05  # the largest share of the time that is spent on reading an unchanged run
 STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
 
 
@@ -78,7 +79,7 @@ def _lines(status: RunStatus, cost: Account | None = None) -> list[str]:
 
 
 async def _watch(options: argparse.Namespace) -> int:
-    """Show a run until it is closed or the user quits; if its store is replaced, show the run there."""
+    """Show a run until it is closed or the user quits; if the store is replaced, show the run in the new store."""
     wakeup, shown = Wakeup(), list[str]()
     with limited_by_timeout(options.timeout) as answered, contextlib.ExitStack() as stack:
         terminal: _Terminal | None = None
@@ -102,7 +103,7 @@ async def _watch(options: argparse.Namespace) -> int:
 
 
 async def _say_if_missing(run: Run) -> None:
-    """If this run does not exist, warn with the existing ones: its id may be mistyped."""
+    """If this run does not exist, log a warning that lists the existing runs: the id may be mistyped."""
     try:
         await run.check_exists()
     except RendezvousStateError as error:
@@ -125,7 +126,7 @@ async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list
 
 
 class _Terminal:
-    """A terminal that rich redraws (it obeys NO_COLOR), and the key `q`."""
+    """The screen, which the package rich redraws (it obeys NO_COLOR), and the key `q`, which ends it."""
 
     def __init__(self, live: Any, wakeup: Wakeup) -> None:
         self._live = live
@@ -171,7 +172,7 @@ def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
 
 
 async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
-    """Draw a run until its close or `q`; return the last frame. Raise StoreReplaced if the store is replaced."""
+    """Draw a run until it is closed or `q` is pressed; return the last frame; raise StoreReplaced from the store."""
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:
@@ -185,7 +186,7 @@ async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -
         else:
             silent_since = None
             if heard or began - read_at > max(READ_EVERY, took / READ_SHARE):
-                # Reading thousands of nodes takes long; where only small packets pass, it would never end.
+                # A limit, as a reading never ends in a network that loses large packets. Thousands of nodes take long.
                 with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(StoreError):
                     began, frame = time.monotonic(), await _frame(run)
                     read_at, heard = time.monotonic(), False

@@ -1,6 +1,7 @@
 """The `rdzv` command: the table of subcommands, and the parser.
 
-A module of subcommands is imported when one of them is used: `rdzv --version` imports none, `rdzv --help` all.
+A module of subcommands is imported when one of its subcommands is used. `rdzv --version` imports no such module, and
+`rdzv --help` all of them.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ MEANT: Final = (
     | {"kill": "close", "stop": "close", "delete": "forget", "rm": "forget", "logs": "history", "events": "history"}
     | {"launch": "run", "start": "serve", "server": "serve", "snapshot": "backup", "info": "stats", "dump": "stacks"}
 )
-"""The subcommand that a mistyped word may mean. Users of etcdctl and kubectl know other words than ours."""
+"""The subcommand that an unknown word may mean. Users of etcdctl and kubectl know other words than `rdzv` has."""
 
 WRONG_USAGE: Final = 2
 INTERRUPTED: Final = 128 + signal.SIGINT
-OF_ALL: Final = frozenset({"--version", "--help", "-h"})  # options that replace a subcommand
-EVERYWHERE: Final = frozenset({"-v", "--verbose", "--debug"})  # options that may also stand before a subcommand
+OF_ALL: Final = frozenset({"--version", "--help", "-h"})  # options that need no subcommand
+EVERYWHERE: Final = frozenset({"-v", "--verbose", "--debug"})  # options that may precede or follow a subcommand
 DEFAULT_URL: Final = "RDZV_URL"  # the environment variable with the default URL; `rdzv run` sets it for its processes
 
 
 def command_named(name: str) -> Command:
-    """Return a subcommand."""
+    """Import and return a subcommand."""
     kind = _room("command").Command
     there: list[Command] = [each for each in vars(_room(ROOMS[name])).values() if isinstance(each, kind)]
     return {command.name: command for command in there}[name]
@@ -97,13 +98,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
     if not words or words[0] not in ROOMS or OF_ALL & set(flags):
         return _overview(() if "--version" in flags else ROOMS).parse_args([*flags, *words])
     command, words = command_named(words[0]), words[1:]
-    # After "--" the user's command follows; its options are not ours.
+    # The user's command follows after "--": its options are not parsed here.
     split = words.index("--") if command.takes_command and "--" in words else len(words)
     known = argparse.Namespace(command=command.name, words=tuple(words[split + 1 :]))
     try:
-        # Intermixed: else argparse takes an optional argument as left out once an option precedes it.
+        # `parse_args` would take an optional argument that follows an option as left out.
         return parser_of(command).parse_intermixed_args([*flags, *_with_url(command, words[:split])], known)
-    except SystemExit as leaving:  # after the help, or an error
+    except SystemExit as leaving:  # argparse exits after the help and after an error
         raise SystemExit(command.first_status + WRONG_USAGE if leaving.code else 0) from None
 
 
@@ -112,7 +113,7 @@ def _with_url(command: Command, words: list[str]) -> list[str]:
     if not command.takes_url or not url:
         return words
     inner = command.takes_command and "RDZV_ROUND" in os.environ
-    # The word after an option with a value is its value: a reason may contain a URL.
+    # Skip the words that are values of options: the value of `--reason` may contain a URL.
     valued = {name for each in command.arguments if "action" not in each.settings for name in each.names}
     own = (word for before, word in pairwise(["", *words]) if before not in valued and not word.startswith("-"))
     if any(map(command.means_url, own)):
@@ -172,7 +173,7 @@ def parser_of(command: Command) -> _Parser:
 
 
 def _complete() -> None:
-    """Complete a line for a shell and exit, for `eval "$(register-python-argcomplete rdzv)"`."""
+    """Complete a command line for a shell and exit, for `eval "$(register-python-argcomplete rdzv)"`."""
     parser = _Parser(prog="rdzv")
     subparsers = parser.add_subparsers()
     for command in map(command_named, ROOMS):

@@ -1,4 +1,4 @@
-"""Shell: connections of subcommands to a store and a run, without `min_nodes`, a node or a hosted store."""
+"""Shell: connects subcommands to a store and a run. They need no `min_nodes`, start no node and host no store."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from rdzv.listeners import Listener
     from store import Store
 
-ANY_RUN: Final = "any"  # the run_id for a URL of a store only
+ANY_RUN: Final = "any"  # the run_id for a URL that names only a store
 
 
 def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
-    """Parse a URL, which needs a run only with `needs_run`.
+    """Parse a URL; it must name a run only if `needs_run`.
 
     Raises:
-        RendezvousSettingsError: The URL is invalid, or its backend is not ours.
+        RendezvousSettingsError: The URL is invalid, or its scheme is that of a backend from outside rdzv.
     """
     parts = split_url(url)
     if parts.scheme not in SCHEMES and parts.scheme in rendezvous_handler_registry.known():
@@ -48,7 +48,7 @@ def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
 
 @contextlib.asynccontextmanager
 async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, Keys]]:
-    """Connect to the store of a URL; yield it with the run's keys."""
+    """Connect to the store of a URL; yield the store, and the keys of the URL's run."""
     settings = settings_of(url)
     async with client_of(settings, Credentials(settings), timeout=timeout) as client:
         yield client, Keys(settings.prefix, settings.run_id)
@@ -60,11 +60,11 @@ async def open_run(
 ) -> AsyncIterator[Run]:
     """Connect to the store of a run, at `options.url` within `options.timeout`.
 
-    `follow` is called when the run's head changes; without it the head, and so the status, is unknown.
+    `follow` is notified when the run's head changes. Without `follow` the head is not read: do not ask for the status.
 
     Raises:
         RendezvousSettingsError: The URL names no run.
-        RendezvousStateError: The run must exist, and the store has none of that name.
+        RendezvousStateError: The run does not exist, and `must_exist` is set.
     """
     settings = settings_of(options.url, needs_run=True)
     by = settings.node_id or f"{socket.gethostname()}-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""The subcommand `rdzv run`; `launcher.job.Job` has its flags, and `launcher.launch` runs it."""
+"""The subcommand `rdzv run`. `launcher.job.Job` defines its flags, and `launcher.launch` carries it out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THEN: Final = {
     OF_RUN + TIMED_OUT: Then.RESTART,
     OF_RUN + NO_CONNECTION: Then.RESTART,
 }
-"""The action for a node whose launcher ended by an error, by the launcher's status."""
+"""The action that a launcher which failed asks of its caller, by the launcher's exit status."""
 
 
 @command(
@@ -52,7 +52,7 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def processes_here(wanted: str | int) -> int:
-    """Return the number of processes of `--nproc` here; raise `RendezvousSettingsError` for `gpu` without a GPU."""
+    """Return the number of processes on this node for a value of `--nproc`; raise for `gpu` if there is no GPU."""
     if isinstance(wanted, int):
         return wanted
     gpus = gpus_here(os.environ) if wanted != "cpu" else 0
@@ -62,7 +62,7 @@ def processes_here(wanted: str | int) -> int:
 
 
 def gpus_here(environment: Mapping[str, str]) -> int:
-    """Count the NVIDIA GPUs for processes started here, without PyTorch."""
+    """Return how many NVIDIA GPUs a process that starts here may use; this needs no PyTorch."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         named = [name.strip() for name in visible.split(",")]

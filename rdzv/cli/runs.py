@@ -1,6 +1,6 @@
 """Shell: the subcommands for a store with many runs: ping, runs, forget, stats.
 
-They read the store directly, and so also list and delete runs that no node can join any more.
+These subcommands read the store's keys directly, so they also list and delete runs that no node can join any more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from rdzv.node.run.run import Run
 
-DELETED_AT_ONCE: Final = 100  # keys: the limit of etcd's transactions
+DELETED_AT_ONCE: Final = 100  # keys in one transaction, within etcd's limit
 GONE_WITHIN: Final = 5.0  # seconds for the nodes of a run closed by --force to leave
 
 
@@ -64,7 +64,7 @@ async def _runs(options: argparse.Namespace) -> int:
 
 
 def _table(runs: list[Usage], uptime: float) -> list[str]:
-    """Return one line per run; ">" marks an age that a restart of the server has cut."""
+    """Return one line per run; ">" marks the age of a run that is older than the server's process."""
     width = max(6, *(len(run.run_id) for run in runs))
     lines = [f"{'run':<{width}}  {'keys':>8}  {'bytes':>14}  {'age':>10}"]
     for run in runs:
@@ -98,15 +98,15 @@ async def _forget(options: argparse.Namespace) -> int:
 
 
 async def _delete(client: store.Store, keys: Keys) -> int:
-    """Delete the listed keys of a run and return their number; a node that joins meanwhile keeps its record."""
+    """Delete the present keys of a run and return their number; the record of a node that joins meanwhile stays."""
     entries = await client.list(keys.root, keys_only=True)
     leases = {entry.lease for entry in entries}
     round = await client.get(keys.round)
-    if round is not None:  # the shared store's lease may hold no listed key
+    if round is not None:  # the lease of the round's shared store may have no key
         with contextlib.suppress(RendezvousStateError):
             leases.add(Round.unpack(round.value, revision=round.mod_revision).lease)
     for lease in sorted(lease for lease in leases if lease is not None):
-        with contextlib.suppress(store.LeaseNotFound):  # it has expired meanwhile
+        with contextlib.suppress(store.LeaseNotFound):  # the lease has expired meanwhile
             await client.call(Revoke(lease=lease))
     names = [entry.key for entry in entries if entry.lease is None]
     for at in range(0, len(names), DELETED_AT_ONCE):

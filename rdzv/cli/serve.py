@@ -1,9 +1,9 @@
-"""Shell: `rdzv serve`: a store that outlives the nodes of its runs, for service managers.
+"""Shell: `rdzv serve` serves a store that outlives the nodes of its runs, also under a service manager.
 
-Once the store listens, it writes a line to standard error, the port to a file, and `READY=1` to systemd
-(https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or SIGINT shuts it down; the same signal a
-second or more later ends it at once (S9). SIGHUP reloads certificate, key and authorities for new connections; a
-removed authority stays trusted until a restart, as OpenSSL cannot remove one.
+Once the store listens, the command writes a line to standard error, the port to a file, and `READY=1` to systemd
+(https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or SIGINT shuts the server down; another such
+signal, a second or more later, ends it at once (S9). SIGHUP reloads certificate, key and authorities for new
+connections. An authority that was removed stays trusted until a restart, as OpenSSL cannot remove it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both for IPv4 and IPv6
-TIDY_EVERY = 60.0  # seconds between checks for an idle server, where a long garbage collection delays no client
+TIDY_EVERY = 60.0  # seconds between checks; a long garbage collection runs only while no client is connected
 AT_ONCE = 1  # the exit status after a second signal
-LOOK_EVERY: Final = 0.2  # seconds between checks if another host serves
+LOOK_EVERY: Final = 0.2  # seconds between checks whether another host serves the store
 ENDS_WITHIN: Final = 5.0  # seconds for clients to move to the next host
 
 
@@ -58,7 +58,7 @@ LIMIT: Final = Parameter(
 
 
 def _old_flag_of_limit(limit: dataclasses.Field[Any]) -> Argument:
-    """Return a limit's own flag, such as `--keys-max N`, of scripts from before `--limit`."""
+    """Return the hidden flag of a limit, such as `--keys-max N`, for scripts older than `--limit`."""
     name = limit.name
     flags = [name, name.replace("group_", "run_")] if name in ("group_keys_max", "group_bytes_max") else [name]
     return argument(
@@ -160,7 +160,7 @@ async def _serve(options: argparse.Namespace) -> int:
             _write_whole(options.port_file, f"{server.port}\n")
         _say(f"store {server.store_id} listens on {where}, {kept}")
         notify("READY=1")
-        server.on_failure(stop.set)  # a service manager restarts a process only if it has ended
+        server.on_failure(stop.set)  # if the server fails, end: then a service manager restarts this process
         beating = asyncio.create_task(_tell_watchdog(), name="tell the watchdog that this loop runs")
         stack.push_async_callback(cancel_and_wait, beating)
         stack.enter_context(short_collections())
@@ -175,7 +175,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Event) -> int:
-    """Serve while no other of several hosts does; take part in the succession until told to stop."""
+    """Serve the store while no other of several hosts does, until `stop` is set."""
     given = {name: getattr(options, name) for name in ("insecure", "http_port", "data_dir")}
     given |= {"limits": _limits(options), "close_timeout": ENDS_WITHIN}
     settings = _settings(f"{'tcps' if options.cert else 'tcp'}://{options.hosts}/any", options, **given)
@@ -201,7 +201,7 @@ async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Even
 
 
 def notify(state: str) -> None:
-    """Send a state to the service manager, if any; a socket name with "@" is abstract."""
+    """Send a state to the service manager, if NOTIFY_SOCKET names its socket; "@" begins an abstract name."""
     name = os.environ.get("NOTIFY_SOCKET")
     if not name:
         return
@@ -213,7 +213,7 @@ def notify(state: str) -> None:
 
 
 async def _tell_watchdog() -> None:
-    """Notify the watchdog from the serving loop at half its interval, as its manual recommends."""
+    """Notify systemd's watchdog, from the loop that serves, at half of its interval, as its manual recommends."""
     microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
     while microseconds.isdecimal() and int(microseconds) and of == str(os.getpid()):
         await anyio.sleep(int(microseconds) / 2e6)
@@ -231,17 +231,17 @@ def _limits(options: argparse.Namespace) -> store.Limits:
 
 
 def _settings(url: str, options: argparse.Namespace, **given: Any) -> Settings:
-    """Return the credentials and the given parameters as settings; from the environment, only the token."""
+    """Return settings with the options' credentials and `given`; the environment contributes only a token."""
     if options.ca is not None and options.cert is None:
         raise store.StoreUsageError("--ca needs --cert beside it")
-    key = options.key or options.cert  # one file may contain both
+    key = options.key or options.cert  # the certificate's file may contain the key, too
     given |= {"token_file": options.token_file, "cert": options.cert, "key": key, "ca": options.ca}
     environment = {name: value for name, value in os.environ.items() if name in ("RDZV_TOKEN", "RDZV_TOKEN_FILE")}
     return parse(url, given, environment)
 
 
 def _reload(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
-    """Reload certificate, key and authorities if all are valid; else keep the present ones."""
+    """Reload certificate, key and authorities; if one of them is invalid, keep the present ones."""
     if tls is None:
         _say("there is no certificate to read again")
         return
@@ -254,7 +254,7 @@ def _reload(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
 
 
 def _write_whole(path: str, text: str) -> None:
-    """Replace a file at once: a reader never sees half of it."""
+    """Write a file under another name and rename it, so that no reader sees half of the text."""
     partial = f"{path}.{os.getpid()}"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""Pure: the history of a run in lines, as JSON, as a timeline."""
+"""Pure: the history of a run as lines of text, as JSON, and as a timeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION: Final = 1
 
 
 def hour(at: float | None) -> str:
-    """Return a time, in seconds since 1970, as text in UTC; empty if unknown."""
+    """Return a time, in seconds since 1970, as text in UTC; an empty text for None."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
@@ -28,7 +28,7 @@ def hour(at: float | None) -> str:
 
 
 def describe(history: History) -> list[str]:
-    """Return the history as lines."""
+    """Return the history of a run as lines of text."""
     lines = []
     if history.past.rounds:
         begun = hour(history.past.since)
@@ -97,7 +97,7 @@ def _fields(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
 
 
 class Span(NamedTuple):
-    """A part of a row; a tuple, for a page that shows thousands."""
+    """A part of a row of the timeline; a tuple, as a page may show thousands."""
 
     kind: str  # "round", "meeting" (members meet again), "lost", "left" or "closed"
     began: float  # seconds since the beginning of the timeline
@@ -106,14 +106,14 @@ class Span(NamedTuple):
 
 
 def timeline(run_id: str, history: History, *, now: float | None = None) -> dict[str, Any]:
-    """Return the remembered rounds as rows of spans: `rounds`, and `nodes`, one row each in order of appearance.
+    """Return the remembered rounds as rows of spans: one row `rounds`, and a row per node in order of appearance.
 
-    The first 64 nodes of each round and the nodes that have gone have a row; `note` counts the others. `now` is the
-    run's hour, in seconds since 1970; None ends the timeline with the last known event.
+    Of each round, the first 64 nodes and all lost and departed nodes have a row; `note` says so. `now` is the present
+    time on the run's clock, in seconds since 1970; None ends the timeline with the last known event.
     """
-    bands: list[tuple[Any, ...]] = []  # spans; those of rounds with number and size
-    rows: dict[str, list[tuple[Any, ...]]] = {}  # by node id, spans; those of absences with the reason
-    away: dict[str, tuple[str, float, str]] = {}  # by node id: how, when, and why it has gone
+    bands: list[tuple[Any, ...]] = []  # spans; the span of a round is followed by its number and size
+    rows: dict[str, list[tuple[Any, ...]]] = {}  # spans by node id; the span of an absence is followed by its reason
+    away: dict[str, tuple[str, float, str]] = {}  # absent nodes by id: kind, time and reason of the absence
     began = 0.0
 
     def is_back(node_id: str) -> None:
@@ -133,7 +133,7 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
             bands.append(_span("meeting", began + stopped, length - stopped, f"{what}: {why}"))
         for node_id in (*chapter.node_ids, *chapter.joined_ids):
             is_back(node_id)
-        # Only 64 members are named: a node that has gone may be another one.
+        # The history names only 64 members of a round: a lost or departed node may be another one.
         ends = {node_id: stopped if one.after is None else min(one.after, length) for node_id, one in gone.items()}
         for rank, node_id in enumerate(chapter.node_ids):
             spans = rows.setdefault(node_id, [])
@@ -174,6 +174,6 @@ def _span(kind: str, began: float, seconds: float, text: str) -> Span:
 
 
 def _stopped(chapter: Chapter, length: float) -> float:
-    """Return the seconds until a round lost its first member, else its length."""
+    """Return the seconds until the round stopped or lost its first member, else `length`."""
     gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
     return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])

@@ -1,4 +1,4 @@
-"""Shell: pages for a browser from the files beside this one: each is one file that loads nothing else."""
+"""Shell: builds pages for a browser from files of this folder; a page is one file that loads nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rdzv.core.report import Account
 
-SCRIPTS = ("text", "states", "data", "map", "rounds", "page")  # each needs those before it
+SCRIPTS = ("text", "states", "data", "map", "rounds", "page")  # each script needs the scripts before it
 
 
 def live_page() -> str:
@@ -21,7 +21,7 @@ def live_page() -> str:
 def timeline_page(shown: dict[str, Any], cost: Account) -> str:
     """Return a page with a timeline, as one file."""
     data = json.dumps({"timeline": shown, "cost": str(cost)})
-    # Within a script element only the end tag has a meaning, which begins with "<".
+    # Escape "<": within a script element only the end tag has a meaning, which begins with it.
     data = data.replace("<", "\\u003c")
     return _read("timeline.html").replace("/*TIMELINE*/", _read("timeline.js")).replace("/*DATA*/", data)
 

@@ -1,4 +1,4 @@
-"""Shell: writes lines to standard error in a thread, so that a stopped reader (Ctrl-S) blocks nothing else."""
+"""Shell: writes lines to standard error in a thread, so that a stopped reader (Ctrl-S) does not block the program."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Final
 
-BYTES_MOST: Final = 2**20  # pending; further lines are counted and dropped
-AT_EXIT: Final = 2.0  # seconds to write the rest
+BYTES_MOST: Final = 2**20  # of pending lines; further lines are counted and dropped
+AT_EXIT: Final = 2.0  # seconds to write the pending lines
 
 
 class _Lines:
@@ -38,7 +38,7 @@ class _Lines:
                 try:
                     thread.start()
                     self._thread = thread
-                except RuntimeError:  # this user may have no more threads
+                except RuntimeError:  # this user may start no more threads: write in this one
                     self._write_once()
             self._changed.notify_all()
 
@@ -65,8 +65,8 @@ class _Lines:
             self._lost = 0
         if lost:
             data += f"rdzv: {lost} lines are lost here: nothing read standard error\n".encode()
-        with contextlib.suppress(OSError):  # it is closed
-            # Not with `sys.stderr`: Python aborts if a thread holds its lock at the interpreter's end.
+        with contextlib.suppress(OSError):  # standard error is closed
+            # Do not use `sys.stderr`: Python aborts at exit if a thread holds the lock of that file.
             while data:
                 data = data[os.write(self._file, data) :]
 
@@ -86,7 +86,7 @@ def say_error(line: str) -> None:
     """Write a line to standard error without waiting for its reader."""
     try:
         file = sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):  # no standard error, or one in memory, which never blocks
+    except (AttributeError, OSError, ValueError):  # standard error is missing, or in memory, where no write blocks
         with contextlib.suppress(AttributeError, OSError, ValueError):
             sys.stderr.write(f"{line}\n")
     else:
@@ -94,7 +94,7 @@ def say_error(line: str) -> None:
 
 
 def flush_errors(within: float = AT_EXIT) -> None:
-    """Wait until all lines are written, at most `within` seconds."""
+    """Wait until all lines of `say_error` are written, at most `within` seconds."""
     _lines.flush(within)
 
 

@@ -1,7 +1,7 @@
-"""Pure: the status of a run in lines of text, and the screen of `rdzv status --watch`, which consists of them.
+"""Pure: the status of a run as lines of text, and the screen of `rdzv status --watch`, which consists of such lines.
 
-Exceptions take at most half of the screen; the others are counted. If the store does not answer, the first line says
-so, and the other lines are old. The caller wraps long lines, and cuts the screen at its height.
+The lines of `exceptions` fill at most half of the screen; the rest of these lines is counted. If the store does not
+answer, the first line of the screen says so, and the others are old. The caller wraps long lines, and cuts the screen.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import Account, RunStatus
 
-NAMED_MOST = 4  # of the nodes that are refused for the same reason
+NAMED_MOST = 4  # node ids in the line of those refused for one reason
 SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 
 def summary(status: RunStatus) -> list[str]:
-    """Return the first lines: phase and reason, round, numbers of nodes, settings."""
+    """Return the first lines of a status: phase and reason, round, numbers of nodes, settings."""
     pace = pace_in(status)
     found = counts_of(status, node_states(status, pace))
     lines = [
@@ -54,7 +54,7 @@ def summary(status: RunStatus) -> list[str]:
 
 
 def describe_health(health: Mapping[str, Any]) -> str:
-    """Return the store's round trip and use, in words."""
+    """Return the store's answer time and its use of limits, in words."""
     figures = health["figures"]
     parts = [f"answers in {health['answers_in'] * 1000:.1f} ms"]
     for name, what in (("keys", "keys"), ("memory_bytes", "bytes of memory"), ("connections", "connections")):
@@ -90,7 +90,7 @@ def exceptions(status: RunStatus) -> list[str]:
 
 
 def member_lines(status: RunStatus, most: int | None = None) -> list[str]:
-    """Return a line for each of the first members: rank, node, address, hour of arrival, attributes."""
+    """Return a line for each of the first `most` members: rank, node, address, time of arrival, step, attributes."""
     return [
         f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since(status, member.node_id)}"
         + _step(status, member.node_id)
@@ -131,7 +131,7 @@ def _since(status: RunStatus, node_id: str) -> str:
 
 
 class Line(NamedTuple):
-    """One line. `meant` decides its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is not wrapped."""
+    """A line of the screen. `meant` is its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is not wrapped."""
 
     text: str
     meant: str = ""
@@ -142,15 +142,15 @@ class Line(NamedTuple):
 class Frame:
     """The contents of a screen. Times are in seconds."""
 
-    status: RunStatus  # the last one that was read
-    cost: Account | None = None  # of the run until then
-    read_ago: float = 0.0
+    status: RunStatus  # the last status that was read
+    cost: Account | None = None  # the cost of the run at that reading
+    read_ago: float = 0.0  # since `status` was read
     silent_for: float | None = None  # the time without an answer of the store; None if it answers
-    answers_in: float = 0.0  # its last round trip
+    answers_in: float = 0.0  # the last round trip to the store
 
 
 def draw(frame: Frame, *, height: int) -> list[Line]:
-    """Return at least the lines for a screen of this height, if there are as many."""
+    """Return the lines of the screen; there may be more than `height`."""
     status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary(status)
     lines = [_link(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]

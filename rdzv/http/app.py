@@ -1,6 +1,6 @@
 """Shell: the HTTP server beside a store. Needs the extra `http`.
 
-docs/operating.md lists the paths. HTTP is read-only; `door` has the access rules. The page may load nothing else.
+docs/operating.md lists the paths. HTTP changes nothing; `door` has the access rules.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from store.server.server import Server
 
-LOOK_EVERY = 1.0  # seconds between two messages to an open page, at most
-LISTENERS_MOST = 64  # open pages
+LOOK_EVERY = 1.0  # the longest time between two messages to an open page, in seconds
+LISTENERS_MOST = 64  # pages that may be open at a time
 
 
 @contextlib.asynccontextmanager
@@ -48,9 +48,9 @@ async def serve(
     insecure: bool = False,
     prefix: str,
 ) -> AsyncIterator[str]:
-    """Serve HTTP beside a store during the context, which gives the URL.
+    """Serve HTTP for the runs of a store's server during the context, and yield the URL.
 
-    `host`, `token`, `tls` and `insecure` are the store's; see `door_at`. The keys of all runs begin with `prefix`.
+    `host`, `token`, `tls` and `insecure` are those of the store. The keys of all runs begin with `prefix`.
     """
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_of(server, token=token) as client:
@@ -71,7 +71,7 @@ class _Site:
         self._server = server
         self.runs = runs
         self.metrics = Metrics()
-        self.leaving: bool = False  # True: the streams of the pages end
+        self.leaving: bool = False  # True: end the streams of events to pages
         server.on_request(self.metrics.request)
         self._listeners = 0
         self._page = live_page()
@@ -94,7 +94,7 @@ class _Site:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _ready(self, request: web.Request) -> web.Response:
-        await self.runs.ping()  # its errors are answered with 503
+        await self.runs.ping()  # `listening` answers with 503 if the ping fails
         return await health(request)
 
     async def _tell_metrics(self, _: web.Request) -> web.Response:
@@ -126,12 +126,12 @@ class _Site:
             with self.runs.followed.listeners.listening(wakeup := Wakeup()):
                 while not self.leaving:
                     now = await self._shown(request.query.get("run", ""))
-                    # Send unchanged data, too: a page takes a silent store for lost; a failed write shows its end.
+                    # Send unchanged data, too: a page takes a silent store for lost, and a failed write ends this loop.
                     await response.write(message(before, now))
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))
                     if await wakeup.sleep_until(loop.time() + pause):
-                        await anyio.sleep(SPACED)  # changes that come together are sent together
+                        await anyio.sleep(SPACED)  # send changes of a short time in one message
         except ConnectionError:
             pass  # the page was closed
         finally:
@@ -148,7 +148,7 @@ class _Site:
 
 
 def policy_of(page: str) -> str:
-    """Return the security policy of the page: only its own script and style run, and no other page frames it."""
+    """Return the page's Content-Security-Policy: it runs only its own script and style, and no page may frame it."""
 
     def hashed(tag: str) -> str:
         source = page.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]

@@ -1,10 +1,11 @@
 """Pure: the access rules of HTTP.
 
 - Health needs no authentication.
-- If the store has a token, every other request must give it: as `Authorization: Bearer TOKEN`, or, for browsers, as the
+- If the store has a token, every other request must have it: as `Authorization: Bearer TOKEN`, or, for browsers, as the
   password of HTTP's basic authentication, with any user name.
 - Only GET and HEAD are accepted.
-- If only this machine can connect, the request must name it: else a foreign page could read ours (DNS rebinding).
+- If the server is on loopback, the header `Host` must name this machine. Otherwise a foreign page in a browser of this
+  machine could read the answers (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """The access rules for one address."""
+    """The access rules of an HTTP server on one address."""
 
     token: bytes | None
     loopback: bool  # True if only this machine can connect
@@ -50,7 +51,7 @@ class Door:
         if self.token is None:
             return None
         kind, _, secret = headers.get("Authorization", "").partition(" ")
-        # aiohttp decodes bytes that are not UTF-8 as surrogates.
+        # aiohttp has decoded bytes that are not UTF-8 as surrogates.
         plain = secret.encode("utf-8", "surrogateescape")
         given = plain if kind.lower() == "bearer" else _password(plain) if kind.lower() == "basic" else b""
         if hmac.compare_digest(given, self.token):
@@ -59,9 +60,10 @@ class Door:
 
 
 def door_at(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, Door]:
-    """Return the host at which to serve HTTP beside a store at `host`, and the access rules there.
+    """Return the host on which to serve HTTP for a store on `host`, and the access rules.
 
-    It is the store's host, but loopback if a token would cross the network in the clear without `insecure`.
+    HTTP is on the store's host; but on loopback if the store has a token without TLS, unless `insecure` is set: the
+    token would cross the network unencrypted.
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK

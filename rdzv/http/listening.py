@@ -3,8 +3,8 @@
 Needs the extra `http`.
 
 aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
-store's process. Here they are in the store's table, and count as unauthenticated: such connections are closed first if
-the table is full. TLS is the store's, with small buffers.
+store's process. Here each HTTP connection is registered in the store's connection table as unauthenticated. If the
+table is full, unauthenticated connections are closed first. TLS is the store's implementation, with small buffers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ VISITORS_MOST: Final = 256  # connections to a process that serves no store
 
 
 def own_table() -> ConnectionTable:
-    """Return a table for a process that serves no store; call this in the listening loop."""
-    most = 2 * BESIDE_SHARE * VISITORS_MOST  # half may be unauthenticated, and one in BESIDE_SHARE of that half HTTP's
+    """Return a connection table for a process that serves no store; call this in the loop that listens."""
+    most = 2 * BESIDE_SHARE * VISITORS_MOST  # HTTP gets a BESIDE_SHARE-th of the unauthenticated half
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
     table = ConnectionTable(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST
@@ -57,14 +57,14 @@ async def health(_: web.Request) -> web.Response:
 
 @dataclass
 class _Visitors:
-    """The connections to one HTTP server, counted in its table."""
+    """The connections to one HTTP server, registered in a connection table."""
 
     _table: ConnectionTable
     _by_handler: dict[asyncio.BaseProtocol, _Visitor] = field(default_factory=dict)
 
     @web.middleware
     async def serve_one(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request; its connection counts as authenticated meanwhile."""
+        """Answer a request; the request's connection counts as authenticated until the answer is sent."""
         visitor = self._by_handler.get(request.protocol)
         if visitor is None:  # the connection has closed
             return await handler(request)
@@ -76,7 +76,7 @@ class _Visitors:
             self._table.expect(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection: aiohttp's `handler`, counted in the table, and with TLS if given."""
+        """Return the protocol of a new connection: aiohttp's `handler`, registered in the table, under TLS if given."""
         cost = VISITOR_BYTES + (TLS_BYTES if tls is not None else 0)
         visitor = _Visitor(self._table, handler, self._by_handler, cost)
         if tls is None:
@@ -87,12 +87,12 @@ class _Visitors:
 
 @dataclass(eq=False)
 class _Visitor(asyncio.Protocol):
-    """One connection; it registers with the table, and forwards everything to aiohttp."""
+    """One HTTP connection; it registers in the connection table, and forwards every event to aiohttp."""
 
     _table: ConnectionTable
     _inner: asyncio.Protocol
     _by_handler: dict[asyncio.BaseProtocol, _Visitor]
-    _cost: int  # of its memory, in bytes
+    _cost: int  # the connection's memory, in bytes
     _transport: asyncio.BaseTransport | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -135,15 +135,15 @@ class _Visitor(asyncio.Protocol):
 async def listening(
     routes: Iterable[web.RouteDef], door: Door, table: ConnectionTable, host: str, port: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[int]:
-    """Serve routes during the context, which gives the port.
+    """Serve routes over HTTP during the context, and yield the port.
 
-    `host` "" is every address, and `port` 0 a free one.
+    `host` "" means every address, and `port` 0 a free port.
 
     Raises:
         OSError: The address cannot be bound.
     """
     visitors = _Visitors(table)
-    # The access rules come first: a wrong token leaves a client unauthenticated.
+    # The access rules run first, so that a client with a wrong token does not count as authenticated.
     application = web.Application(middlewares=[_guarded(door), visitors.serve_one], client_max_size=BODY_BYTES_MOST)
     application.add_routes(routes)
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)

@@ -1,7 +1,8 @@
 """Shell: reads the runs of a store, in the store's own process, for HTTP.
 
 A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request returns
-the store's usage by run, which shows if an ended run has changed. All ended runs are counted; the youngest are listed.
+the numbers of keys and bytes of each run, which show if an ended run has changed. All ended runs are counted, and only
+the youngest are listed.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FRESH = 0.5  # seconds for which an answer is reused, or ...
-FRESH_FOR = 4  # ... times as long as its reading took, if longer: reading takes at most a fifth of the time
+FRESH = 0.5  # the shortest time for which an answer is reused, in seconds
+FRESH_FOR = 4  # an answer is reused for this many times the duration of its reading
 HISTORY_LINES = 40
-ENDED_LISTED = 100  # ended runs
+ENDED_LISTED = 100  # the most ended runs of a list
 READ_AT_ONCE = 5  # ended runs that one request reads for the list
 COUNTED_AT_ONCE = 64  # runs whose nodes are counted concurrently
 SPACED = 0.1  # seconds between two reads of a run that changes continuously
@@ -48,7 +49,7 @@ class NoSuchRun(Exception):
 
 @contextlib.asynccontextmanager
 async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Client]:
-    """Connect to a server in this process, without port and TLS."""
+    """Connect a client to a store's server in this process, without port and TLS."""
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:
         loop = asyncio.get_running_loop()
@@ -66,22 +67,23 @@ async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Cli
 class _Ended:
     """A run without nodes."""
 
-    usage: Usage  # at the last read: if it differs now, the run has changed
+    usage: Usage  # at the last read: if the usage differs now, the run has changed
     since: float  # the time of its first key, on the client's clock
-    summary: dict[str, Any] | None = None  # its numbers, if they were read
+    summary: dict[str, Any] | None = None  # the run's numbers, if they were read
 
 
 class Runs:
-    """The runs under a prefix of a store."""
+    """The runs of a store whose keys begin with a prefix."""
 
     def __init__(self, client: Client, *, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self.over: dict[str, _Ended] = {}  # the runs without nodes at the last read
-        # By name (`FollowedRuns.changed`): until when an answer is reused after a change; and without one; the answer.
+        # By name, as in `FollowedRuns.changed`: the time until which an answer is reused after a change of its run, the
+        # time without one, and the answer.
         self._answers: dict[str, tuple[float, float, Any]] = {}
-        self.followed: FollowedRuns = FollowedRuns(client, prefix)  # those read lately, kept current by watches
+        self.followed: FollowedRuns = FollowedRuns(client, prefix)  # the runs read lately, kept current by watches
 
     async def ping(self) -> float:
         """Return the round trip to the store, in seconds."""
@@ -92,7 +94,7 @@ class Runs:
         return await self._fresh("", self._look)
 
     async def _fresh(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
-        """Return the last answer about `what` while fresh, else a new one."""
+        """Return the last answer about `what` if it may be reused, else a new answer of `look`."""
         async with self._looking:
             began = self._client.time()
             if_changed, until, told = self._answers.get(what, (0.0, 0.0, None))
@@ -102,12 +104,12 @@ class Runs:
                 told, now = await look(), self._client.time()
                 self._answers = {one: known for one, known in self._answers.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
-                # The next change is read almost at once, or, if this read was for a change, too, after `pause`.
+                # The next change is read almost at once; but after `pause` if a change has caused this reading, too.
                 self._answers[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 
     def due_in(self, run_id: str) -> float:
-        """Return the seconds until the unread changes of a run may be read; infinity without changes."""
+        """Return the seconds until the unread changes of a run may be read; infinity if it has no such changes."""
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
         return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 
@@ -145,7 +147,7 @@ class Runs:
         return sorted(live, key=lambda one: str(one["run_id"]))
 
     async def report(self, run_id: str) -> dict[str, Any]:
-        """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` without one."""
+        """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` if it does not exist."""
         await self._check(run_id)
         return await self._fresh(run_id, partial(self._report, run_id))
 
@@ -155,7 +157,7 @@ class Runs:
         return {**report(status), "history": describe(history)[-HISTORY_LINES:], "cost": run.cost().plain()}
 
     async def streamed(self, run_id: str) -> dict[str, Any] | None:
-        """Return one run for the page, without values that time alone changes; None without one."""
+        """Return one run for the page, without values that time alone changes; None if the run does not exist."""
         if not await self._client.count(self._keys(run_id).root):
             return None
         return await self._fresh(f"{run_id}/", partial(self._stream, run_id))
@@ -164,7 +166,7 @@ class Runs:
         return (await self.followed.refreshed(run_id)).streamed()
 
     async def history(self, run_id: str) -> tuple[History, float]:
-        """Return a run's history and hour; raise `NoSuchRun` without one."""
+        """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""
         await self._check(run_id)
         run = Run(self._client, self._keys(run_id))
         return await run.whole_history(), await run.hour()
@@ -178,6 +180,6 @@ class Runs:
 
 
 def _is_same(before: Usage, now: Usage) -> bool:
-    """Return True if a run's usage shows no change; False if the store does not count."""
+    """Return True if a run's usage shows no change; False if the store does not count usage, as etcd."""
     is_counted = before.age is not None and now.age is not None and before.age <= now.age
     return is_counted and (before.keys, before.bytes) == (now.keys, now.bytes)

@@ -57,7 +57,7 @@ GAUGES = {
     "session_ttl_seconds": "For how long a session is kept whose client is away.",
     "handshake_timeout_seconds": "Within which a client must say hello.",
 }
-"""A figure that is in neither table has its name as its help text."""
+"""A figure of the store that is neither in COUNTERS nor in GAUGES has its name as help text."""
 
 IN_SECONDS = ("uptime", "_ttl", "_timeout")
 OF_RUNS = {
@@ -78,20 +78,20 @@ OF_STEPS = {
     "step_age_seconds": ("How long ago that was.", "step_at", True),
     "step_rate": ("Steps a second, lately.", "step_rate", False),
 }
-"""Metrics of members: the text, the field of the report, and True if the field is an hour."""
+"""Metrics of members: the help text, the field of the summary, and True if that field is a time, not a duration."""
 
 
 OF_TIME = "Seconds since the run began: with a round, regrouping, waiting."
-LINES_AT_ONCE = 500  # written in one turn of the loop, in a millisecond or two
+LINES_AT_ONCE = 500  # made in one turn of the loop, in a millisecond or two
 
 Sample = tuple[tuple[str, ...], float]
-"""The values of a metric's labels, in order, and its value."""
+"""The values of a metric's labels, in order, and the value of the metric."""
 
 
 class OfProcess:
-    """The metrics of any process: its release, its resources, and the lag of its loop, named `lag`.
+    """The metrics of any process: its release, its resources, and the lag of its event loop under the name `lag`.
 
-    They have their own registry, as the program may use the default one.
+    These metrics have a registry of their own, as the user's program may use the default registry.
     """
 
     def __init__(self, lag: str) -> None:
@@ -103,7 +103,7 @@ class OfProcess:
         self._lag = Histogram(lag, text, buckets=LAG_BUCKETS, registry=self.registry)
 
     async def measure_loop(self, then: Callable[[], None] = lambda: None) -> None:
-        """Measure the running loop until cancelled; call `then` after each measurement."""
+        """Measure the lag of the running loop until cancelled; call `then` after each measurement."""
         loop = asyncio.get_running_loop()
         while True:
             asked = loop.time() + LAG_EVERY
@@ -136,7 +136,7 @@ class Metrics:
     async def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], *, ended: int) -> str:
         """Return all metrics as text; the loop runs other tasks between its pieces.
 
-        `runs` has the numbers of each run with nodes; `ended` counts the runs without.
+        `runs` has the numbers of each run with nodes; `ended` is the number of runs without nodes.
         """
         pieces = [self.process.text()]
         lines: list[str] = []

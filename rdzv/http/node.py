@@ -1,9 +1,9 @@
 """Shell: `/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
 
-The metrics show facts that the node knows without a request: its round, its use of time, the lag of its loop.
+The metrics are values that the node knows without a request to the store: its round, its use of time, its loop's lag.
 
-The port is opened at the node's first arrival, so not by commands that only read a run. A taken port is only logged:
-two nodes of one machine may have the same setting.
+The port is opened when the node first joins, so commands that only read a run do not open it. If the port is taken, a
+line is logged and the node works without, as two nodes of one machine may have the same setting.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LABELS: Final = ("node", "run")
 async def serve_node(
     node: Node, host: str, port: int, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool
 ) -> None:
-    """Serve a node's metrics from its first arrival on, until cancelled; in the node's loop.
+    """Serve a node's metrics in the node's loop, from the node's first arrival until cancelled.
 
     The arguments are those of `door_at` and `listening`.
     """
@@ -69,7 +69,7 @@ async def serve_node(
 
 
 class _NodeMetrics:
-    """The metrics of one node; made in its loop."""
+    """The metrics of one node; make an instance in the node's loop."""
 
     def __init__(self, node: Node) -> None:
         self.process = OfProcess("rdzv_node_loop_lag_seconds")
@@ -90,12 +90,12 @@ class _NodeMetrics:
         return web.Response(body="".join([self.process.text(), *self._lines()]).encode(), headers=CONTENT_TYPE)
 
     def changed(self) -> None:
-        """Call `observe` in the node's loop; from any thread."""
+        """Schedule a call of `observe` in the node's loop; may be called from any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.observe)
 
     def observe(self) -> None:
-        """Add the time since the last call to the activity at that call; only in the node's loop."""
+        """Add the time since the last call to the activity that the node had then; only in the node's loop."""
         node, membership, now = self._node, self._node.membership, self._loop.time()
         self._spent[self._doing] += now - self._since
         self._since = now
@@ -120,7 +120,7 @@ class _NodeMetrics:
         is_member = membership is not None and membership.over is None
         progress = head.progress
         if progress is not None and membership is not None and progress.round != membership.round.number:
-            progress = None  # it is of an earlier round
+            progress = None  # the progress is that of an earlier round
         coordinates = head.coordinator is not None and head.coordinator.node_id == node.node_id
         figures: dict[str, tuple[str, float | None]] = {
             "member": ("1 while the node is in a round.", is_member),

@@ -3,17 +3,18 @@
     python -I -S guard.py CONTROL FILES[/SIGNALS] COMMAND ...
 
 The guard starts the command in a process group of its own. CONTROL is the reading end of a pipe from the launcher. Each
-byte is a signal for the group, plus `IN_PASSING` if it is not meant to end the group. The pipe ends with the launcher,
-perhaps by SIGKILL: then the guard kills the whole group (Linux's PR_SET_PDEATHSIG would only reach the first process).
+byte in the pipe is a signal for the group, plus `IN_PASSING` if the signal is not meant to end the group. The pipe is
+closed when the launcher ends, also by SIGKILL: then the guard kills the whole group (Linux's PR_SET_PDEATHSIG would
+reach only the first process).
 
-The guard ends with the exit status or the signal of the command's first process, and kills the rest of the group at
-once; but after a signal that is meant to end the group, it waits as long as the launcher does. A process that leaves
-the group (a daemon with its own session) is not followed.
+When the command's first process ends, the guard kills the rest of the group, and ends with the same exit status or
+signal. But after a signal that is meant to end the group, the guard first waits until the whole group has ended, or the
+launcher sends SIGKILL. A process that leaves the group (a daemon with its own session) is not followed.
 
-FILES is the command's soft limit of open files: a launcher that hosts a store has raised its own. SIGNALS are the
-signals that the launcher blocks and ignores (`signals_here`), as uvloop resets both in its children.
+FILES is the command's soft limit of open files, as a launcher that hosts a store has raised its own limit. SIGNALS are
+the signals that the launcher blocks and ignores (`signals_here`), as uvloop unblocks and restores them in its children.
 
-This file runs by itself. It imports as little as possible, as it starts once per process.
+This file runs as a script, without the rest of rdzv. It imports little, as one guard starts per process.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 POLL = 20  # milliseconds
-CANNOT_EXECUTE = 126  # as in shells
-IN_PASSING = 0x80  # above all signals, which end at 64
-STARTED: set[int] = set()  # in a launcher: its own children, which it waits for
-# The guard ignores these: Slurm sends them to every process of a job, and the launcher passes them on.
+CANNOT_EXECUTE = 126  # the exit status that shells use for this
+IN_PASSING = 0x80  # a bit above all signal numbers, which end at 64
+STARTED: set[int] = set()  # pids: the children for which a launcher waits by itself
+# The guard ignores these signals: Slurm sends them to every process of a job, and the launcher sends them to the group.
 PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(control: int, files: int, command: list[str], signals: str = "") -> NoReturn:
-    """Run a command until it or the launcher ends."""
+    """Run a command until the command or the launcher ends."""
     close_others(control)
     if signals:
         take_signals(signals)
@@ -56,19 +57,19 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
 
 
 def close_others(keep: int) -> None:
-    """Close all files but the three streams and `keep`.
+    """Close all files but the three standard streams and `keep`.
 
-    uvloop leaks copies of streams and inherited files into its children: a daemon would hold the launcher's pipes open.
+    uvloop leaks copies of files into its children: a daemon of the command would keep the launcher's pipes open.
     """
-    with contextlib.suppress(OSError):  # not on every system
+    with contextlib.suppress(OSError):  # some systems have no /dev/fd
         for file in map(int, os.listdir("/dev/fd")):
             if file > 2 and file != keep:
-                with contextlib.suppress(OSError):  # the file of the listing itself
+                with contextlib.suppress(OSError):  # the listing's own file is closed already
                     os.close(file)
 
 
 def signals_here() -> str:
-    """Return the signals that this process blocks and ignores, without those that Python ignores."""
+    """Return the signals that this process blocks and ignores, for `take_signals`; leave out two of Python's own."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     of_python = {signal.SIGPIPE, signal.SIGXFSZ}
     ignored = {each for each in signal.valid_signals() - of_python if signal.getsignal(each) is signal.SIG_IGN}
@@ -76,7 +77,7 @@ def signals_here() -> str:
 
 
 def take_signals(signals: str) -> None:
-    """Block and ignore the signals of `signals_here`."""
+    """Block and ignore the signals that `signals_here` has returned in the launcher."""
     blocked, ignored = ([int(number) for number in some.split(",") if number] for some in signals.split("/"))
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -84,10 +85,10 @@ def take_signals(signals: str) -> None:
 
 
 def fork_guarded(control: int, files: int, *, report: int | None = None) -> None:
-    """Fork, and guard the child; return only in the child, without traces of the guard.
+    """Fork, and become the guard of the child; return only in the child, without the guard's files and handlers.
 
-    `files` is the child's soft limit of open files. If the launcher is not the guard's parent, `report` is a file for
-    two numbers of four bytes in the machine's order: the guard's pid and the child's wait status.
+    `files` is the child's soft limit of open files. If the launcher is not the guard's parent, the guard writes two
+    numbers of four bytes, in the machine's order, to the file `report`: its pid, and later the child's wait status.
     """
     os.set_inheritable(control, False)
     if report is not None:
@@ -98,13 +99,13 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
             signal.signal(number, lambda *_: None)
     child_ended = _tell_of_children()
     guard = os.getpid()
-    # The child's signals wait until its handlers are restored: the guard's handlers would drop them.
+    # Block signals until the child has restored its handlers: the guard's handlers, which it inherits, drop them.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
         try:
             _become_ordinary(guard=guard, files=files, as_inherited=as_inherited, mask=mask)
-        except BaseException:  # noqa: BLE001  the callers must not continue as the guard
+        except BaseException:  # noqa: BLE001  the callers' code must not run in a half-prepared child
             os._exit(CANNOT_EXECUTE)
         os.close(control)
         os.close(child_ended)
@@ -112,7 +113,7 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
             os.close(report)
         return
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    with contextlib.suppress(OSError):  # the child does so, too
+    with contextlib.suppress(OSError):  # the child makes the group, too
         os.setpgid(group, group)
     status = _watch(group, control, child_ended)
     if report is not None:
@@ -125,10 +126,10 @@ def _become_ordinary(
 ) -> None:
     os.setpgid(0, 0)
     _die_with(guard)
-    os.close(signal.set_wakeup_fd(-1))  # else the child's signals would reach the guard
+    os.close(signal.set_wakeup_fd(-1))  # otherwise the child's signals would reach the guard
     for number, handler in as_inherited.items():
         signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
-    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores SIGPIPE and SIGXFSZ
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     with contextlib.suppress(OSError, ValueError):
@@ -143,23 +144,23 @@ def _die_with(guard: int) -> None:
     pr_set_pdeathsig = 1  # from <sys/prctl.h>
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
-    if os.getppid() != guard:  # the guard died before the call
+    if os.getppid() != guard:  # the guard died before the call of prctl
         os._exit(CANNOT_EXECUTE)
 
 
 def _tell_of_children() -> int:
-    """Return a file that is readable once a child has ended."""
+    """Return a file that becomes readable when a child process ends."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # the wakeup needs a handler
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, Python writes nothing to the wakeup file
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     return reading
 
 
 def _watch(group: int, control: int, child_ended: int) -> int:
-    """Pass signals on until the group has ended; return the wait status of its first process."""
-    poll = select.poll()  # select() has no numbers above 1023
+    """Pass signals on until the group has ended; return the wait status of the group's first process."""
+    poll = select.poll()  # select() accepts no file above 1023
     poll.register(control, select.POLLIN)
     poll.register(child_ended, select.POLLIN)
     status: int | None = None
@@ -186,7 +187,7 @@ def _watch(group: int, control: int, child_ended: int) -> int:
 def _signal(group: int, number: int) -> bool:
     try:
         os.killpg(group, number)
-    except OSError:  # ended, or, on macOS, not yet reaped
+    except OSError:  # the group has ended; or, on macOS, is not reaped yet
         return False
     return True
 
@@ -195,7 +196,7 @@ def _mirror(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # one dump is enough
-        with contextlib.suppress(OSError):  # SIGKILL takes no handler
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status))

@@ -1,9 +1,9 @@
-"""The job of `rdzv run`, the ranks of its processes, and their environment. Pure.
+"""Pure: the options of `rdzv run`, the ranks of its processes, and their environment.
 
-**Flags.** A field of `Job` names its flag, default and help by `_option` or `_flag`; no other place does.
+**Flags.** A field of `Job` defines its flag, default and help by `_option` or `_flag`.
 
-**Ranks.** A node announces its number of processes in the attribute `nproc`, which leaves the payload free. Ranks
-follow the order of the members, which are read once per round. A member without it has one rank.
+**Ranks.** A node announces its number of processes in the attribute `nproc`, so that its payload is free for the user.
+The processes are ranked in the order of their nodes. A member without the attribute has one rank.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ if TYPE_CHECKING:
 
 NPROC: Final = "nproc"
 
-# Variables with the paths of files: the job writes one at each checkpoint, PyTorch's `@record` one at an exception.
+# Environment variables with paths: of the file that the job writes at each checkpoint, and of the one that PyTorch's
+# `@record` writes at an exception.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` beside a number, as torchrun's
-SIGNALLED: Final = 128  # plus the signal that ended a process
+COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` that are no numbers, as torchrun's
+SIGNALLED: Final = 128  # plus a signal: the exit status of a process that the signal ended
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
 class OnChange(Enum):
-    """The treatment of the processes when nodes wait to join."""
+    """The ways to end the processes when nodes wait to join."""
 
-    TERM = "term"  # SIGTERM ends them
-    USR1 = "usr1"  # SIGUSR1 notifies them; they end, or write a checkpoint, in their own time
-    CHECKPOINT = "checkpoint"  # SIGTERM ends them after their next checkpoint
+    TERM = "term"  # SIGTERM ends the processes
+    USR1 = "usr1"  # SIGUSR1 notifies the processes; they end, or write a checkpoint, in their own time
+    CHECKPOINT = "checkpoint"  # SIGTERM ends the processes after their next checkpoint
 
 
 class Then(Enum):
-    """The action that a launcher without success asks of its caller."""
+    """The action that a launcher which has not succeeded asks of its caller."""
 
-    RESTART = "restart"  # start it again on this node
-    REPLACE = "replace"  # start another node: this one leaves, is banned, or keeps failing
-    OVER = "over"  # none: the run is over
+    RESTART = "restart"  # start the launcher again on this node
+    REPLACE = "replace"  # start another node: this node leaves, is banned, or keeps failing
+    OVER = "over"  # do nothing: the run is over
 
 
 def _modules(text: str) -> tuple[str, ...]:
@@ -88,7 +89,7 @@ def _exit_codes(text: str) -> dict[Then, int]:
 
 
 def _option(named: str, kind: Callable[[str], Any] | None, help: str, default: Any = None, without: Any = None) -> Any:
-    """Make a field of an option; `without` is the value if it is not given, unless that is the default."""
+    """Make a field of an option; `without` replaces `default` as the value if the option is not given."""
     by = option(named, kind, help, default=default)
     return field(default=default if without is None else without, metadata={"by": by})
 
@@ -99,12 +100,12 @@ def _flag(name: str, help: str, *, default: bool) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The command to run, and its options; with `says_cost` this launcher writes the run's cost at the end."""
+    """The command of `rdzv run`, and its options; if `says_cost`, this launcher prints the run's cost at the end."""
 
     url: str
     command: tuple[str, ...]
     says_cost: bool = True
-    # The processes.
+    # Options: the start of processes.
     nproc: int = _option(
         "--nproc N|auto|cpu|gpu",
         _processes,
@@ -123,7 +124,7 @@ class Job:
     agent_store: bool = _flag(
         "--agent-store", "rank 0's launcher serves PyTorch's TCPStore at MASTER_PORT, as under torchrun", default=False
     )
-    # The consequences of a process's end.
+    # Options: the end of a process.
     max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as PyTorch's
     give_up_status: int = _option(
         "--give-up-status N",
@@ -145,7 +146,7 @@ class Job:
         "of reach, or no round came about), replace it (it leaves, is not taken in, or has failed once too often), or "
         "nothing (the run is over, though not well)",
     )
-    # The end of healthy processes, when nodes join or this one leaves.
+    # Options: the end of healthy processes, when nodes join or this node leaves.
     drain_on: signal.Signals | None = _option(  # noqa: RUF009  makes a field
         "--drain-on SIGNAL",
         _signal,
@@ -166,7 +167,7 @@ class Job:
     grace: float = _option(
         "--grace SECONDS", duration, "from SIGTERM to SIGKILL, and the longest wait for a checkpoint", 10.0
     )
-    # Output, and access to the processes.
+    # Options: output, and access to processes.
     prefix: bool = _flag("--no-prefix", "pass output through, without the rank before each line", default=True)
     log_dir: str | None = _option(
         "--log-dir DIR", None, "also write what each process writes into DIR/RUN/round-N/rank-R.log"
@@ -184,7 +185,7 @@ class Job:
     allow_chaos: bool = _flag("--allow-chaos", "let rdzv chaos kill this node, to rehearse a failure", default=False)
 
     def status_for(self, then: Then, otherwise: int) -> int:
-        """Return the exit status for an action, else `otherwise`."""
+        """Return the exit status that `--exit-codes` names for an action, else `otherwise`."""
         return (self.exit_codes or {}).get(then, otherwise)
 
     @property
@@ -194,7 +195,7 @@ class Job:
 
 
 def arguments() -> Iterator[Argument]:
-    """Yield the flags of a job."""
+    """Yield the arguments of `rdzv run` that are fields of `Job`."""
     for each in fields(Job):
         if each.metadata:
             by: Argument = each.metadata["by"]
@@ -209,10 +210,10 @@ class Place(NamedTuple):
 
 
 def place_of(rank: int, participants: Sequence[Participant], nproc: int) -> Place:
-    """Return the ranks of a node's processes; `participants` are in order of rank.
+    """Return the ranks of the processes of the node with this rank; `participants` are in order of rank.
 
     Raises:
-        RendezvousStateError: A member's attribute is not a number of processes.
+        RendezvousStateError: The attribute `nproc` of a member is not a number of processes.
     """
     counts = [_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"
@@ -230,7 +231,7 @@ def _count_of(participant: Participant) -> int:
 
 
 def environment_of(job: Job, info: RendezvousInfo, place: Place, *, local_rank: int, restarts: int) -> dict[str, str]:
-    """Return a process's variables but those with paths; none is a parameter of `rdzv.connect`."""
+    """Return a process's environment variables but those with paths; `rdzv.connect` takes none as a parameter."""
     host, port = info.bootstrap_address
     return {
         "RANK": str(place.first_rank + local_rank),
@@ -241,14 +242,14 @@ def environment_of(job: Job, info: RendezvousInfo, place: Place, *, local_rank: 
         "GROUP_WORLD_SIZE": str(info.world_size),
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
-        # torchrun sets these, too.
+        # torchrun sets the next variables, too.
         "ROLE_NAME": "default",
         "ROLE_RANK": str(place.first_rank + local_rank),
         "ROLE_WORLD_SIZE": str(place.world_size),
         "TORCHELASTIC_RUN_ID": info.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # else rank 0 makes the TCPStore under env://
+        "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # if not True, rank 0 makes the TCPStore of env://
         "RDZV_RUN_ID": info.run_id,
         "RDZV_ROUND": str(info.round),
         "RDZV_URL": job.url,

@@ -1,10 +1,10 @@
-"""Shell: one round of `rdzv run`, which starts the processes, waits for the end of the round, and stops them.
+"""Shell: one round of `rdzv run`: starts the processes, waits for the end of the round, and stops the processes.
 
-**The life of a round** is that of `rounds()`, in `rdzv.loop.life`. A node whose processes have succeeded meets again
-with the others if the round ends before theirs: the common result was not finished.
+**The life of a round** follows the rules of `rounds()`, in `rdzv.loop.life`. If the round ends before the processes of
+all nodes have succeeded, then all nodes meet again, also those whose own processes have succeeded.
 
-**Nodes that wait to join** may have to wait for a checkpoint (`OnChange`), at most for the grace. A loss ends the round
-at once.
+**Nodes that wait to join** may have to wait until the job has written a checkpoint (`OnChange`), at most for `--grace`.
+The loss of a member ends the round at once.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# The reason of a successful close: by it waiting nodes see that they are not needed.
+# The reason with which a successful run is closed. A node that waits to join then ends without an error.
 SUCCEEDED: Final = "the command has succeeded on every node"
-KILL_WITHIN: Final = 5.0  # seconds for killed processes to end, unless the kernel hangs
-# Seconds between the starts of a forked rank 0 and of the other ranks. PyTorch's rank 0 must listen before the others
-# connect, or they wait half a second. Processes that import PyTorch themselves start too unevenly for that.
+KILL_WITHIN: Final = 5.0  # seconds to wait for killed processes, which end unless the kernel hangs
+# Seconds by which a forked rank 0 starts before the other ranks. A rank that connects before PyTorch's rank 0 listens
+# waits half a second. Processes that import PyTorch themselves get no head start: their starts differ by more than it.
 HEAD_START: Final = 0.1
-LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; there is no portable notification
+LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; no portable call reports a change
 
 
 @dataclass(slots=True, kw_only=True)
 class Workplace:
-    """The state that all rounds of a launcher share; without `preloaded`, each process is started anew."""
+    """The state that all rounds of a launcher share; processes are forked from `preloaded` if it is not None."""
 
     job: Job
     checkpoint_file: Path
@@ -67,12 +67,12 @@ class Workplace:
     with_remedy: Callable[[str], str] = str
 
 
-Wished = NodesWaiting | Draining | Resized | StoreEnding  # announced changes, which may wait for a checkpoint
+Wished = NodesWaiting | Draining | Resized | StoreEnding  # announced changes, which may be delayed until a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A wait for a checkpoint other than `checkpoint`, at most until a time."""
+    """A wait for a newer checkpoint than `checkpoint`, at most until the time `until`."""
 
     wished: Wished
     why: str
@@ -100,10 +100,10 @@ class JobRound:
         self._loop = asyncio.get_running_loop()
         self.life: Life = Life(handler.node, membership, self._hear_of_ending, finished=SUCCEEDED)
         self.achieved: bool = False  # the job has written a checkpoint, or reported a second step
-        self.failed: tuple[str, int] | None = None  # a failed process of this node, in words, and its status
+        self.failed: tuple[str, int] | None = None  # a description of this node's failed process, and the exit status
 
     async def run(self) -> Outcome | signal.Signals:
-        """Run the command until the round ends; return the outcome, or the passed-on signal that ended the command."""
+        """Run the command until the round ends; return the outcome, or the signal of `pass_on` that ended a process."""
         info, job = self._info, self._job
         try:
             place = place_of(info.rank, await info.participants(), job.nproc)
@@ -150,7 +150,7 @@ class JobRound:
         if preloaded is not None and not await preloaded.is_ready():
             preloaded = None
         for local_rank in range(self._job.nproc):
-            # Before this node's first process other than rank 0; the others start right after it.
+            # Pause only once, before this node's first process that is not rank 0.
             if preloaded is not None and place.world_size > 1 and local_rank == (0 if place.first_rank else 1):
                 await anyio.sleep(HEAD_START)
             error_file = self._error_file(local_rank)
@@ -163,7 +163,7 @@ class JobRound:
             }
             if self._workplace.stacks is not None:
                 environment |= self._workplace.stacks.environment()
-            with anyio.CancelScope(shield=True):  # short; no started process may be lost
+            with anyio.CancelScope(shield=True):  # a cancellation must not lose a process that was just started
                 process = await Process.start(self._job, environment, files=self._workplace.files, preloaded=preloaded)
                 self._processes.append(process)
         self._running = self._job.nproc
@@ -189,7 +189,7 @@ class JobRound:
         wait: Wait | None = None
         while wait is None or not self._is_over(wait):
             heard: Wished | Process | Ending | None = None
-            with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # the queue keeps its items
+            with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # the queue loses no item by a timeout
                 heard = await self._heard.get()
             match heard:
                 case None:
@@ -197,7 +197,7 @@ class JobRound:
                 case Ending():
                     return None
                 case Process() if wait is not None and self._tells:
-                    self._running -= 1  # it was told to end: any status is good
+                    self._running -= 1  # the process was told to end, so any status is good
                 case Process() if heard.status:
                     return self._ended_by_signal(heard) or self._failure_of(heard)
                 case Process():
@@ -214,7 +214,7 @@ class JobRound:
         return None
 
     async def say_it_ends(self) -> None:
-        """Claim the round's end for this node before its processes end, as processes elsewhere may then fail."""
+        """Report that this node ends the round, before its processes end: processes of other nodes may then fail."""
         await self._handler.call(self.life.be_first())
 
     @property
@@ -222,7 +222,7 @@ class JobRound:
         return self._job.on_change is OnChange.USR1
 
     async def _wait(self, wished: Wished, wait: Wait | None) -> Wait | None:
-        """Begin or continue a wait for a checkpoint; a drain limits it to its own time."""
+        """Begin or continue a wait for a checkpoint; a drain limits the wait to the time that the drain has left."""
         why = self._why_to_meet(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
@@ -255,7 +255,7 @@ class JobRound:
                 return MOVES
 
     def _ended_by_signal(self, process: Process) -> signal.Signals | None:
-        """Return the passed-on signal that ended a process, if any; shells add 128."""
+        """Return the signal of `pass_on` that ended a process, if any; shells exit with 128 plus the signal."""
         for number in self._passed_on:
             if process.status in (-number, SIGNALLED + number):
                 return signal.Signals(number)
@@ -278,7 +278,7 @@ class JobRound:
     def _has_achieved(self) -> bool:
         if self._checkpoint() != self._checkpoint_before:
             return True
-        look_at_beats(self._membership, self._workplace.beats)  # the last reports of its processes
+        look_at_beats(self._membership, self._workplace.beats)  # reads the last steps that the processes have reported
         return not self._membership.beats.first
 
     def _checkpoint(self) -> int:
@@ -293,7 +293,7 @@ class JobRound:
         return [process for process in self._processes if process.status is None]
 
     def pass_on(self, number: int) -> bool:
-        """Send a signal to the processes; return False if none runs."""
+        """Send a signal to the processes; return False if no process runs."""
         running = self._running_now()
         for process in running:
             process.pass_on(number)
@@ -308,7 +308,7 @@ class JobRound:
         return await self._workplace.stacks.dump(process.rank for process in self._running_now())
 
     async def stop(self, number: int) -> None:
-        """Send the processes this signal to end, kill them after the grace, and pass on their output."""
+        """Send the processes this signal, kill those that have not ended after `--grace`, and pass on their output."""
         for process in self._processes:
             process.ask_to_end(number)
         await self._wait_for_processes(self._job.grace)
@@ -334,7 +334,7 @@ class JobRound:
 
 
 def describe(status: int) -> str:
-    """Describe the end of a process."""
+    """Describe the exit status of a process in words."""
     if status >= 0:
         return f"exited with status {status}"
     return f"was killed by {signal.Signals(-status).name if -status in set(signal.Signals) else f'signal {-status}'}"

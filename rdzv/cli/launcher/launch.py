@@ -1,12 +1,12 @@
-"""Shell: `rdzv run`, a command under rendezvous, for any program that needs a rank, a world size and an address.
+"""Shell: the launcher of `rdzv run`, for any program that needs a rank, a world size and the address of rank 0.
 
     join  ->  start the processes  ->  wait for the end of the round  ->  stop them  ->  join again, or leave
 
-docs/command.md lists the ends of a round and their consequences. The node meets the others again after a loss or a
-change, which is not counted as a restart, and after a failed process, which is. It leaves at SIGTERM or SIGINT, without
-closing the run. SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on; the node leaves as after SIGTERM if a process ends
-by one of them, or if SIGHUP or SIGQUIT comes while no process runs. A `guard` kills the group of each process if this
-process dies.
+docs/command.md lists the ends of a round and their consequences. After a loss, a change or a failed process the node
+meets the others again; only a failed process counts as a restart. At SIGTERM or SIGINT the node leaves, and does not
+close the run. The launcher passes SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 on to the processes. If a process ends by one of
+these four, or if SIGHUP or SIGQUIT comes while no process runs, the node leaves as after SIGTERM. If the launcher dies,
+the `guard` of each process kills the process's group.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds
-EXPLAINED_AFTER: Final = 2.0  # seconds until a wait is explained, and between looks at its reason
-ANSWERED_WITHIN: Final = 2.0  # seconds for calls whose answers are only told
+EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, and between looks at the reason
+ANSWERED_WITHIN: Final = 2.0  # seconds for requests whose answers are only printed
 
 AGAIN: Final = "again after a second: at once"
-FILES_NEEDED: Final = 40  # for a launcher that hosts the store
+FILES_NEEDED: Final = 40  # open files of a launcher that hosts the store
 FILES_OF_PROCESS: Final = 5
 REAPS_EVERY: Final = 1.0  # seconds
-PAIR_WITHIN: Final = 0.05  # seconds between the two signals of a pair
+PAIR_WITHIN: Final = 0.05  # seconds between two signals that a supervisor sends as a pair
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 async def run(job: Job) -> int:
-    """Run a command under rendezvous; return the exit status: 0, the command's, or 128 and the signal that ended us.
+    """Run a command under rendezvous; return 0, the command's status, or 128 plus the signal that ended the launcher.
 
     Raises:
         RendezvousError: Joining failed, the run was closed, or the store is out of reach.
@@ -92,12 +92,12 @@ class _Launcher:
             checkpoint_file=folder / "checkpoint",
             beats=folder / "beats",
             stacks=WorkerStacks(folder) if job.stacks else None,
-            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # a store hosted here raises it later
+            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # hosting a store raises the limit later
         )
         self._tally = Tally()
         self._signal: signal.Signals | None = None
         self._wish = Wish()
-        self._scope = anyio.CancelScope()  # cancelled by a signal
+        self._scope = anyio.CancelScope()  # a signal cancels this scope
         self._drains = asyncio.Event()
         self._round: JobRound | None = None
 
@@ -115,7 +115,7 @@ class _Launcher:
                     if handler.hosts_store:
                         stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
                         asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
-                self._scope = everything  # a hosted store waits for the other nodes
+                self._scope = everything  # a signal ends the wait of a hosted store for other nodes
         if status is None:
             assert self._signal is not None
             return SIGNALLED + self._signal
@@ -123,7 +123,7 @@ class _Launcher:
 
     def _handler(self) -> Handler:
         chosen = parse(self._job.url, {}, os.environ)
-        _ = chosen.needed  # reject an observer's URL before anything starts
+        _ = chosen.needed  # raises, before anything starts, if the URL has no `min_nodes`
         mine = str(self._job.nproc)
         if chosen.attributes.get(NPROC, mine) != mine:
             raise RendezvousSettingsError(
@@ -153,7 +153,7 @@ class _Launcher:
             handle_signal(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
-        """Leave in good order; at a second request end at once: the guards then kill the processes."""
+        """Stop the processes and leave; at a second request exit at once, and the guards kill the processes."""
         if not self._wish.is_new(number):
             return
         if self._signal is not None:
@@ -166,7 +166,7 @@ class _Launcher:
         self._scope.cancel()
 
     def _asked_to_drain(self, number: signal.Signals) -> None:
-        """Announce that this node leaves its round; without a round, or at a second request, leave."""
+        """Announce that this node is to leave its round; without a round, or at a second request, leave at once."""
         if self._round is None or self._drains.is_set():
             self._asked_to_stop(number)
         elif self._wish.is_new(number):
@@ -184,10 +184,10 @@ class _Launcher:
             self._stop(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Pass a signal on to the processes; if it would end them, after `PAIR_WITHIN`."""
+        """Pass a signal on to the processes; wait `PAIR_WITHIN` before passing on one that would end them."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
-        elif number in ENDING:  # SIGTERM of a pair may come later: the system delivers lower numbers first
+        elif number in ENDING:  # SIGTERM of the same pair may come later: SIGHUP has the lower number
             asyncio.get_running_loop().call_later(PAIR_WITHIN, self._pass_on_now, number)
         else:
             self._pass_on_now(number)
@@ -197,7 +197,7 @@ class _Launcher:
             return
         if self._round is not None and self._round.pass_on(number):
             log.info("%s was passed on", number.name)
-        elif number in ENDING:  # the terminal has closed, or asks for an end
+        elif number in ENDING:  # no process runs: the terminal has closed, or asks for an end
             self._asked_to_stop(number)
         else:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
@@ -205,7 +205,7 @@ class _Launcher:
     # ------------------------------------------------------------------------------------------ operators
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
-        await handler.is_closed()  # connect before questions can come
+        await handler.is_closed()  # connect to the store before an operator can ask
         with anyio.move_on_after(ANSWERED_WITHIN), contextlib.suppress(RendezvousError):
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING
@@ -228,7 +228,7 @@ class _Launcher:
             async for name, question in questions:
                 text = await self._answer_to(question.what)
                 if text is not None:
-                    with contextlib.suppress(RendezvousError):  # the asking side reports a timeout
+                    with contextlib.suppress(RendezvousError):  # the operator's command reports a timeout
                         await handler.answer(name, text)
                 if question.what == KILL and self._job.allow_chaos:
                     log.warning("killed by rdzv chaos")
@@ -281,15 +281,15 @@ class _Launcher:
         outcome: Outcome | signal.Signals | None = None
         try:
             outcome = await current.run()
-            if isinstance(outcome, signal.Signals):  # the command ended by this signal; end likewise
+            if isinstance(outcome, signal.Signals):  # a signal that was passed on has ended the command
                 if self._signal is None:
                     self._stop(outcome)
-                await anyio.sleep_forever()  # cancelled by the line before
+                await anyio.sleep_forever()  # `_stop` has cancelled this scope
         finally:
             current.life.stop()
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, Outcome):
-                    # A signal, or a defect here, has ended it: the other nodes must not be blamed.
+                    # A signal, or a defect here, has ended the round: no other node must be blamed for that.
                     await current.say_it_ends()
                 await current.stop(self._signal or signal.SIGTERM)
                 self._round = None
@@ -297,7 +297,7 @@ class _Launcher:
         return current, outcome
 
     async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
-        """Change or read the run's tally of restarts; without the store, this launcher's copy."""
+        """Change or read the run's tally of restarts; if the store is out of reach, change this launcher's copy."""
         try:
             self._tally = Tally.of(await handler.change_tally(lambda was: change(Tally.of(was)).pack()))
         except RendezvousError as error:
@@ -305,7 +305,7 @@ class _Launcher:
             log.warning("the restarts of the run cannot be read: %s", error)
 
     async def _follow(self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: Outcome) -> int | None:
-        """Return the exit status after a round, or None to meet again."""
+        """Return the launcher's exit status after a round, or None to meet the other nodes again."""
         where, life, achieved = f"run {info.run_id}, round {info.round}", round.life, round.achieved
         how, status = round.failed or ("", 0)
         if life.all_have_finished:
@@ -314,12 +314,12 @@ class _Launcher:
             log.error("%s: given up: %s", where, how)
             return self._job.status_for(Then.OVER, status)
         if life.ending is not None and life.ending.kind is EndKind.CLOSED:
-            return None  # the next meeting raises the error with the details
+            return None  # the next `next_rendezvous` raises the error with the details
         is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.is_draining
         if life.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else life.ending.reason
-            log.warning("%s: %s; %s", where, why, then)  # before the next calls: the store may have gone
+            log.warning("%s: %s; %s", where, why, then)  # say it before the next requests, as the store may be lost
         failed = is_ours or life.has_failed
         await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))
         if not is_ours:
@@ -364,5 +364,5 @@ async def _tell_what_is_waited_for(handler: Handler) -> None:
         now, before, told = anyio.current_time(), told, handler.reason
         is_news = without_durations(told) != without_durations(before)
         if is_news or now - told_at >= pause:
-            told_at, pause = now, SAID_AGAIN_AFTER if is_news else pause * 2  # ever less often while nothing changes
+            told_at, pause = now, SAID_AGAIN_AFTER if is_news else pause * 2  # say an unchanged reason ever less often
             say_error(f"rdzv run: run {handler.run_id}, node {handler.node_id}: {printable(told)}")

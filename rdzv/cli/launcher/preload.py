@@ -1,7 +1,8 @@
 """Shell: preloaded workers, forked from a process that has imported their modules.
 
-Each launcher has one server (`preload_server`), whose imports overlap with the first meeting. A command that cannot be
-forked (another interpreter or language, an option that needs a new interpreter) starts without it.
+Each launcher starts one such process (`preload_server`), which imports while the nodes meet for the first time. A
+command that cannot be forked (another interpreter or language, an option that needs a new interpreter) starts as it
+would without `--preload`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-END_WITHIN: Final = 5.0  # seconds; then the server is killed
-WITHOUT_VALUE: Final = frozenset("bBdEIOPqsSuv")  # options before the script, by letter
+END_WITHIN: Final = 5.0  # seconds; then the preload server is killed
+WITHOUT_VALUE: Final = frozenset("bBdEIOPqsSuv")  # letters of the interpreter's options without a value
 WITH_VALUE: Final = frozenset("WX")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonCommand:
-    """A Python command: the interpreter's options, and the `sys.argv` of a script's or (`-m`) a module's worker."""
+    """A Python command: the interpreter's options, and `sys.argv` for the script or, with `-m`, the module."""
 
     command: tuple[str, ...]
     options: tuple[str, ...]
@@ -52,7 +53,7 @@ class PythonCommand:
 
 
 def python_command(command: Sequence[str]) -> PythonCommand | str:
-    """Parse a command, or return why it cannot be forked from a preloaded process."""
+    """Parse a command; return a reason as text if the command cannot be forked from a preloaded process."""
     program, rest = command[0], list(command[1:])
     found = shutil.which(program)
     if found is None or not _is_this_python(found):
@@ -77,26 +78,26 @@ def python_command(command: Sequence[str]) -> PythonCommand | str:
 
 
 def _is_this_python(found: str) -> bool:
-    """Return True for this interpreter with these packages.
+    """Return True if the path `found` is the interpreter that runs this process, with the same packages.
 
-    A virtual environment's `python` is a link to its base interpreter, so the folder must be the same, too.
+    A virtual environment's `python` is a link to the base interpreter, so the link's folder must be the same, too.
     """
     here = Path(sys.executable)
     return Path(found).parent.absolute() == here.parent.absolute() and Path(found).resolve() == here.resolve()
 
 
 class WarmWorker:
-    """A worker behind its guard, with the interface of `asyncio.subprocess.Process`."""
+    """A forked worker behind its guard, with the interface of `asyncio.subprocess.Process`."""
 
     def __init__(self, report: int) -> None:
         self.returncode: int | None = None
-        self.pid: int = 0  # of its guard, once reported
+        self.pid: int = 0  # the pid of the guard; 0 until the guard has reported it
         self._report = report
         self._ended = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(report, self._read)
 
     async def wait(self) -> int:
-        """Wait until it has ended; return the exit status, or minus the signal."""
+        """Wait until the worker has ended; return its exit status, or minus the signal that ended it."""
         await asyncio.shield(self._ended)
         assert self.returncode is not None
         return self.returncode
@@ -108,7 +109,7 @@ class WarmWorker:
             return
         asyncio.get_running_loop().remove_reader(self._report)
         os.close(self._report)
-        # A guard that reports nothing was killed, and its worker with it.
+        # If the guard reports no status, it was killed, and the worker with it.
         status = int.from_bytes(written, sys.byteorder) if len(written) == 4 else int(signal.SIGKILL)
         self.returncode = os.waitstatus_to_exitcode(status)
         self._ended.set_result(None)
@@ -128,7 +129,7 @@ class PreloadServer:
     async def start(
         cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0, unbuffered: bool = False
     ) -> Self:
-        """Start the process, which imports `modules` and forks `standby` workers ahead; raise OSError if that fails."""
+        """Start a process that imports `modules` and forks `standby` workers ahead; raise OSError on failure."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -140,7 +141,7 @@ class PreloadServer:
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**os.environ, **({"PYTHONUNBUFFERED": "1"} if unbuffered else {})},
                     pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # the launcher passes Ctrl-C on
+                    start_new_session=True,  # Ctrl-C reaches only the launcher, which passes it on
                 )
             except BaseException:
                 ours.close()
@@ -153,18 +154,18 @@ class PreloadServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End the server and its standby workers; the launcher ends the running ones."""
+        """End the process and its standby workers; the launcher ends the running workers."""
         self._requests.close()
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(END_WITHIN):
                 await self._process.wait()
-            if self._process.returncode is None:  # it is still importing
+            if self._process.returncode is None:  # the process is still importing
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
 
     async def is_ready(self) -> bool:
-        """Wait for the imports; return False, after one warning, if no worker can be forked (any more)."""
+        """Wait until the modules are imported; log a warning and return False if no worker can be forked (any more)."""
         if self._is_ready is None:
             said = b""
             while not said.endswith(b"\n"):
@@ -183,12 +184,12 @@ class PreloadServer:
     async def start_worker(
         self, environment: Mapping[str, str], *, control: int, streams: tuple[int, int, int], files: int
     ) -> WarmWorker:
-        """Fork a worker with this environment, a guard on `control`, and three streams; raise OSError if that fails."""
+        """Fork a worker with three streams, whose guard reads signals from `control`; raise OSError on failure."""
         wanted = {**asdict(self._command), "env": dict(environment), "files": files}
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         try:
-            # The files go with the first byte. The socket was just read empty, so it has room.
+            # The files are sent with the first byte of the request.
             socket.send_fds(self._requests, [len(request).to_bytes(4, sys.byteorder)], [control, writing, *streams])
             await asyncio.get_running_loop().sock_sendall(self._requests, request)
         except BaseException:
@@ -201,7 +202,7 @@ class PreloadServer:
 
 @contextlib.asynccontextmanager
 async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
-    """Yield the server for a job's processes; None if there can be none, and the reason was logged."""
+    """Yield the preload server of a job; yield None without `--preload`, or if the command cannot be forked."""
     command = python_command(job.command) if job.preload else None
     if isinstance(command, PythonCommand):
         starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.takes_output)

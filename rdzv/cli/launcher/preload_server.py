@@ -2,22 +2,22 @@
 
     python [OPTIONS OF THE COMMAND] preload_server.py REQUESTS FOLDER MODULES STANDBY SIGNALS
 
-REQUESTS is a socket from the launcher; its end ends this process. FOLDER is the first in `sys.path` while MODULES,
-separated by commas, are imported. A request is four bytes of length, in the machine's order, and JSON of that length;
-the files control, report, stdin, stdout and stderr come with the first byte:
+REQUESTS is a socket to the launcher; when the launcher closes its end, this process ends. FOLDER is the first in
+`sys.path` while MODULES, separated by commas, are imported. A request is four bytes of length, in the machine's order,
+and JSON of that length. The files control, report, stdin, stdout and stderr are sent with its first byte:
 
     {"command": [...], "argv": [...], "module": bool, "env": {...}, "files": n}
 
-This process forks the guard of a second child (`guard.fork_guarded`), which runs the script or module as the
-interpreter would: as `__main__`, with its arguments, environment, folder, streams and default signals. `sys.stdout` and
-the like are those of this process, which must be started as unbuffered as the workers. A worker ends as any Python
-process, at the end of this file.
+For each request this process forks a guard, which forks the worker (`guard.fork_guarded`). The worker runs the script
+or module as the interpreter would: as `__main__`, with its arguments, environment, folder, streams and default signals.
+A worker's `sys.stdout` is that of this process, which must therefore be started as unbuffered as the workers. A worker
+ends as any Python process, at the end of this file.
 
-Workers share the state of the imported modules: the hash seed and random states (each worker seeds NumPy anew, the
-standard library seeds itself). Threads do not survive a fork, and CUDA contexts cannot be shared: if a module has
-started a Python thread or used CUDA, this process says so and ends.
+Workers share the state of the imported modules, such as the hash seed. Their random states differ: each worker seeds
+NumPy anew, and the standard library seeds itself. Threads do not survive a fork, and CUDA contexts cannot be shared: if
+a module has started a Python thread or used CUDA, this process reports that and ends.
 
-This file runs by itself, beside `guard.py` and `worker_startup.py`. It imports only the standard library and MODULES.
+This file runs as a script. It imports only the standard library, MODULES, and `guard` and `worker_startup` beside it.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     Prepare = Callable[[], Callable[[], object]]
 
 READY = b"ready\n"
-FILES = 5  # per request
-REQUEST_BYTES_MAX = 16 * 1024 * 1024  # an environment and arguments; Linux allows both a quarter of its 8 MiB stack
+FILES = 5  # that are sent with each request
+REQUEST_BYTES_MAX = 16 * 1024 * 1024  # for environment and arguments, which Linux limits to a quarter of an 8 MiB stack
 
 
 def serve(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:
-    """Fork a worker per request; return in the workers only, with the code to run."""
+    """Import modules and fork a worker per request; return only in workers, with a function that prepares the code."""
     guard, startup = _load("guard"), _load("worker_startup")
     guard.close_others(requests.fileno())
     guard.take_signals(signals)
-    here = ""  # if it was deleted
+    here = ""  # the working folder was deleted
     with contextlib.suppress(OSError):
-        here = os.getcwd()  # a module may leave it
+        here = os.getcwd()  # read now: a module may change the working folder
     _search_first(folder)
     for name in modules:
         importlib.import_module(name)
@@ -62,7 +62,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
     if problem is not None:
         requests.sendall(problem.encode() + b"\n")
         sys.exit(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # each guard reports by itself
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap guards at once: each reports to the launcher
     requests.sendall(READY)
     waiting: list[socket.socket] = []
     while True:
@@ -103,13 +103,13 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
     os.environ.clear()
     os.environ.update(wanted["env"])
     startup.register()
-    with contextlib.suppress(OSError):  # it was deleted: the worker starts there all the same, as any process
+    with contextlib.suppress(OSError):  # a deleted folder remains that of the worker, as of any process
         os.chdir(here)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # else all workers would draw alike
+        sys.modules["numpy"].random.seed()  # otherwise all workers draw the same numbers
     sys.argv[:] = wanted["argv"]
     sys.orig_argv[:] = wanted["command"]
-    renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # `fork` does not renew it
+    renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # a fork keeps the parent's id
     if renew_native_id is not None:
         renew_native_id()
     return partial(_module if wanted["module"] else _script, here)
@@ -122,7 +122,7 @@ def _search_first(folder: str) -> None:
 
 
 def _script(here: str) -> Callable[[], object]:
-    """Return a call that runs `sys.argv[0]` as `python FILE` does."""
+    """Return a function that runs `sys.argv[0]` as `python FILE` does."""
     path = os.path.join(here, sys.argv[0])
     _search_first(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
@@ -134,7 +134,7 @@ def _script(here: str) -> Callable[[], object]:
 
 
 def _module(here: str) -> Callable[[], object]:
-    """Return a call that runs `sys.argv[0]` as `python -m MODULE` does."""
+    """Return a function that runs `sys.argv[0]` as `python -m MODULE` does."""
     import runpy
 
     _search_first(here)
@@ -163,7 +163,7 @@ def _why_no_fork() -> str | None:
 
 
 def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a request and its files; end this process at the socket's end."""
+    """Receive a request and its files; exit if the launcher has closed the socket."""
     first, files, _, _ = socket.recv_fds(requests, 4, FILES)
     if not first:
         os._exit(0)
@@ -182,7 +182,7 @@ def _exactly(requests: socket.socket, count: int) -> bytes:
 
 
 def _load(name: str) -> types.ModuleType:
-    """Load a module beside this file, where this project's names are not importable."""
+    """Load a module from the folder of this file, as `import rdzv` may fail in this process."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -192,7 +192,7 @@ def _load(name: str) -> types.ModuleType:
 
 
 def _hide_frames() -> None:
-    """Hide this file's frames in the error that ends a worker."""
+    """Leave this file's frames out of the traceback of an error that ends a worker."""
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
@@ -211,7 +211,7 @@ def _main(requests: str, folder: str, modules: str, standby: str, signals: str) 
 if __name__ == "__main__":
     _prepare = _main(*sys.argv[1:])
     try:
-        _prepare()()  # here, so that a worker's stack has one frame of this file
+        _prepare()()  # called here, so that a worker's stack has only one frame of this file
     except BaseException:
         _hide_frames()
         raise

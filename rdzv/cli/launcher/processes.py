@@ -1,4 +1,4 @@
-"""Shell: the processes of `rdzv run`, each the leader of a group behind its `guard`, and their output."""
+"""Shell: the processes of `rdzv run`, each the leader of a process group under a `guard`, and their output."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-DRAIN_WITHIN: Final = 5.0  # seconds for the rest of the output before the next round
-PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows half a line
-LINE_BYTES_MAX: Final = 65_536  # of a line; a longer one is broken
+DRAIN_WITHIN: Final = 5.0  # seconds to pass on a process's remaining output before the next round
+PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows an incomplete line
+LINE_BYTES_MAX: Final = 65_536  # a longer line is split
 
 
 @dataclass(eq=False)
 class Process:
-    """One process of the command, with its output and its `rank` among all."""
+    """One process of the command, with its output, and its `rank` among the processes of all nodes."""
 
     rank: int
     _guarded: asyncio.subprocess.Process | WarmWorker
     _control: int | None
     _output: list[_Output]
-    _asked: bool = False  # by `ask_to_end`
+    _asked: bool = False  # True after `ask_to_end`
 
     @classmethod
     async def start(
         cls, job: Job, environment: dict[str, str], *, files: int, preloaded: PreloadServer | None = None
     ) -> Process:
-        """Start a process with these variables, forked from `preloaded` if given."""
+        """Start a process with these environment variables; fork it from `preloaded` if that is given."""
         rank = int(environment["RANK"])
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             control, told = _pipe(theirs, ours)
-            output: list[tuple[int, int]] = []  # from, to
+            output: list[tuple[int, int]] = []  # the pipe to read from, the stream to write to
             streams: dict[int, int] = {}
             into = _open_log(job.log_dir, environment) if job.log_dir is not None else None
             if job.takes_output:
                 for target in (1, 2):
                     source, streams[target] = _pipe(ours, theirs)
                     output.append((source, target))
-                environment = {"PYTHONUNBUFFERED": "1", **environment}  # else lines come late, or are lost at a SIGKILL
-            # As torchrun: several processes with a thread per core would compete.
+                environment = {"PYTHONUNBUFFERED": "1", **environment}  # else a SIGKILL loses Python's lines
+            # As under torchrun: several processes, each with a thread per core, would compete for the cores.
             defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
             environment = {**defaults, **os.environ, **environment}
-            reads_ours = environment["LOCAL_RANK"] == "0"  # standard input is for one process
+            reads_ours = environment["LOCAL_RANK"] == "0"  # only one process reads standard input
             guarded: asyncio.subprocess.Process | WarmWorker
             if preloaded is not None:
                 source = os.dup(0) if reads_ours else os.open(os.devnull, os.O_RDONLY)
@@ -80,7 +80,7 @@ class Process:
                     stdin=None if reads_ours else asyncio.subprocess.DEVNULL,
                     env=environment,
                     pass_fds=(control,),
-                    start_new_session=True,  # this process passes Ctrl-C on
+                    start_new_session=True,  # Ctrl-C reaches only the launcher, which passes it on
                     stdout=streams.get(1),
                     stderr=streams.get(2),
                 )
@@ -91,39 +91,39 @@ class Process:
 
     @property
     def status(self) -> int | None:
-        """The exit status, or minus the signal; None while it runs."""
+        """The exit status, or minus the signal that ended the process; None while it runs."""
         return self._guarded.returncode
 
     async def wait(self) -> None:
-        """Wait until it has ended; if its guard was killed, kill the rest of its session."""
+        """Wait until the process has ended; if its guard was killed, kill the rest of the guard's session."""
         if await self._guarded.wait() == -signal.SIGKILL and self._guarded.pid:
             _kill_session(self._guarded.pid)
 
     def ask_to_end(self, number: int) -> None:
-        """Send its group a signal that asks it to end, only once: some programs abort at a second one."""
+        """Ask the process's group once to end, by this signal: some programs abort at a second one."""
         if not self._asked:
             self._asked = True
             self.send(number)
 
     def pass_on(self, number: int) -> None:
-        """Send its group a signal that is not meant to end it."""
+        """Send the process's group a signal that is not meant to end the group."""
         self.send(number | guard.IN_PASSING)
 
     def send(self, number: int) -> None:
-        """Send its group a signal; `ask_to_end` remains possible."""
+        """Send the process's group a signal; `ask_to_end` remains possible."""
         if self._control is not None and self.status is None:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control, bytes([number]))
 
     async def release(self) -> None:
-        """Pass on the rest of its output, and close its files."""
+        """Pass on the rest of the process's output, and close its files."""
         control, self._control = self._control, None
         if control is None:
             return
         os.close(control)
         for output in self._output:
             output.finish()
-        with anyio.move_on_after(DRAIN_WITHIN):  # a slow reader must not delay the round
+        with anyio.move_on_after(DRAIN_WITHIN):  # a slow reader of the output must not delay the next round
             for output in self._output:
                 await anyio.to_thread.run_sync(output.join, abandon_on_cancel=True)
 
@@ -138,12 +138,12 @@ def _kill_session(leader: int) -> None:
 
 
 def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
-    """Make the log file of a process, in a folder that nodes may share, as ranks are unique; return None on an error.
+    """Make the log file of a process; return None on an error: a full disk must not end a healthy node.
 
-    A full disk must not end a healthy node.
+    The file is named by the process's rank, so nodes may share the folder.
     """
     run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
-    if not run.strip("."):  # "..", which `quote` keeps, is another folder
+    if not run.strip("."):  # a run_id of dots, which `quote` keeps, would be another folder
         run = run.replace(".", "%2E")
     path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"
     try:
@@ -163,18 +163,18 @@ def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[i
 
 
 class _Output(threading.Thread):
-    """Passes one stream of a process on, with a label before each line; in a thread, as a terminal may block.
+    """Passes on one output stream of a process, with a label before each line; a thread, as a terminal may block.
 
-    It is no daemon: all output is passed on before this process ends.
+    The thread is no daemon, so the launcher ends only after all output was passed on.
     """
 
-    _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # lines of processes must not mix
+    _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # by stream: lines of several processes must not mix
     _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # the last writer of half a line
 
     def __init__(self, source: int, target: int, rank: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")
         self._rank = rank
-        self._log = None if log is None else log.open("ab", buffering=0)  # both streams append to it
+        self._log = None if log is None else log.open("ab", buffering=0)  # both streams of a process append to its file
         self._from = source
         self._to = target
         self._label = label
@@ -182,15 +182,15 @@ class _Output(threading.Thread):
         self.start()
 
     def finish(self) -> None:
-        """Stop once nothing is left to read, even if an escaped process may still write."""
+        """End this thread once the pipe is empty, even if a process that has left the group may still write to it."""
         os.close(self._finish_writing)
 
     def run(self) -> None:
-        """Pass the stream on to its end, or until the reader has gone; then close the pipe for the writer."""
+        """Pass the stream on until it ends, or the reader of the output has closed it; then close the pipe."""
         try:
             self._pass_on()
         except OSError as error:
-            if error.errno != errno.EPIPE:  # else the reader has closed it
+            if error.errno != errno.EPIPE:  # EPIPE: the reader of the output has closed it
                 stream = "standard output" if self._to == 1 else "standard error"
                 log.warning("%s cannot be written: %s; what rank %s writes is lost", stream, error.strerror, self._rank)
         finally:
@@ -207,7 +207,7 @@ class _Output(threading.Thread):
         shows_prompts = os.isatty(self._to)
         while True:
             ready = {file for file, _ in poll.poll(PROMPT_AFTER if rest and shows_prompts else None)}
-            if not ready:  # perhaps a prompt
+            if not ready:  # the incomplete line may be a prompt
                 self._write(self._label + rest, unfinished=True)
                 rest = b""
                 continue
@@ -217,9 +217,9 @@ class _Output(threading.Thread):
             if not chunk:
                 break
             if self._log is not None:
-                with contextlib.suppress(OSError):  # a full disk must not hide output from a terminal
+                with contextlib.suppress(OSError):  # a log file on a full disk must not hide output from a terminal
                     self._log.write(chunk)
-            if self._unfinished[self._to] is self:  # half of its line was the last output
+            if self._unfinished[self._to] is self:  # this thread's incomplete line was written last
                 end = chunk.find(b"\n") + 1 or len(chunk)
                 self._write(chunk[:end], unfinished=not chunk[:end].endswith(b"\n"))
                 chunk = chunk[end:]
@@ -237,7 +237,7 @@ class _Output(threading.Thread):
             while data:
                 try:
                     data = data[os.write(self._to, data) :]
-                except BlockingIOError:  # another process has set it non-blocking
+                except BlockingIOError:  # another process has made the stream non-blocking
                     waiting = select.poll()
                     waiting.register(self._to, select.POLLOUT)
                     waiting.poll()
@@ -247,7 +247,7 @@ _LINE_ENDS = re.compile(rb"\r\n|\n|\r(?=[^\n])")
 
 
 def label_lines(text: bytes, label: bytes) -> tuple[bytes, bytes]:
-    """Put a label before each complete line; also return the rest. A lone carriage return ends a line, too."""
+    """Put a label before each complete line; also return the incomplete rest. A lone carriage return ends a line."""
     labelled: list[bytes] = []
     begin = 0
     for line_end in _LINE_ENDS.finditer(text):

@@ -1,12 +1,13 @@
 """Pure: the URL of a run from the environment of a Slurm step: `srun rdzv run slurm -- ...`.
 
-    slurm                              one run per step, hosted by the first node of its list
-    slurm?min_nodes=2&token_file=...   the same, with parameters, which take precedence
+    slurm                              one run per step; the step's first node hosts the store
+    slurm?min_nodes=2&token_file=...   the same; these parameters precede those from Slurm
     slurm?store=tcp://store-host:29400   the same in an existing store: `rdzv serve`, or etcd
 
-Minimum and maximum are the nodes of the step, which are all expected, so that missing ones are named. The port depends
-on the job: two jobs that share a node do not meet. The run's name contains job, step, and the count of requeues, as a
-requeued job's former run is closed. The attribute `switch` is for rank_order=topology:switch.
+`min_nodes` and `max_nodes` are the step's number of nodes. All nodes of the step are `expected`, so that missing nodes
+are named. The port depends on the job, so that two jobs that share a node do not meet. The run_id contains the job, the
+step, and the number of requeues, as the run of a job that is requeued was closed. The attribute `switch` is for
+rank_order=topology:switch.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 SCHEME: Final = "slurm"
 PORT_FIRST, PORTS = 20_000, 10_000  # below the ephemeral ports
-EXPECTED_MOST: Final = 1024  # names that fit into a URL; a larger step gets none
-NODES_MOST: Final = 65_536  # per list
+EXPECTED_MOST: Final = 1024  # node names that fit into a URL; for a larger step `expected` is left out
+NODES_MOST: Final = 65_536  # node names per list
 
 
 def is_meant_by(word: str) -> bool:
-    """Return True if this word in place of a URL means Slurm's environment."""
+    """Return True if this word, in place of a URL, is `slurm`, with or without parameters."""
     return word.partition("?")[0] == SCHEME
 
 
@@ -36,7 +37,8 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
     """Return the URL of a step's run; `word` is `slurm`, perhaps with parameters after a question mark.
 
     Raises:
-        RendezvousSettingsError: This is no task of a step, a node has several launchers, or the store would be open.
+        RendezvousSettingsError: This process is no task of a Slurm step, a node has several launchers, or the store
+            would accept every client.
     """
     job = environment.get("SLURM_JOB_ID", "")
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
@@ -79,7 +81,7 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
 
 
 def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
-    """Reject an open store on every node, not only on its host, for which the others would wait."""
+    """Raise an error on every node, not only on the store's host, if the store would accept every client."""
     settings = parse(url, {}, environment)
     has_secret = settings.token is not None or settings.token_file is not None
     if not (has_secret or settings.insecure or (settings.cert and settings.ca)):
@@ -91,13 +93,13 @@ def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
 
 
 def processes_of(environment: Mapping[str, str]) -> int:
-    """Return the default number of processes per node: Slurm's GPUs, at least one."""
+    """Return the default number of processes per node: the number of GPUs that Slurm names, at least one."""
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     return max(int(gpus), 1) if gpus.isdecimal() else 1
 
 
 def is_first_task(environment: Mapping[str, str]) -> bool:
-    """Return True for the step's first task, on the node that hosts its store."""
+    """Return True for the step's first task, which is on the node that hosts the store."""
     return environment.get("SLURM_PROCID", "0") == "0"
 
 
@@ -113,7 +115,7 @@ _PIECE = re.compile(r"([^,\[]*)(?:\[([0-9,-]+)\])?([^,\[]*)(?:,|$)")
 
 
 def expand(names: str) -> Iterator[str]:
-    """Yield the names of a list of Slurm's: `gpu[001-003,7],login` is gpu001, gpu002, gpu003, gpu7 and login.
+    """Yield the nodes in a list of Slurm's: `gpu[001-003,7],login` is gpu001, gpu002, gpu003, gpu7 and login.
 
     Raises:
         RendezvousSettingsError: The list is invalid, or too long.

@@ -1,7 +1,8 @@
 """Shell: asks the running Python processes of a command for their stacks; see `worker_startup`.
 
-A process writes its stacks in a signal handler, which does not announce their end: a file counts as complete once it
-has not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel: then /proc says its state.
+A signal handler of each process writes the process's stacks to a file. The handler does not mark the end, so a file
+counts as complete once it has not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel:
+its state is read from /proc.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from rdzv.cli.launcher import worker_startup
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TEXT_MOST: Final = 256 * 1024  # characters for a node ...
-TEXT_OF_ONE_MOST: Final = 64 * 1024  # ... and for a process
+TEXT_MOST: Final = 256 * 1024  # characters of all stacks of a node
+TEXT_OF_ONE_MOST: Final = 64 * 1024  # characters of one process's stacks
 ANSWER_WITHIN: Final = 2.0  # seconds: signal handlers run at once, unless the process is stopped
-SETTLED_AFTER: Final = 0.1  # seconds without growth
+SETTLED_AFTER: Final = 0.1  # seconds without growth until a file counts as complete
 LOOK_EVERY: Final = 0.02
 
 
 class WorkerStacks:
-    """The stacks of one node's processes, in an empty folder."""
+    """The files to which one node's processes write their stacks, in an empty folder."""
 
     def __init__(self, folder: Path) -> None:
         self._startup = folder / "startup"
@@ -40,16 +41,16 @@ class WorkerStacks:
         shutil.copyfile(worker_startup.__file__, self._startup / "sitecustomize.py")
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that a process needs."""
+        """Return the environment variables with which a process can be asked for its stacks."""
         path = os.pathsep.join(filter(None, [str(self._startup), os.environ.get("PYTHONPATH")]))
         return {"PYTHONPATH": path, worker_startup.FOLDER: str(self._dumps)}
 
     async def dump(self, ranks: Iterable[int] = ()) -> str:
-        """Return the stacks of all running Python processes, and name those of `ranks` that do not answer."""
+        """Return the stacks of all running Python processes, and name those of `ranks` that cannot be asked."""
         asked = {path: pid for path in sorted(self._files(), key=_rank_and_pid) if (pid := _holder(path))}
         for path, pid in asked.items():
             os.truncate(path, 0)
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or changed its user
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # the process has ended, or changed its user
                 os.kill(pid, worker_startup.SIGNAL)
         await self._until_whole(asked)
         told = [_describe(path, pid) for path, pid in asked.items()]
@@ -82,7 +83,7 @@ class WorkerStacks:
                 await anyio.sleep(LOOK_EVERY)
 
     def forget_ended(self) -> None:
-        """Remove the files of ended processes; only between rounds, as a starting process has no lock yet."""
+        """Remove files without a lock, whose processes have ended; only between rounds, as a lock follows a file."""
         for path in self._files():
             with contextlib.suppress(OSError):
                 if _holder(path) is None:
@@ -95,7 +96,7 @@ def _rank_and_pid(path: Path) -> tuple[int, int]:
 
 
 _LOCK = ("qqihh", 2, 3) if sys.platform == "darwin" else ("hhqqi", 4, 0)
-"""The layout of the system's `struct flock`, and the places of the process and the lock type in it."""
+"""The layout of the system's `struct flock`, and the indices of its fields for the process and the lock type."""
 
 
 def _holder(path: Path) -> int | None:
@@ -112,7 +113,7 @@ def _holder(path: Path) -> int | None:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file; -1 if it was removed after its process ended."""
+    """Return the size of a file; -1 if the file was removed after its process had ended."""
     try:
         return path.stat().st_size
     except FileNotFoundError:

@@ -1,12 +1,12 @@
 """Shell: the startup code of the command's Python processes, which writes their stacks for the launcher.
 
 `rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH, so every Python interpreter imports it.
-It opens a file in the folder of `RDZV_STACKS_DIR` and registers SIGNAL, whose handler, in C, writes the stacks of all
-threads there, even if Python is blocked. Then it locks the file. The lock, which ends with the process or with `exec`,
-tells the launcher which processes may get the signal, by pids in the launcher's own namespace.
+The copy opens a file in the folder `RDZV_STACKS_DIR` and registers a handler of SIGNAL, in C, which writes the stacks
+of all threads to that file, even if Python is blocked. Then it locks the file. The lock tells the launcher that the
+process may get the signal, and the process's pid in the launcher's own namespace. It ends with the process or `exec`.
 
-A user's own `sitecustomize` is imported after it. The processes may run any version of Python, so this file keeps to
-old syntax and the standard library, and never fails.
+A user's own `sitecustomize` is imported after this one. The processes may run any version of Python, so this file keeps
+to old syntax and the standard library, and never fails.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import sys
 FOLDER = "RDZV_STACKS_DIR"
 
 SIGNAL = getattr(signal, "SIGRTMAX", 0) - 6 if hasattr(signal, "SIGRTMAX") else int(getattr(signal, "SIGINFO", 0))
-"""A real-time signal that neither Slurm nor a language's runtime uses; macOS has none, but has SIGINFO."""
+"""A real-time signal that neither Slurm nor a language's runtime uses; on macOS, which has no such signal, SIGINFO."""
 
 
 def register() -> None:
-    """Make this process and its forks write their stacks at a signal."""
+    """Make this process and its forks write their stacks when they receive SIGNAL."""
     folder = os.environ.get(FOLDER)
     if folder and SIGNAL and hasattr(faulthandler, "register"):
         own = [_open(folder)]
@@ -40,16 +40,16 @@ def register() -> None:
 
 
 def _open(folder: str) -> int | None:
-    """Register a file of this process; return None if it cannot be made."""
+    """Open and lock a file for the stacks of this process; return None if it cannot be made."""
     faulthandler.unregister(SIGNAL)
     path = os.path.join(folder, f"{os.environ.get('RANK', 'none')}.{os.getpid()}")
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)  # exec closes it
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)  # exec closes this file
     except OSError:
         return None
     with contextlib.suppress(OSError):
         faulthandler.register(SIGNAL, file=file, all_threads=True, chain=False)
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # last: the lock permits the signal
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # after the handler, as the lock permits the signal
     return file
 
 
@@ -63,7 +63,7 @@ def _import_the_next() -> None:
         if error.name != "sitecustomize":
             raise
     finally:
-        sys.modules.setdefault("sitecustomize", this)  # the import system looks it up again
+        sys.modules.setdefault("sitecustomize", this)  # the import system looks the module up again
 
 
 if __name__ == "sitecustomize":
