@@ -1,4 +1,4 @@
-"""Pure: errors for wrong values: one sentence with the value, its limit and a remedy."""
+"""Pure: errors for wrong settings. Each message is one sentence with the value, its limit and a remedy."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _brief.maxstring = _brief.maxother = 80
 _brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = _brief.maxfrozenset = 4
 _brief.maxlevel = 3
 
-NUMBER_DIGITS_MAX: Final = 4000  # Python does not write integers of more than 4,300 digits
+NUMBER_DIGITS_MAX: Final = 4000  # Python does not convert integers of more than 4,300 digits to text
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Raise `RendezvousSettingsError`; a function, so that an expression can raise."""
+    """Raise `RendezvousSettingsError`. Unlike the statement `raise`, a call fits into an expression."""
     raise RendezvousSettingsError(sentence)
 
 

@@ -4,8 +4,8 @@
     ─┬─   ────┬─────  ─┬──  ──────────┬──────────
    scheme  endpoint  run_id       parameters
 
-`split_url` checks only the form, as a third party's backend checks the rest itself. `Endpoint` checks scheme and hosts,
-and looks up no names.
+`split_url` checks only the form of a URL, as the backend of a third party checks the rest. `Endpoint` checks scheme and
+hosts, without DNS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Scheme:
 
     family: str  # "tcp" or "etcd"
     is_encrypted: bool
-    port: int  # the default port
+    port: int
     prefix: str  # the default `prefix`
 
 
@@ -48,7 +48,8 @@ class Endpoint:
     """The address of the store."""
 
     scheme: str
-    # Names or addresses without brackets, with ports: an etcd cluster's, or of hosts that may serve the store in turn.
+    # Host names or addresses without brackets, each with its port. Several: an etcd cluster, or hosts that may serve
+    # the store in turn.
     hosts: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
@@ -60,18 +61,18 @@ class Endpoint:
             refuse(f"the URL lists {_written(*twice)} twice; name each host once")
 
     @classmethod
-    @functools.lru_cache(maxsize=16)  # nodes of one process mostly have the same store
+    @functools.lru_cache(maxsize=16)  # cached: nodes of one process mostly have the same store
     def parse(cls, scheme: str, authority: str) -> Endpoint:
         """Parse the hosts in a URL; raise `RendezvousSettingsError` if they are wrong."""
         _check_scheme(scheme)  # report an unknown scheme first
-        if "@" in authority:  # do not show it: it may contain a password
+        if "@" in authority:  # do not show the authority: it may contain a password
             refuse(
                 'the URL\'s host contains "@", but users and passwords do not belong into a URL, which is '
                 "shown in process lists; give user= and password_file= for etcd, token_file= for tcp"
             )
         written = authority.split(",")
         port = SCHEMES[scheme].port
-        if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # hosts without a port have the last one written
+        if len(written) > 1 and SCHEMES[scheme].family == "tcp":  # a host without a port gets the last port in the URL
             port = next((last for host in reversed(written) if (last := _host_and_port(host, 0)[1])), port)
         return cls(scheme=scheme, hosts=tuple(_host_and_port(host, port) for host in written))
 
@@ -82,7 +83,7 @@ class Endpoint:
 
     @property
     def has_successors(self) -> bool:
-        """True if several hosts may serve the store: if one dies, the next does."""
+        """True if several hosts may serve the store: if one host dies, the next serves it."""
         return len(self.hosts) > 1 and self.info.family == "tcp"
 
     @property
@@ -109,7 +110,7 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         host, is_host = host[1:-1], False
         with contextlib.suppress(ValueError):
             mapped = ipaddress.IPv6Address(host).ipv4_mapped
-            host, is_host = str(mapped or host), True  # an IPv6-only socket rejects mapped addresses
+            host, is_host = str(mapped or host), True  # an IPv6-only socket rejects IPv4-mapped addresses
     else:
         is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # the names that DNS allows
     if not match or not is_host:
@@ -148,8 +149,8 @@ class UrlParts:
         return f"{self.scheme}://{self.authority}/{quote(self.run_id, safe='')}" + (f"?{query}" if query else "")
 
 
-# RFC 3986, appendix B; also underscores in a scheme, as in names of PyTorch's backends. `urllib.parse.urlsplit` drops
-# newlines and tabs, and in some versions rejects several IPv6 hosts.
+# The pattern of RFC 3986, appendix B, with underscores in schemes, as in names of PyTorch's backends.
+# `urllib.parse.urlsplit` drops newlines and tabs, and in some versions rejects several IPv6 hosts.
 _URL: Final = re.compile(
     r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<authority>[^/?#]*)(?P<path>/[^?#]*)?(\?(?P<query>[^#]*))?", re.ASCII
 )
@@ -158,7 +159,7 @@ _URL: Final = re.compile(
 def split_url(url: str) -> UrlParts:
     """Split `scheme://host[:port]/run_id?parameters`; raise `RendezvousSettingsError` for another form.
 
-    A "+" is a plus sign, not a blank as in HTML forms.
+    A "+" in the URL stays a plus sign; in HTML forms it means a blank.
     """
     given: object = url
     if not isinstance(given, str):
@@ -166,7 +167,7 @@ def split_url(url: str) -> UrlParts:
     return _split(url)
 
 
-@functools.lru_cache(maxsize=16)  # the registry and the backend parse the same URL
+@functools.lru_cache(maxsize=16)  # cached: the registry and the backend parse the same URL
 def _split(url: str) -> UrlParts:
     visible = shown(url.partition("?")[0] if "@" not in url else "...")  # errors show no parameters and no passwords
     if "://" not in url:

@@ -1,7 +1,7 @@
 """Pure: the keywords of `connect`, for type checkers.
 
-Text is read as in a URL, so that a script can pass its command line's values; None is ignored. The parameters of third
-parties' backends are not here: their users write them in the URL.
+A keyword's value may be text, as in a URL, so that a script can pass values of its command line. Parameters of third
+parties' backends are no keywords: users write them in the URL.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence  # noqa: TC003  so that 
 from pathlib import PurePath
 from typing import Any, TypeAlias, TypedDict
 
-from store.limits import Limits  # noqa: TC001  for the same reason
+from store.limits import Limits  # noqa: TC001  so that annotations can be evaluated
 
 Count: TypeAlias = int | str | None
 Seconds: TypeAlias = float | str | None

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Source(Enum):
-    """A place in which a parameter may be given; its value completes "ttl=0 ... must be" in errors."""
+    """A place in which a parameter may be given. Its enum value names it in errors: "ttl=0 in the URL must be"."""
 
     ENVIRONMENT = " in the environment"
     URL = " in the URL"
@@ -39,16 +39,16 @@ class Parameter:
     kind: value_types.Kind
     _: KW_ONLY
     default: Any = None
-    default_text: str = ""  # the default in words, if `derive` computes it
+    default_text: str = ""  # the default in words, if the value does not say it
     derive: Callable[[Any], Any] | None = None  # returns the default from a `Settings`
     aliases: tuple[str, ...] = ()  # older names, for a URL and `--rdzv-conf`
     sources: frozenset[Source] = frozenset(Source)
-    family: str = ""  # the kind of store that has it, "tcp" or "etcd"; empty: both
-    encrypted_only: bool = False  # only for `tcps` and `etcds`
+    family: str = ""  # the kind of store that has the parameter, "tcp" or "etcd"; empty: both
+    encrypted_only: bool = False  # the parameter is only for the schemes `tcps` and `etcds`
     is_secret: bool = False  # errors do not show its value
 
     def called(self, name: str) -> Parameter:
-        """Return the description with this name."""
+        """Return a copy of the description with this name."""
         return replace(self, name=name)
 
     def read(self, raw: object, *, source: Source = Source.KEYWORD, written: str = "") -> Any:
@@ -72,7 +72,7 @@ def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
 
 
 RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
-# If one of the pair is missing, it has the default of PyTorch's `dynamic_rendezvous.create_handler`.
+# If one of this pair is not given, it has the default of PyTorch's `dynamic_rendezvous.create_handler`.
 KEEP_ALIVE: Final = {
     "keep_alive_interval": Parameter("keep_alive_interval", duration(), default=5.0),
     "keep_alive_max_attempt": Parameter("keep_alive_max_attempt", whole_number(1), default=3),

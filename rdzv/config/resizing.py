@@ -1,7 +1,7 @@
-"""Pure: the settings of a run that is resized: they get a new minimum and maximum, and keep the earlier ones.
+"""Pure: the settings of a resized run: they have the new minimum and maximum of nodes, and list the earlier ones.
 
-A node may be started with numbers from before a resize. If they are an earlier pair, listed under `RESIZED_FROM`, it
-gets the present ones. A node with other numbers gets an error (promise R18).
+A node may be started with a minimum and maximum from before a resize. If the run's settings list this pair under
+`RESIZED_FROM`, the node gets the present pair. Otherwise it gets an error (promise R18).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 RESIZED_FROM: Final = "resized_from"  # in the settings: earlier pairs of minimum and maximum
-FORMER_MOST: Final = 16  # pairs: the first, which most nodes have, and the last ones
+FORMER_MOST: Final = 16  # pairs in `RESIZED_FROM`: the first, with which most nodes were started, and the last
 
 
 def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:
-    """Return a run's settings with new numbers of nodes (None: unchanged); raise an error if no round fits them."""
+    """Return a run's settings with new numbers of nodes (None: unchanged); raise an error if no round can complete."""
     old = [agreed["min_nodes"], agreed["max_nodes"]]
     given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
     read = [None if value is None else PARAMETERS[name].read(value) for name, value in given.items()]

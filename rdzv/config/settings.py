@@ -1,7 +1,7 @@
 """Pure: the user's settings, from keywords, a URL or the environment: checked once, then frozen.
 
-`parse` returns `Settings`. Each field declares a parameter (`PARAMETERS`); the text below it is its row in
-docs/all-parameters.md. If a parameter is given in several places, this order decides:
+Each field of `Settings` declares a parameter (`PARAMETERS`); the text below it is its row in docs/all-parameters.md. If
+a parameter is given in several places, this order decides:
 
     keyword of `connect`   beats   the URL   beats   the environment variable RDZV_<NAME>
 
@@ -11,9 +11,9 @@ Keywords that are None are ignored. Unknown names are errors, but not in the env
 RDZV_ROUND and others.
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. A form overrides the other
-form of a weaker place; both forms in one place are an error.
+form if that is given in a weaker place; both forms in one place are an error.
 
-`Settings` checks all values, so `dataclasses.replace` does, too.
+`Settings` checks all its values, also in a copy by `dataclasses.replace`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 
-# In seconds. Leases are renewed several times per TTL. Below this, a pause of 0.3 s (a garbage collection, a busy
-# hypervisor, a retransmission) would count as a death.
+# In seconds. Leases are renewed several times per TTL. With a smaller TTL, a pause of 0.3 s (a garbage collection, a
+# busy hypervisor, a retransmission) would count as a death.
 TTL_MIN: Final = 0.5
 DISCONNECT_TTL: Final = 1.0  # in seconds: reconnecting takes milliseconds
-GONE_TTL_MIN: Final = 0.01  # in seconds: some round trips in one building, and a pause of the interpreter
+GONE_TTL_MIN: Final = 0.01  # in seconds: a few round trips in one building, and a pause of the interpreter
 STALL_TIMEOUT_MIN: Final = 1.0  # in seconds: a briefly busy machine is not stuck
 _NOT_SHOWN: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
 _NO_TEXT: Final = frozenset({Source.KEYWORD, Source.RDZV_CONF})
@@ -76,13 +76,13 @@ class Settings:
     unit_within: str | None = parameter(None, kinds.TEXT)
     """An attribute that all nodes of a unit share; their ranks are adjacent. Nodes outside full units are spares."""
     join_timeout: float = parameter(600.0, duration(), aliases=("timeout",))
-    """Limits `next_rendezvous`; paused during a last call, and for spares."""
+    """The time limit of `next_rendezvous`; it does not run during a last call, or for spares."""
     last_call_timeout: float = parameter(30.0, duration())
     """Time to wait for more nodes once `min_nodes` have arrived."""
     early_last_call: bool = parameter(True, kinds.FLAG)
     """End the last call once no other node is known to be coming."""
     expected: tuple[str, ...] = parameter(None, kinds.NAMES, derive=lambda _: ())
-    """Nodes that are reported missing by name until they arrive; the same for every node."""
+    """Names of nodes that are reported missing until they arrive; give every node the same."""
     expected_file: str | None = parameter(None, kinds.PATH)
     """A file with more expected nodes, one per line; # begins a comment."""
     waits_end_on_loss: bool = parameter(True, kinds.FLAG)
@@ -92,7 +92,7 @@ class Settings:
     close_timeout: float = parameter(30.0, duration())
     """Limits leaving and closing, and the time that a store stays up for other nodes."""
     store_gone_timeout: float = parameter(5.0, duration())
-    """Time to wait for a new store once no process listens at the address of one in memory."""
+    """Time to wait for a new store once no process listens at the address of a store in memory."""
     closed_ttl: float = parameter(86400.0, duration(1.0, because=", long enough for every node to see it"))
     """Time for which a closed run is remembered."""
     ttl: float = parameter(
@@ -112,13 +112,13 @@ class Settings:
         default_text=f"{GONE_TTL:g} s, or `disconnect_ttl` if that is less",
         derive=lambda it: min(GONE_TTL, it.disconnect_ttl),
     )
-    """The same if all connections of its process have closed without a goodbye; at most `disconnect_ttl`, at least
-    three round trips.
+    """Time for which a node counts as alive once all connections of its process have closed without a goodbye; at
+    most `disconnect_ttl`, at least three round trips.
     """
     stall_timeout: float | None = parameter(
         None, duration(STALL_TIMEOUT_MIN, because=", which a busy machine may take", example="5m"), default_text="off"
     )
-    """A live member is lost after this time without a step while others progress; the same for all nodes
+    """A live member counts as lost after this time without a step while others make steps; give every node the same
     ([failures.md](failures.md#alive-but-stuck)).
     """
     first_step_timeout: float | None = parameter(
@@ -136,9 +136,9 @@ class Settings:
     )
     """The prefix of all runs in the store."""
     is_host: bool | None = parameter(None, kinds.FLAG_OR_AUTO, default_text="auto")
-    """Start the store here; auto: if the host is this machine and no process listens."""
+    """Start the store in this node; auto: start it if the URL's host is this machine and no process listens there."""
     host: str = parameter("inside", kinds.HOST, family="tcp")
-    """The store started here runs inside this process, or in a process of its own."""
+    """Run the store started here `inside` this process, or in a `process` of its own."""
     data_dir: str | None = parameter(None, kinds.PATH, family="tcp")
     """The directory of the store started here; without it, the store is in memory."""
     insecure: bool = parameter(False, kinds.FLAG)
@@ -180,7 +180,7 @@ class Settings:
     )
     """End a round if a member does not reach rank 0 within 5 s; leave that member out of the next, or change rank 0."""
     payload: Any = parameter(None, kinds.PAYLOAD)
-    """Anything small, for all members to read."""
+    """Any small value, which all members can read."""
     attributes: Mapping[str, str] = parameter(None, kinds.ATTRIBUTES, derive=lambda _: MappingProxyType({}))
     """Names and values, such as rack:r1, by which nodes are ordered or banned."""
     rank_order: str | Callable[..., Any] = parameter("survivors", kinds.RANK_ORDER)
@@ -194,7 +194,7 @@ class Settings:
     """Rank 0's agent serves PyTorch's TCPStore at the port where members meet
     ([pytorch.md](pytorch.md#agent_store))."""
     health_check: Callable[..., Any] | None = parameter(None, kinds.FUNCTION, sources=_NO_TEXT)
-    """A function that keeps the node out by raising, or by returning a reason."""
+    """A function called before joining; if it raises, or returns a reason, this node does not join."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_id", RUN_ID.read(self.run_id))
@@ -246,7 +246,7 @@ class Settings:
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
 HOSTS: Final = "hosts"  # the hosts in the URL, if several
-# Left out if they have their default, so that releases without them agree.
+# `shared` leaves these out if they have their default, so that nodes of releases without them agree.
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
 
@@ -261,7 +261,7 @@ def _plain(value: Any) -> Any:
 def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return the differences of two results of `Settings.shared`: "min_nodes is 2 here and 3 in the run", or "".
 
-    As releases differ, a missing field has its default, and an unknown one is ignored.
+    As nodes' releases may differ, a missing setting counts as its default, and an unknown setting is ignored.
     """
     known = [name for name in dict.fromkeys((*ours, *theirs)) if name in (*PARAMETERS, HOSTS)]
     default = {HOSTS: "a single host"} | {name: one.default for name, one in PARAMETERS.items()}
@@ -321,7 +321,7 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
         values = read(given, source)
         for name in values:
             for rival in _RIVALS_OF.get(name, ()):
-                chosen.pop(rival, None)  # given in a weaker place
+                chosen.pop(rival, None)  # the setting's other form, given in a weaker place
         chosen |= values
     settings = Settings(endpoint=endpoint, run_id=run_id, **chosen)
     if settings.can_join and settings.max_nodes != settings.capacity:

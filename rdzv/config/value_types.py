@@ -20,13 +20,13 @@ from rdzv.config.config_errors import shown, suggest
 from store.limits import Limits
 
 PAYLOAD_BYTES_MAX: Final = 4096  # of msgpack; the coordinator holds every node's payload: 10,000 of this size are 40 MB
-PAYLOAD_LEVELS_MAX: Final = 32  # of nested lists and maps, as readers such as JSON have limits
-ATTRIBUTES_BYTES_MAX: Final = 1024  # of msgpack; a rack, a zone and a host take a tenth
+PAYLOAD_LEVELS_MAX: Final = 32  # levels of nested lists and maps: readers such as JSON's have limits
+ATTRIBUTES_BYTES_MAX: Final = 1024  # of msgpack; a rack, a zone and a host take a tenth of this
 NAMES_MOST: Final = 20_000  # expected nodes: twice the largest tested run
 NAME_LENGTH_MAX: Final = 255  # characters of a run or node id, as of a file name; far below a store's limit for keys
 NODES_MAX: Final = 1_000_000  # a hundred times the largest measured run
 DURATION_MAX: Final = 1e9  # seconds, below the limits of threads (`threading.TIMEOUT_MAX`) and etcd's leases, 9e9 each
-# `topology` also with an attribute, as `topology:rack`.
+# `topology` may name an attribute: `topology:rack`.
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 PORT_MAX: Final = 65535
 TORCH_STORES: Final = ("rdzv", "tcp")  # for PyTorch's process groups: the round's store, or a TCPStore at rank 0
@@ -95,7 +95,7 @@ def duration(at_least: float = 0.0, *, because: str = "", example: str = "30") -
 
     def convert(raw: Any) -> float:
         seconds = _seconds(raw)
-        if not at_least <= seconds <= DURATION_MAX:  # true for NaN, too
+        if not at_least <= seconds <= DURATION_MAX:  # NaN is rejected, too
             raise ValueError
         return seconds
 
@@ -111,7 +111,7 @@ def _flag(raw: Any) -> bool:
 
 
 def _text(raw: Any) -> str:
-    """Return text that is not empty, without control characters and lone surrogates."""
+    """Return a text; raise an error if it is empty, or has control characters or lone surrogates."""
     if not isinstance(raw, str):
         raise TypeError
     if not raw or not raw.isprintable():
@@ -139,7 +139,7 @@ def _path(raw: Any) -> str:
 
 
 def _prefix(raw: Any) -> str:
-    # Nodes that write its outer slashes differently still meet.
+    # Nodes that write the prefix's outer slashes differently use the same keys.
     return "/" + _text(_text(raw).strip("/"))
 
 
@@ -162,7 +162,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
 
 
 def _payload(raw: Any) -> Any:
-    # Through msgpack and back, so that later changes of the object have no effect, and all nodes read the same.
+    # Pack and unpack the payload, so that later changes of the object have no effect, and all nodes read the same.
     try:
         packed = msgpack.packb(raw)
         copy = msgpack.unpackb(packed, strict_map_key=False)
@@ -276,5 +276,5 @@ HTTP_PORT: Final = whole_number(
     0, PORT_MAX, limit=f"a port from 1 to {PORT_MAX}, or 0 for any free one", example="29401"
 )
 FUNCTION: Final = Kind("a function", _one_that(callable), "check_gpus")
-# Recognized by a method, as a pure room does not import `ssl`.
+# An SSLContext is recognized by its method, as a pure module does not import `ssl`.
 TLS: Final = Kind("an ssl.SSLContext", _one_that(lambda raw: hasattr(raw, "wrap_bio")), "ssl.create_default_context()")

@@ -1,7 +1,8 @@
 """Pure: the absent nodes of a run: members that have gone from the last round, and expected nodes not yet seen.
 
-Only the coordinator sees nodes come and go, so its `Progress` reports them to all (`Absent`). Durations are on its
-clock; readers add the time since the report. If only durations have changed, the report is not sent again.
+Only the coordinator watches the nodes' records, so its `Progress` reports absent nodes to all (`Absent`). Durations are
+on the coordinator's clock; readers add the time since the report. If only durations have changed, the report is not
+sent again.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from store.records import Record
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-NAMED_MOST: Final = 64  # if at most this many nodes are missing, all are named, ...
-NAMED_OF_MANY: Final = 8  # ... else only this many
+NAMED_MOST: Final = 64  # if at most this many nodes are missing, a report names all
+NAMED_OF_MANY: Final = 8  # if more than `NAMED_MOST` nodes are missing, a report names this many
 NAME_MOST: Final = 80  # characters
 LOST: Final = "lost"
 LEFT: Final = "left"
@@ -26,7 +27,7 @@ NEVER_SEEN: Final = "never seen"
 class Missing(Record, kw_only=True):
     """A missing node."""
 
-    node_id: str  #: its name
+    node_id: str
     how: str  #: "lost", "left", or "never seen"
     ago: float | None = None  #: seconds since it was lost or left; None if unknown
     address: str = ""  #: its last address, if known
@@ -47,9 +48,10 @@ class Absent(Record, kw_only=True):
 
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
     count: int = 0  # the number of all missing nodes
-    waited: float | None = None  # seconds that too few nodes have waited; None if none waits or enough do
-    staying: tuple[str, ...] = ()  # live members that must leave before newcomers join, if few
-    staying_at: tuple[str, ...] = ()  # their addresses
+    # Seconds for which too few nodes have waited; None if no node waits, or enough nodes do.
+    waited: float | None = None
+    staying: tuple[str, ...] = ()  # live members that must leave before newcomers join; empty if many
+    staying_at: tuple[str, ...] = ()  # the addresses of the `staying` members
     said_at: float = 0.0  # when this was reported, in seconds since 1970; 0 if unknown
 
     def without_durations(self) -> Absent:
@@ -130,14 +132,14 @@ class AbsenceBook:
         self._short_since = None
 
     def count_waiting(self, *, short: bool, now: float, waited: float | None = None) -> None:
-        """Record whether too few nodes wait; `waited`: since how many seconds, in the last coordinator's report."""
+        """Record whether too few nodes wait; `waited`: for how many seconds, by the last coordinator's report."""
         if not short:
             self._short_since = None
         elif self._short_since is None or waited is not None:
             self._short_since = now - (waited or 0.0)
 
     def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> Absent:
-        """Return the report; `staying`: see `Absent`, with addresses."""
+        """Return the report; `staying` has the addresses of the `Absent.staying` members."""
         count = len(self._gone) + len(self._unseen)
         gone = (
             Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address, why=why)

@@ -1,14 +1,15 @@
 """Pure: the address at which other members reach each member.
 
-A node's address is the one that the store sees, unless it is configured. It is wrong in two cases:
+A node's address, unless configured, is the one from which the store sees the node connect. It is wrong in two cases:
 
     on the store's own host       the store sees loopback, or an interface that others may not reach. But nodes on other
                                   hosts know this host's address: they reach the store at it.
     behind a forwarder            the store sees the forwarder's address, or loopback if that runs on the store's host.
                                   But each node knows from which address its own system sends.
 
-So a node's record has both ends of its connection to the store, and the coordinator replaces wrong addresses when it
-completes a round. If the store has several servers (etcd), a server's address is used only for nodes on its host.
+So a node's record has both ends' addresses of its connection to the store, and the coordinator replaces wrong addresses
+when it completes a round. If the store has several servers (etcd), a server's address is used only for nodes on its
+host.
 
 A loopback address is published only if all members are on one host. A member with no other known address is rejected as
 rank 0; as another rank it gets an empty address.
@@ -45,7 +46,7 @@ def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]
     if not is_loopback(sends_from):
         if is_loopback(seen_as):  # a forwarder runs on the store's host
             return sends_from, sends_from, store_at
-        # Both are a forwarder's address, and this node is not on the store's host.
+        # `seen_as` and `store_at` are a forwarder's, and this node is not on the store's host.
         if seen_as == store_at != sends_from:
             return sends_from, "", ""
     return seen_as, sends_from, store_at
@@ -57,7 +58,7 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]
     if not remote and len({one.machine for one in found if one.machine}) <= 1:
-        return found  # all on one host, as far as is known
+        return found  # all members are on one host, as far as is known
     ways = {one.server: one.store_at for one in remote if one.store_at and one.sends_from == one.address}
     found = tuple(
         one.replace(address=ways[one.server]) if _is_on_the_stores_host(one) and one.server in ways else one
@@ -73,12 +74,12 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
 
 
 def _is_on_the_stores_host(record: NodeRecord) -> bool:
-    """Return True if a node is on its server's host; False if unknown because its address is configured."""
+    """Return True if a node is on the host of its store server; False if a configured address hides that."""
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 
 def _those_behind_one_address(members: Sequence[NodeRecord]) -> set[str]:
-    """Return the members behind one forwarder: they share an address, but send from different ones."""
+    """Return the members behind a forwarder: the store sees one address, but they send from different addresses."""
     sharing: defaultdict[str, list[NodeRecord]] = defaultdict(list)
     for one in members:
         if one.sends_from and not is_loopback(one.address):

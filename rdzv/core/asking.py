@@ -12,10 +12,11 @@ from rdzv.core.stored import Stored, check_prose
 from rdzv.errors import RendezvousStateError
 
 STACKS: Final = "stacks"  # asks a launcher for its processes' Python stacks
-# Asks a launcher that permits this to end at once with its processes, as if its machine died.
+# Asks a launcher to end at once with its processes, as if its machine died; the launcher must permit this question.
 KILL: Final = "chaos kill"
 ANSWER_TTL: Final = 60.0  # seconds that a question and its answer are kept
-ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # when unpacked: a few packed bytes might else fill the memory
+# The limit of an unpacked answer: a few packed bytes might else fill the memory.
+ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024
 
 
 class Question(Stored, kw_only=True):
@@ -23,7 +24,7 @@ class Question(Stored, kw_only=True):
 
     called = "a question to the nodes"
 
-    what: str  # `STACKS` or `KILL`; others get no answer
+    what: str  # `STACKS` or `KILL`; other questions get no answer
     node_id: str
 
 

@@ -1,7 +1,7 @@
 """Pure: the decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
-`decide` returns the first due act, in the order of `Act`, and changes nothing in its picture. An act that is not due
-yet does not delay later ones.
+`decide` returns the first due act, in the order of `Act`, and does not change the `Picture`. An act that is not due yet
+does not delay the acts after it.
 
 The phases of a run:
 
@@ -11,10 +11,10 @@ The phases of a run:
     CLOSED                                                 -> do nothing
 
 A round completes once enough nodes have arrived, the last call is over, and the last round has no live member (promise
-R2). The last call also runs while members are live (R11). It ends early once all members of the last round are back,
-since no other node is expected then.
+R2). The last call also runs while members are live (R11). The last call ends early once all members of the last round
+are back, since then no other node is expected.
 
-Each node puts the `Progress` into words itself (`explain`), so that no sentence is sent to 10,000 nodes.
+Each node puts the `Progress` into words itself (`explain`): no sentence is sent to 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Rules:
         return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_not_placed(self, records: Iterable[NodeRecord]) -> str:
-        """Return why these nodes, though enough, fill too few units."""
+        """Return why these nodes, although at least `needed`, fill too few units for a round."""
         counts = domains_of(records, attribute=self.unit_within)
         units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
@@ -72,14 +72,14 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Apply the run's new numbers of nodes, written at `revision`."""
+    """Apply the run's new minimum and maximum of nodes, which were written at `revision`."""
 
     revision: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expel:
-    """Take a member out of the round, and report that in the same transaction, which notifies the member."""
+    """Remove a member from the round, and write the progress in the same transaction, which notifies the member."""
 
     node_id: str
     arrival: int
@@ -89,14 +89,14 @@ class Expel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Commit this round; `members` are by rank."""
+    """Commit this round; `members` are in order of rank."""
 
     number: int
     members: tuple[NodeRecord, ...]
     progress: Progress
 
     def is_of_the_same(self, other: Complete) -> bool:
-        """Return True if both have the same number and arrivals."""
+        """Return True if both rounds have the same number and the same arrivals."""
         arrivals = [sorted(record.arrival for record in one.members) for one in (self, other)]
         return self.number == other.number and arrivals[0] == arrivals[1]
 
@@ -111,7 +111,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Write the question where to stop, or the decision, in place of revision `over` of its key."""
+    """Write the question before which step to stop, or the decision, if the key still has revision `over`."""
 
     stop: Stop
     over: int
@@ -129,12 +129,12 @@ class Wait:
 
 Act = Resize | Expel | Complete | Report | Ask | Wait
 
-LAST_CALL_GRACE = 10.0  # seconds after a last call for a coordinator, perhaps a new one, to commit
-MANY = 64  # nodes; larger runs report less often that only the count of arrivals has changed
+LAST_CALL_GRACE = 10.0  # seconds after a last call in which a coordinator, perhaps a new one, can commit the round
+MANY = 64  # nodes; in larger runs, a change of only the count of arrivals is reported less often
 UNBANS_AT_ONCE = 16  # lifted bans per write of the history
 TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
-PROBLEM_MOST = 200  # characters of a problem, which is sent to every node ...
-GIVEN_UP_MOST = 300  # ... and of the reason for giving up a round, which names nodes
+PROBLEM_MOST = 200  # characters of a problem, which is sent to every node
+GIVEN_UP_MOST = 300  # characters of the reason for giving up a round, which names nodes
 
 
 def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
@@ -170,7 +170,7 @@ def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
 
 
 def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Stop, int] | None:
-    """Return the next question or decision where to stop, and the revision that it replaces; None if none is due."""
+    """Return the next question or decision before which step to stop, and the revision to replace; None if not due."""
     return view.agreement.next(
         round.number,
         head.stop,
@@ -194,9 +194,9 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.placed([*view.waiting.values()]))
     full = rules.admitted(placed) == rules.capacity
-    # All members of the last round have left it. If the waiting nodes are these members, no other is expected.
+    # If all members of the last round have left it and the waiting nodes are these members, no other node is expected.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
-    # The nodes of a restarted job may have the same names, but know of no round, and arrive one by one.
+    # A restarted job does not regroup: its nodes may have the same names, but know of no round, and arrive one by one.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
     nobody_else = all_have_come and regroup and not view.expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
@@ -209,14 +209,14 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
     if view.live or not enough:
-        # While a last call runs, wait only until its end, to report it. The round waits for live members anyway.
+        # While a last call runs, wake at its end to report it. The round waits for the live members in any case.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.admitted(placed):
         return Wait(until=None, progress=hindered(progress, rules.why_not_placed(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
-            # Once a round has completed in this store, its ranks count, not those of the lost store's round.
+            # Once a round has completed in this store, the ranks of that round count, not the ranks in the lost store.
             ranked = survivors if view.round is None else {}
             complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
@@ -247,7 +247,8 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # With too few nodes, none is a spare: a spare's join timeout is suspended, theirs must run (promise R1).
+    # With too few nodes for a round, none is a spare: a spare's join timeout is suspended, but these timeouts must run
+    # (R1).
     here = [*(view.record(node_id) for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
@@ -363,11 +364,12 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
 
 
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
-    """Return when `current` must be written, if `last` was written at `last_at`; None if it has no news.
+    """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
-    At once if its kind has changed; else after 1 ms per node, at least 50 ms and at most 5 s, so that a thousand
-    arrivals do not send each node a thousand messages; three times that if only their count has changed. The time left
-    of a last call is written for a successor: every second, or after a tenth of it if that is longer.
+    A change of kind is written at once, another change after 1 ms per node, at least 50 ms and at most 5 s, so that a
+    thousand arrivals do not send each node a thousand messages. In a large run, a change of only the count of arrivals
+    is written after three times that. The time left of a last call is written for the next coordinator: every second,
+    or after a tenth of the time left if that is longer.
     """
     if last is None or _kind(last) != _kind(current):
         return now
@@ -397,7 +399,7 @@ def _kind(progress: Progress) -> tuple[object, ...]:
 def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
     """Return why a run waits, in words (promise R16).
 
-    `progress` is None if no coordinator has written any; `elapsed`: seconds since it was written, None for no
+    `progress` is None if no coordinator has written any; `elapsed`: seconds since it was written, None to leave out
     durations.
     """
     if progress is None:
@@ -441,10 +443,10 @@ class Me:
 
     arrival: int  # the revision of its record
     node_id: str = ""
-    known_round: int = -1  # the last round that it knew at its arrival; -1 for none
-    was_member: bool = False  # it was a member of that round
-    left_out: str = ""  # why the others have left it out; else empty
-    passed_over: int = 0  # the revision of the last round that completed without it
+    known_round: int = -1  # the last round that the node knew at its arrival; -1 for none
+    was_member: bool = False  # the node was a member of `known_round`
+    left_out: str = ""  # why the other nodes have left out this node; empty if they have not
+    passed_over: int = 0  # the revision of the last round that completed without this node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -472,7 +474,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round
-    # A node that was a spare at the closing ends as a spare, even if nodes have left since and made room.
+    # A node that was a spare at the closing ends as a spare, even if members have left since.
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
     if head.closed is not None:
@@ -488,7 +490,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
         return Parked(reason=reason)
-    # A last call survives its coordinator. But once it should have ended long ago, the join timeout runs.
+    # A last call outlives its coordinator. But `LAST_CALL_GRACE` after the end of the last call, the join timeout runs.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
         return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)

@@ -1,14 +1,15 @@
 """Pure: the history of a run, as its coordinators keep it.
 
 Each round is a chapter. The last chapters are in one key, written in transactions that the coordinator makes anyway: a
-commit, or a progress that reports gone members or the closing. The oldest are dropped first; `Past` keeps their sums.
+commit, or a progress that reports gone members or the closing. The oldest chapters are dropped first; `Past` keeps
+their sums.
 
-A duration is measured on the clock of a coordinator that saw its begin and its end. If none did, the duration is None,
-and only the hours are known.
+A duration is measured on the clock of a coordinator that saw its begin and its end. If no coordinator saw both, the
+duration is None, and only the times of day are known.
 
-The *hour of a run* is its time of day. The coordinator that commits a round sets it by its own clock; from then on it
-advances by the coordinator's monotonic clock. A successor continues from the last progress that it received. The hour
-is sent with keep-alives, and the store tells its age, so no reader compares clocks of two machines.
+The *hour of a run* is its time of day. The coordinator that commits a round sets it by its own clock; then it advances
+by the coordinator's monotonic clock. A new coordinator continues from the last progress that it received. The hour of a
+run is sent with keep-alives, and the store tells its age, so no reader compares clocks of two machines.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from rdzv.core.state import Closed, Progress, Unban
 
 CHAPTERS_MOST: Final = 128
-BYTES_MOST: Final = 64 * 1024  # of all chapters, as a commit contains them; 128 rounds of a dozen nodes fit
+BYTES_MOST: Final = 64 * 1024  # of all chapters, as each commit contains them; 128 rounds of a dozen nodes fit
 INCIDENTS_MOST: Final = 64  # per round, the first ones; losses at the same time are one incident
 NODES_COUNTED_MOST: Final = 32
 REASONS_COUNTED_MOST: Final = 16
@@ -41,11 +42,11 @@ class Incident(Record, kw_only=True):
     """An event during a round."""
 
     kind: str  # "lost", "left", "closed", "given up", "unbanned" or "store lost"
-    after: float | None  # seconds since the round completed; None if unknown
+    after: float | None  # seconds from the round's completion to the event; None if unknown
     count: int = 0  # the number of nodes
-    node_ids: tuple[str, ...] = ()  # the first of these
+    node_ids: tuple[str, ...] = ()  # the first of these nodes
     reason: Prose = ""  # why, and by whose command; empty if unknown
-    at: float | None = None  # the hour of the run, in seconds since 1970; None if not recorded
+    at: float | None = None  # when it happened, in seconds since 1970; None if not recorded
 
 
 class Chapter(Record, kw_only=True):
@@ -55,10 +56,10 @@ class Chapter(Record, kw_only=True):
     size: int
     node_ids: tuple[str, ...]  # the first members, by rank
     joined: int  # the number of members that were not in the round before
-    joined_ids: tuple[str, ...]  # the first of these, by rank
+    joined_ids: tuple[str, ...]  # the first new members, by rank
     after: float | None = None  # seconds since the round before completed; None if unknown or the first
     incidents: tuple[Incident, ...] = ()
-    reached_at: tuple[str, ...] = ()  # the address of each in `node_ids`; empty if it is the id
+    reached_at: tuple[str, ...] = ()  # the address of each node in `node_ids`; empty if the address is the id
     at: float | None = None  # when it completed, in seconds since 1970; None if not recorded
     met: float | None = None  # seconds from the last arrival to its completion; None if unknown
     stopped: float | None = None  # seconds from its completion until a member was gone; None if none was, or unknown
@@ -74,8 +75,8 @@ class Spent(Record, kw_only=True):
     """The time of a run by use, in seconds."""
 
     trained: float = 0.0  # while all members of a round were live
-    regrouped: float = 0.0  # while some were not, and there were enough nodes for the next round
-    waited: float = 0.0  # while there were too few nodes
+    regrouped: float = 0.0  # while a member was gone, and there were enough nodes for the next round
+    waited: float = 0.0  # while there were too few nodes for a round
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(
@@ -114,7 +115,7 @@ class HourNote(Stored, kw_only=True):
 
 
 def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the nodes that the round before `number` has lost, or that left it, unless they are `here`."""
+    """Return the nodes that were lost in the round before `number`, or left that round, unless they are `here`."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]
@@ -148,7 +149,7 @@ def spent(chapter: Chapter, seconds: float) -> Spent:
 
 
 def seconds_between(chapter: Chapter, following: Chapter) -> float:
-    """Return the seconds between two rounds' completions: as measured, else by their hours."""
+    """Return the seconds between two rounds' completions: as measured, or else by their times of day."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:
@@ -187,7 +188,7 @@ def pack_history(history: History) -> bytes:
 
 
 class Chronicle:
-    """The history as a coordinator continues it; the last chapter is the last round.
+    """The history of a run, which a coordinator continues. The last chapter is the last round.
 
     A history that a method returns takes effect once `written` confirms that it is in the store.
     """
@@ -195,9 +196,9 @@ class Chronicle:
     def __init__(self) -> None:
         self._history = History()
         self._began: float | None = None  # when the last round completed, on this coordinator's clock
-        self._stopped: float | None = None  # when its first member was seen to be gone
-        self._short = 0.0  # `Chapter.short` so far, without the seconds since ...
-        self._short_since: float | None = None  # ... this moment, if there are too few nodes now
+        self._stopped: float | None = None  # when the first member of that round was seen to be gone
+        self._short = 0.0  # `Chapter.short` until `_short_since`
+        self._short_since: float | None = None  # since when there are too few nodes; None if there are enough
 
     def took_over(
         self,
@@ -209,11 +210,11 @@ class Chronicle:
         waited: float = 0.0,
         hour: float | None = None,
     ) -> None:
-        """Continue the history of the coordinator before.
+        """Continue the previous coordinator's history.
 
         This node saw the last round complete at `began`, and left it at `ended`, which after an outage is long before
-        `now`; either is None if it did not. Too few nodes have waited for `waited` seconds; if no round has completed,
-        the run began with that wait. `hour` is the hour of the run, if reported.
+        `now`; either is None if this node did not. Too few nodes have waited for `waited` seconds; if no round has
+        completed, the run began with that wait. `hour` is the hour of the run, if reported.
         """
         self._history, self._began = history, began
         if not history.chapters:
@@ -254,7 +255,8 @@ class Chronicle:
         """Return the history with a round that is about to be committed.
 
         `nodes` has the members' addresses by id, in order of rank; `known` the members of the round before. `at` is the
-        hour of `now`, `arrived` the time of the last arrival. `lost_store` is the host of a former store that was lost.
+        time of day at `now`, `arrived` the time of the last arrival. `lost_store` is the host of a former store that
+        was lost.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -294,9 +296,9 @@ class Chronicle:
         why: Mapping[str, str] = MappingProxyType({}),
         unbans: Iterable[Unban] = (),
     ) -> History | None:
-        """Return the history with the incidents that this progress adds to the last round, if any.
+        """Return the history with the incidents that this progress adds to the last round; None if it adds none.
 
-        `at` is the hour of `now`; `why` has the known reasons why members have gone, by id.
+        `at` is the time of day at `now`; `why` has the known reasons why members have gone, by id.
         """
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:

@@ -29,10 +29,11 @@ class Keys:
     head: str = field(init=False, repr=False, compare=False)  # the prefix that every node watches
 
     # Keys.
-    lease: ClassVar[_Name] = _Name("lease")  # is on the run's own lease, and so tells its id
+    lease: ClassVar[_Name] = _Name("lease")  # is on the run's own lease, so reading the key tells the lease's id
     settings: ClassVar[_Name] = _Name("settings")
     marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
-    coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the node's id; the key's create_revision is the *term*
+    # Has the coordinator's node id; the key's create_revision is the *term*.
+    coordinator: ClassVar[_Name] = _Name("head/coordinator")
     round: ClassVar[_Name] = _Name("head/round")
     closed: ClassVar[_Name] = _Name("head/closed")
     progress: ClassVar[_Name] = _Name("head/progress")
@@ -63,7 +64,7 @@ class Keys:
 
     @property
     def ending(self) -> str:
-        """The key, one for all runs, that exists while the store shuts down: no node may arrive then."""
+        """The key, one for all runs, that exists while the store shuts down: then no node may join."""
         return f"{self.prefix}/ending"
 
     @property
@@ -86,7 +87,7 @@ class Keys:
         return f"{self.accusations}{accused}/{by}"
 
     def answers(self, question: str) -> str:
-        """Return the prefix of the answers to a question, before node ids."""
+        """Return the prefix of the keys of the answers to a question; each ends with a node's id."""
         return f"{self.root}answers/{question}/"
 
     def kept(self, name: str) -> str:
@@ -106,7 +107,7 @@ class Keys:
         return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
 
     def reached(self, number: int, term: int) -> str:
-        """Return the key in which rank 0 says that not all members have reached it."""
+        """Return the key in which rank 0 reports that not all members have reached it."""
         return f"{self.attempt(number, term)}reached"
 
     def shared(self, number: int, term: int) -> str:

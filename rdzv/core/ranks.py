@@ -1,10 +1,10 @@
 """Pure: the orders in which the members of a round get their ranks (promise R12).
 
-A rank order is a function of the next members, in order of arrival, and of the last round's ranks. It returns these
-nodes in order of rank. Only the coordinator calls it, so all members agree.
+A rank order is a function of the next members, in order of arrival, and of the last round's ranks. The function returns
+these nodes in order of rank. Only the coordinator calls it, so all members agree.
 
-If more nodes have come than a round takes, members of the last round are admitted first. An order may choose among the
-others by a method
+If more nodes have arrived than a round may have, members of the last round are admitted first. A rank order may choose
+among the other nodes by a method
 
     choose(candidates, kept, count)
 
@@ -31,7 +31,7 @@ RankOrder = Callable[[Sequence["NodeRecord"], Mapping[str, int]], Sequence["Node
 
 
 def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors in their order, then newcomers by arrival: rank 0 has the state that newcomers lack."""
+    """Return survivors by their last ranks, then newcomers by arrival: rank 0 has the state that newcomers lack."""
     survivors = sorted(
         (record for record in arrivals if record.node_id in previous), key=lambda record: previous[record.node_id]
     )
@@ -39,14 +39,14 @@ def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int])
 
 
 def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors in their order, then newcomers by name as `by_name` does."""
+    """Return survivors in order of their last ranks, then newcomers by name as `by_name` does."""
     return survivors_first(by_name(arrivals, previous), previous)
 
 
 def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors at their former ranks, and newcomers, by arrival, at the lost ranks: one may become rank 0.
+    """Return survivors at their last ranks, and newcomers, by arrival, at the lost ranks: a newcomer may be rank 0.
 
-    In a smaller round, survivors beyond its size take lost ranks first. No order moves fewer nodes.
+    In a smaller round, survivors with ranks beyond its size get the lost ranks first. No order changes fewer ranks.
     """
     return _at_places(arrivals, previous, lambda record: previous.get(record.node_id))
 
@@ -62,9 +62,9 @@ def by_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequ
 
 
 def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return the nodes at their `requested_rank`; the others fill the gaps in the order of `survivors_first`.
+    """Return the nodes at their `requested_rank`; the other nodes fill the gaps in the order of `survivors_first`.
 
-    If several request a rank, the first to arrive gets it. A requested rank beyond the world size is ignored.
+    If several nodes request one rank, the first to arrive gets it. A requested rank beyond the world size is ignored.
     """
     return _at_places(arrivals, previous, lambda record: record.requested_rank)
 
@@ -72,7 +72,7 @@ def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> S
 def _at_places(
     arrivals: Sequence[NodeRecord], previous: Mapping[str, int], place_of: Callable[[NodeRecord], int | None]
 ) -> Sequence[NodeRecord]:
-    """Return the nodes at their places; the others fill the gaps in the order of `survivors_first`."""
+    """Return the nodes at the ranks of `place_of`; the other nodes fill the gaps in the order of `survivors_first`."""
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
     for record in arrivals:
@@ -87,7 +87,7 @@ def _at_places(
 
 @dataclass(frozen=True, slots=True)
 class by_topology:  # noqa: N801  an order like the others, that also selects
-    """The order by an attribute's value, the node's domain, then by name, both in natural order.
+    """The order by an attribute's value (the domain), then by name, both in natural order.
 
     If not all nodes can be members, at most one domain is split. As far as the count allows, domains of current members
     are chosen first, then the domains that arrived first. Nodes without the attribute form one domain.

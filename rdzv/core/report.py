@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
 
 VERSION: Final = 1
-WORST_NAMED: Final = 1  # nodes lost more than once that the closing line names
+WORST_NAMED: Final = 1  # of the nodes lost more than once, the line about a run's cost names this many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     """The state of a run in the store."""
 
-    run_id: str  #: the run's name
+    run_id: str
     round: int | None  #: the number of the last completed round; None if there was none
-    phase: Phase  #: the run's phase
+    phase: Phase
     reason: str  #: why the run waits, in words
     members: tuple[Participant, ...]  #: the live members of the last round, by rank
     waiting: tuple[str, ...]  #: nodes that have arrived for the next round, in order of arrival
@@ -43,13 +43,13 @@ class RunStatus:
     coordinator: str | None  #: the coordinator's node, or None
     world_size: int = 0  #: the size of the last round; 0 if there was none
     banned: Mapping[str, Ban] = field(default_factory=dict)  #: the banned nodes: by whose command, and why
-    #: The bans of all nodes with an attribute, also later ones, by "rack=17"
+    #: The bans by attribute, which also apply to later nodes, by "rack=17"
     banned_where: Mapping[str, Ban] = field(default_factory=dict)
     #: The agreed settings of the run, by name; empty before the first node has joined
     settings: Mapping[str, Any] = field(default_factory=dict)
     bootstrap: tuple[str, int] | None = None  #: rank 0's host and port, or None
-    closed: str | None = None  #: why it was closed, or None
-    unfit: Mapping[str, str] = field(default_factory=dict)  #: the nodes whose health check failed, and why
+    closed: str | None = None  #: why the run was closed, or None
+    unfit: Mapping[str, str] = field(default_factory=dict)  #: nodes with a failed health check, and why
     releases: Mapping[str, int] = field(default_factory=dict)  #: the number of present nodes by release
     missing: tuple[Missing, ...] = ()  #: the first missing nodes: how, since when, and why
     missing_count: int = 0  #: the number of all missing nodes, named or not
@@ -61,16 +61,16 @@ class RunStatus:
     resized: Resized | None = None  #: the last resize of the run, until a round begins with it; else None
     #: Seconds for which too few nodes have waited for a round; None if none waits, or there are enough
     waited: float | None = None
-    #: The hour at which each present node arrived, by its own clock, in seconds since 1970
+    #: When each present node arrived, by its own clock, in seconds since 1970
     since: Mapping[str, float] = field(default_factory=dict)
     steps: Mapping[str, StepOf] = field(default_factory=dict)  #: the progress of each member that reports it, as of now
     #: The keys of the round's store for which members wait, by member, with the seconds so far
     awaits: Mapping[str, tuple[str, float]] = field(default_factory=dict)
-    now: float = 0.0  #: the hour of the run when this was read, in seconds since 1970; see `rdzv.core.history`
+    now: float = 0.0  #: the time of day when this was read, in seconds since 1970; see `rdzv.core.history`
     phase_for: float | None = None  #: seconds in this phase; None if unknown
     last_call_left: float | None = None  #: seconds left of the last call; None without one
     closing: Closed | None = None  #: how the run was closed, or None
-    closed_at: float | None = None  #: the hour of closing, in seconds since 1970; None if not recorded
+    closed_at: float | None = None  #: when the run was closed, in seconds since 1970; None if not recorded
     standstill: str = ""  #: the coordinator's sentence that no member makes progress; empty if one does
     waits_for: str = ""  #: the reason without durations, so that it does not change with time alone
     #: The attributes of nodes outside of the round: waiting ones, and missing ones of the last round
@@ -79,7 +79,7 @@ class RunStatus:
 
     @property
     def refused(self) -> dict[str, str]:
-        """The nodes that may not join, and why: the banned and the unfit ones, in words."""
+        """The banned and the unfit nodes, and why they may not join."""
         banned = {node_id: str(ban) for node_id, ban in self.banned.items()}
         where = {f"{WITH}{where}": str(ban.replace(where="")) for where, ban in self.banned_where.items()}
         return {**self.unfit, **banned, **where}
@@ -92,7 +92,7 @@ def pace_in(status: RunStatus) -> Pace:
 
 
 def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
-    """Return the most urgent state of each named node; see `NODE_STATES`."""
+    """Return each named node's most urgent state of `NODE_STATES`."""
     states = {
         **dict.fromkeys((member.node_id for member in status.members), "in the round"),
         **{node_id: "busy" for node_id, one in status.steps.items() if one.busy},
@@ -259,7 +259,7 @@ NO_STEPS: Final = StepOf(step=None, age=0.0, rate=0.0)
 
 
 def _plain(value: Any) -> Any:
-    """Return a user's value as JSON's types: bytes as text, others as Python shows them."""
+    """Return a user's value as JSON's types: bytes as text, other types by their `repr`."""
     match value:
         case float() if not math.isfinite(value):  # invalid in JSON
             return repr(value)
@@ -326,7 +326,6 @@ class Account:
         return sum(self.reasons.values())
 
     def __str__(self) -> str:
-        """Return the cost in one line."""
         if not self.rounds:
             return f"{self.run_id}: no round has completed"
         parts = (
@@ -357,7 +356,7 @@ class Account:
 
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return the cost of a run until `now` (None: its last known hour), with `waited` seconds of wait for nodes."""
+    """Return the cost of a run until `now` (None: its last known time), with `waited` seconds of waiting for nodes."""
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other
@@ -381,12 +380,12 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
 
 
 def closing_of(chapter: Chapter) -> Incident | None:
-    """Return how the run was closed in a round, or None."""
+    """Return the incident by which the run was closed in a round, or None."""
     return next((one for one in chapter.incidents if one.kind == "closed"), None)
 
 
 def lengths_of(chapters: Sequence[Chapter], now: float | None) -> list[float]:
-    """Return how long each round was the last one: until the next, the closing, or now."""
+    """Return each round's seconds until the next round, the closing, or `now`."""
     lengths = [seconds_between(*pair) for pair in pairwise(chapters)]
     if chapters:
         last = chapters[-1]

@@ -16,13 +16,13 @@ from rdzv.core.stored import Stored
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BUCKET_SIZE = 16  # nodes: a node reads less than a kilobyte for its rank
-ARRIVALS_MOST = 1024  # members; larger rounds do not list their arrivals, two bytes each
+BUCKET_SIZE = 16  # nodes per bucket: a node reads less than a kilobyte to learn its rank
+ARRIVALS_MOST = 1024  # members; the record of a larger round does not list arrivals, of two bytes each
 SINCE_MOST = 16  # node ids in each part of `Round.since`
 
 
 def bucket_of(node_id: str, buckets: int) -> int:
-    """Return the bucket of a node's rank; equal on every machine."""
+    """Return the bucket of a node's rank; every machine computes the same."""
     return zlib.crc32(node_id.encode()) % buckets
 
 
@@ -41,11 +41,11 @@ class Participant(Stored, kw_only=True):
 
     called = "a bucket of the roster"
 
-    node_id: str  #: its name
-    rank: int  #: from 0
+    node_id: str
+    rank: int
     address: str  #: where the others reach it
     payload: Any = None  #: its data for the others
-    attributes: Mapping[str, str] = MappingProxyType({})  #: its attributes
+    attributes: Mapping[str, str] = MappingProxyType({})
 
 
 class Round(Stored, kw_only=True):
@@ -61,7 +61,7 @@ class Round(Stored, kw_only=True):
     buckets: int
     host: str  # rank 0's address
     port: int  # free at that address
-    lease: int | None = None  # of the round's store; it lapses soon after the last coordinator has gone
+    lease: int | None = None  # of the round's store; the lease expires soon after the run's last coordinator has gone
     # Rank and last finished step of the member that has finished the most; None if no step is finished.
     newest: tuple[int, int] | None = None
     in_steps: bool = False  # a member uses `rounds()`, so members agree where to stop
@@ -80,7 +80,7 @@ class Round(Stored, kw_only=True):
             return None
         two_bytes = struct.pack(">H", after)  # a search in the bytes is twenty times faster than unpacking them
         at = self.arrivals.find(two_bytes)
-        while at > 0 and at % 2:  # found across two entries
+        while at > 0 and at % 2:  # the match lies across two entries
             at = self.arrivals.find(two_bytes, at + 1)
         return at // 2 if at >= 0 else None
 

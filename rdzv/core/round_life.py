@@ -2,11 +2,11 @@
 
 **Blame.** When a member dies, the others fail too: their connections to it close, mostly before its death is announced.
 So a member that fails writes its name into the round's store before it ends its own connections. The member named first
-is to blame, and the others meet again. But a killed member writes nothing. So the first to write waits until a death
-would have been announced. If one is announced, it was the cause, and no member is to blame.
+is to blame, and the others meet again. But a killed member writes nothing. So the first member that writes its name
+waits until a death would have been announced. If a death is announced, it was the cause, and no member is to blame.
 
 The first `Ending` of a round counts for a member. But after an agreement to leave, the first other ending counts, too:
-a member that still works may wait for one that has gone.
+a member that still works may wait for a member that has gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ASK_WITHIN: Final = 2.0  # seconds for a call to the round's store; then a member continues without an answer
-# Seconds from the end of a dead member's lease to the news: 0.1 to expire it, the rest for a new coordinator.
+# Seconds from the end of a dead member's lease until others are notified: 0.1 to expire the lease, the rest for a new
+# coordinator.
 NEWS_OF_A_LOSS: Final = 1.0
 
 
@@ -56,7 +57,7 @@ class Phase(Enum):
 
     AT_WORK = "at work"
     AT_END = "at its end"  # its work is done; it waits for the others to finish
-    FAILED = "failed"  # it asks which member failed first; if it did, it waits for news of a loss
+    FAILED = "failed"  # it asks which member failed first; the first waits until a loss would be announced
 
 
 class Outcome(Enum):
@@ -83,7 +84,7 @@ def gave_up(failure: BaseException | str | None) -> GiveUp | None:
 
 
 def own_failure(failure: BaseException | str) -> bool | None:
-    """Return True if this failure is more than a report of the round's end; None if it must end the process."""
+    """Return False if this failure only reports the round's end, None if it must end the process, else True."""
     leaves = () if isinstance(failure, str) else tuple(_leaves(failure))
     if not all(isinstance(leaf, Exception) for leaf in leaves):
         return None
@@ -93,7 +94,7 @@ def own_failure(failure: BaseException | str) -> bool | None:
 
 
 def news_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf) -> float:
-    """Return the seconds for which the first member to fail waits for news of a loss.
+    """Return the seconds for which the first member to fail waits until a loss would be announced.
 
     A death is normally announced after `gone_ttl`, and after `disconnect_ttl` if many seem dead at once. But a store
     that restarted (this node reconnected `back_for` seconds ago) renews each lease for its full `ttl`, also those of

@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
 
 class NodeRecord(Stored, kw_only=True):
-    """One arrival of a node: its key's value, name and revision."""
+    """One arrival of a node, from the value, name and revision of its key."""
 
     called = "the record of a node"
     by_place = True
@@ -55,8 +55,8 @@ class NodeRecord(Stored, kw_only=True):
     attributes: Mapping[str, str] = MappingProxyType({})  # for rank orders by topology, and for bans
     requested_rank: int | None = None
     sends_from: str = ""  # its own address in its connection to the store; empty if the user has set `address`
-    store_at: str = ""  # the store's address in that connection; empty in the same case
-    server: str = ""  # the id of the store's server there; empty if the store has only one
+    store_at: str = ""  # the store's address in the node's connection; empty if the user has set `address`
+    server: str = ""  # the id of the store's server at `store_at`; empty if the store has only one server
     machine: str = ""  # equal for nodes that share one loopback interface, and only for these; empty if unknown
     lapsed_in: int = -1  # the round from which an outage has dropped it; -1 for none
     checks: bool = False  # checks that it reaches rank 0 before it accepts a round
@@ -83,7 +83,7 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastCoordinator:
-    """The coordinator before, and how its lease ended; empty if it has not, or if that is unknown."""
+    """The previous coordinator, and how its lease ended; empty if the lease is live, or the cause is unknown."""
 
     node_id: str
     cause: Cause = ""
@@ -101,7 +101,7 @@ class Closed(Stored, kw_only=True):
 
     @classmethod
     def of(cls, value: bytes) -> Closed:
-        """Unpack the key's value; an unreadable one counts as a closing, too: commits fail while the key exists."""
+        """Unpack the key's value; an unreadable value counts as a closing, too: commits fail while the key exists."""
         try:
             return cls.unpack(value)
         except RendezvousStateError as error:
@@ -113,7 +113,7 @@ WITH = "nodes with "  # in a status, "nodes with rack=17" stands for all these n
 
 
 def ban_name(where: str) -> str:
-    """Return the last part of the key of a ban by attribute, "rack=17"; a node's ban has its id."""
+    """Return the last part of the key of a ban by attribute, "rack=17"; for a ban of a node, that is the node's id."""
     return f"{_WITH}{where}"
 
 
@@ -134,7 +134,7 @@ class Ban(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("ends_in", "seen_at")
 
     reason: Prose
-    by: Prose = ""  # the node or person that wrote it
+    by: Prose = ""  # the node or person that wrote the ban
     now: bool = False  # also remove a member from its round at once
     lasts: float | None = None  # seconds from this write; None: until lifted
     ends_in: float | None = None  # in a status, the seconds that remain
@@ -167,7 +167,7 @@ class Unban(Stored, kw_only=True):
 class Progress(Stored, kw_only=True):
     """The coordinator's report: the state of the last round, and of the gathering for the next.
 
-    It names at most `NAMED_MOST` nodes of a kind.
+    The report names at most `NAMED_MOST` nodes of a kind.
     """
 
     called = "the progress"
@@ -189,7 +189,7 @@ class Progress(Stored, kw_only=True):
     lost_ids: tuple[str, ...] = ()
     departed: int = 0  # members that have left that round
     departed_ids: tuple[str, ...] = ()
-    last_arrival: int = 0  # the arrival of the waiting node that came last
+    last_arrival: int = 0  # the `NodeRecord.arrival` of the waiting node that arrived last
     problem: Prose = ""  # why no round completes though there are enough nodes: a `rank_order` that fails, for example
     spare_ids: tuple[str, ...] = ()  # the spares that an order has chosen, if they can be named
     absent: Absent = Absent()
@@ -201,16 +201,16 @@ class Progress(Stored, kw_only=True):
     draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
 
     def once_committed(self, number: int, *, size: int) -> Progress | None:
-        """Return the progress after this round's commit; None if it must be computed: a node is left over or missing.
+        """Return the progress after this round's commit; None if a node is left over or missing: then compute it.
 
-        The result is written with the round, so that each node gets one push.
+        The result is written with the round, so that each node gets one message.
         """
         if self.joined != size or self.absent.count:
             return None
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def still_naming(self, node_id: str, before: Progress) -> Progress:
-        """Return this progress with a lost node's name, if `before` had it: the limited names may have dropped it."""
+        """Return this progress with a lost node's name, if `before` had it: names are limited, and may be dropped."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self
         why = tuple(one for one in before.why_lost if one[0] == node_id)
@@ -234,16 +234,16 @@ class LostStore(Stored, kw_only=True):
 
     called = "the knowledge of a store that was lost"
 
-    generation: int  # of that store; the first has 1
+    generation: int  # of the lost store; the first store has 1
     revision: int  # the last revision that the node saw
     round: int = -1  # the highest round number, there or before; -1 for none
-    round_at: int = 0  # the revision of its commit; other stores may have a round of that number
+    round_at: int = 0  # the revision of that round's commit, as another store may have a round of that number
     awaited: int = 0  # members of that round that may still be at work
     settings: bytes = b""
     closed: bytes = b""  # packed; empty if the run was not closed
     bans: Mapping[str, bytes] = MappingProxyType({})
     tally: bytes = b""  # a packed `Tally`
-    host: str = ""  # of that store
+    host: str = ""  # of the lost store
 
     def outranks(self, other: LostStore | None) -> bool:
         """Return True if this knowledge replaces the other. Revisions of two stores do not compare, rounds do."""
@@ -268,7 +268,7 @@ class Head:
     closed_over: Progress | None = None  # the progress before the closing, which says which nodes were spares
     progress: Progress | None = None
     progress_at: float = 0.0  # when this node received it, on its clock
-    progress_found: bool = False  # it came in the watch's snapshot, so that its age is unknown
+    progress_found: bool = False  # the progress came in the watch's snapshot, so that its age is unknown
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
     unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
     stop: Stop | None = None
@@ -280,7 +280,7 @@ class Head:
     lost_store_told: int = 0  # the revision at which it was written
     hosted: Mapping[str, Hosted] = field(default_factory=lambda: MappingProxyType({}))
     moves: bool = False  # the host of the store is about to leave: no new node may arrive here
-    moves_over: Progress | None = None  # the progress before that: members that leave after it meet in the next store
+    moves_over: Progress | None = None  # the progress before `moves`: members that leave later meet in the next store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +336,7 @@ class Draining:
     """These members are to leave, the first of them within `seconds_left`."""
 
     node_ids: tuple[str, ...]
-    seconds_left: float = field(compare=False)  # falls continuously, which is not a change
+    seconds_left: float = field(compare=False)  # falls continuously, so a lower value is no change
     reason: str = ""
 
 

@@ -7,14 +7,15 @@ the members agree on a step: the largest that any has begun, plus one.
     member:      its node sees the question      >  answers; the member begins no further step before the decision
     coordinator: every live member has answered  >  writes the decision: all leave before step `stop_of`
 
-The node's thread answers at once, while the member computes in its own. They share a `StepGate`. No member may begin a
-step that its answer does not cover. So both write first and then read: the member writes its step, then reads if it was
-asked; the node writes that it asked, then reads the step. At least one sees the other's write; if the member does, it
-waits for the decision. (CPython's locks keep these single accesses in one order.)
+The node's thread answers at once, while the member computes in its own thread. The two threads share a `StepGate`. No
+member may begin a step that its answer does not cover. So both threads write first and then read: the member writes its
+step, then reads if it was asked; the node writes that it asked, then reads the step. At least one thread sees the
+other's write; if the member sees that it was asked, it waits for the decision. (CPython's locks keep these single
+accesses in one order.)
 
-A member that has begun no step answers None. If all do, all leave at once, except that a body may make newcomers wait
-until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a second decision. No
-other decision is replaced.
+A member that has begun no step answers None. If all members answer None, all leave at once, except that a body may make
+newcomers wait until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a
+second decision. No other decision is replaced.
 
 A member that leaves before the agreed step, with its body unfinished, is a loss for the others (`has_stopped`).
 """
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from typing import SupportsIndex
 
 
-STEP_MOST = 2**63  # steps are less: a message carries 64 bits
+STEP_MOST = 2**63  # steps are less than this: a message carries 64 bits
 
 
 class Stop(Stored, kw_only=True):
@@ -67,7 +68,7 @@ class Resized(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     min_nodes: int  #: the fewest nodes that a round may have
-    max_nodes: int  #: the most
+    max_nodes: int
     reason: Prose = ""  #: from the operator; may be empty
     by: Prose = ""  #: the operator's name
     revision: int = 0  #: of this write
@@ -98,7 +99,7 @@ def step_of(step: SupportsIndex, name: str = "step") -> int:
 
 
 class Agreement:
-    """The coordinator's side: it makes the question and the decision from the answers.
+    """The coordinator's side of the agreement: it writes the question, and makes the decision from the answers.
 
     Each write is conditional on the last record seen, so that no two coordinators decide. A new coordinator continues
     from the question and the answers in the store (promise R7).
@@ -111,7 +112,7 @@ class Agreement:
         self._asked: Stop | None = None  # the last record that this coordinator wrote
 
     def answered(self, node_id: str, begun: Begun | None) -> None:
-        """Record a member's answer; None: see `hears`."""
+        """Record a member's answer; None: all answers that were in the store have been read."""
         if begun is None:
             self.hears = True
         else:
@@ -136,7 +137,7 @@ class Agreement:
         member in their next step.
         """
         if self._asked is not None and (standing is None or standing.revision < self._asked.revision):
-            standing = self._asked  # the watch has not delivered it yet
+            standing = self._asked  # the watch has not delivered this coordinator's own write yet
         seen = 0 if standing is None else standing.revision
         if standing is None or standing.round != round:
             return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
@@ -144,7 +145,7 @@ class Agreement:
         if standing.decided:
             # At `step=None` no member has begun a step, so this decision, too, is to leave at once.
             return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
-        # A member that has left since counts too: it may have begun that step with the others.
+        # The answer of a member that has left since counts, too: it may have begun a step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
         if not self.hears or any(node_id not in answers for node_id in members):
             return None
@@ -166,7 +167,7 @@ class StepGate:
     def __init__(self) -> None:
         self.begun: int | None = None  # the largest begun step
         self.at_end: bool = False  # the body has finished, and with it the largest begun step
-        self.refused: int | None = None  # the step that it did not begin, or not finish, as the round was over
+        self.refused: int | None = None  # the step that the member did not begin, or not finish, as the round was over
         self.decided: bool = False
         self.stop: int | None = None  # see `Stop.step`
         self.why: str = ""
@@ -187,7 +188,7 @@ class StepGate:
 
     @property
     def has_stopped(self) -> bool:
-        """True if this member is at the agreed step or past its body, so that no other waits for it in a step."""
+        """True if this member is at the agreed step or past its body, so that no member waits for it in a step."""
         if self.at_end or not self.decided:
             return self.at_end
         if self.stop is None:
@@ -196,7 +197,7 @@ class StepGate:
 
     @property
     def is_awaited(self) -> bool:
-        """True if the others wait for it in a step before the agreed one."""
+        """True if the other members wait for this member in a step before the agreed step."""
         return self.stop is not None and not self.has_stopped
 
     @property

@@ -5,12 +5,12 @@
         within: float
         reason: str = ""
 
-A record is packed as a map by name, without fields that have their default. With `by_place`, it is packed as a list:
-for records that are many or go to every node. A later release may add keys to a map, and values at the end of a list.
-Nested records are always lists.
+A record is packed as a map by name, without fields that have their default. With `by_place`, a record is packed as a
+list: for records that are many or are sent to every node. A later release may add keys to a map, and values at the end
+of a list. Nested records are always lists.
 
-Other programs may write under the same prefix, so every read checks the value: see `store.records`. Every write does,
-too: a value that cannot be read back is its writer's error.
+Other programs may write under the same prefix, so every read checks the value: see `store.records`. Every write checks
+the value, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pure: folds the events of nodes into a `View`, the coordinator's picture of its run.
+"""Pure: folds the events of nodes into a `View`, the state of a run as its coordinator knows it.
 
 An event changes one node, so its cost does not depend on the number of nodes. A node's state follows from its record:
 
@@ -40,18 +40,19 @@ _WHY: dict[str, str] = {
     "silent": "nothing was heard of it for its ttl",
 }
 
-UNSEEN = "it went while nobody coordinated"  # after the last coordinator's report, before the next one's snapshot
+# After the last coordinator's report, before the next coordinator's snapshot.
+UNSEEN = "it went while nobody coordinated"
 
 
 class _Missed(NamedTuple):
-    """A member that has gone: it has left by itself, or else was lost; and why, if known."""
+    """A member that has gone: `left` if it left by itself, else it was lost."""
 
     left: bool
     why: str = ""
 
 
 class Stuck(NamedTuple):
-    """A fact: a member of this round must be expelled although its lease is live."""
+    """For `View.learn`: a member of this round must be expelled although its lease is live."""
 
     round: int
     arrival: int
@@ -60,21 +61,21 @@ class Stuck(NamedTuple):
 
 
 class Standstill(NamedTuple):
-    """A fact: that no member of this round makes progress, in words; empty if one does."""
+    """For `View.learn`: a sentence that no member of this round makes progress; empty if a member does."""
 
     round: int
     said: str
 
 
 class Answered(NamedTuple):
-    """A fact: a member's answer where to stop; without one: `Agreement.hears`."""
+    """For `View.learn`: a member's answer before which step to stop; without `begun`, all answers are read."""
 
     node_id: str = ""
     begun: Begun | None = None
 
 
 class View:
-    """The coordinator's picture of its run. Only the deciding task changes it, and only between two acts.
+    """The state of a run as its coordinator knows it. Only the deciding task changes it, only between two acts.
 
     Without `tells_causes`, the store (etcd) does not say how a key's lease ended. Then a deleted record's lease counts
     as lapsed, unless the record was written with `left` before. `expected` nodes are missing until they arrive.
@@ -92,13 +93,13 @@ class View:
         self.seen: int = 0  # the latest revision folded in
         self.round: Round | None = None
         self.members: dict[str, Member] = {}  # all members of the last round
-        self.live: set[str] = set()  # the members that are still in it
+        self.live: set[str] = set()  # the members that are still in the last round
         self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
         self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that gave up a round
         self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
         self.left_early: bool = False  # a member has left at another step than agreed
-        self.why_lost: dict[str, str] = {}  # of expelled members
+        self.why_lost: dict[str, str] = {}  # why members were expelled
         self.standstill: str = ""
         self.enough_since: float | None = None  # when the last call began; later arrivals do not move it (R11)
         self.arrived_at: float | None = None  # when this coordinator saw the last arrival
@@ -107,7 +108,8 @@ class View:
         self.agreement: Agreement = Agreement()
         self._stuck: dict[str, str] = {}  # members to expel, and why
         self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once
-        self._unnamed: dict[bool, int] = {True: 0, False: 0}  # the numbers of further gone members: left, and lost
+        # The numbers of gone members that are not in `_missed`: left, and lost.
+        self._unnamed: dict[bool, int] = {True: 0, False: 0}
         self._lost_before: set[str] = set()  # members lost by the round before the last
         self._records: dict[str, NodeRecord] = {}
         self._inherited: Progress | None = None
@@ -131,7 +133,7 @@ class View:
         self.round = round
         self.members = {member.node_id: member for member in members}
         if progress is not None and progress.round == self.number:
-            # Include nodes that have come back, in the same order: an announced loss is not taken back.
+            # Include gone members that have come back, in the same order: an announced loss is not revoked.
             for left, node_ids in ((False, progress.lost_ids), (True, progress.departed_ids)):
                 self._missed.update((node_id, _Missed(left)) for node_id in node_ids)
             self.absences.take_over(progress.absent, now=progress_at)
@@ -206,7 +208,8 @@ class View:
     ) -> None:
         """Apply one event of the watch on nodes.
 
-        `last_call_timeout` tells when a last call of the coordinator before began; `bans` explain deleted records.
+        From `last_call_timeout` follows when a last call of the previous coordinator began; `bans` explain deleted
+        records.
         """
         if event.kind == "reset":
             self.synced = False
@@ -231,7 +234,7 @@ class View:
     def _fold_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
         there, record = self._records.get(node_id), None
         if event.kind == "put":
-            # If an unreadable value has replaced its record, the node counts as gone.
+            # If an unreadable value has replaced a node's record, the node counts as gone.
             with contextlib.suppress(RendezvousStateError):
                 record = NodeRecord.unpack(event.value, node_id=node_id, arrival=event.revision)
         if record is not None and not record.left:
@@ -285,10 +288,10 @@ class View:
 
     @property
     def expected_back(self) -> set[str]:
-        """The lost nodes that may come back, once the record of one says that it came back from an outage.
+        """The lost nodes that may come back; none unless a waiting node's record says that it is back from an outage.
 
         An outage ends for all nodes that it cut off. Killed nodes cannot be told from these, so only the last call
-        limits the wait. If the other nodes have completed a round meanwhile, nodes lost by the round before count, too.
+        limits the wait for lost nodes. If a round has completed meanwhile, nodes lost by the round before count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()
@@ -300,7 +303,7 @@ class View:
         # A snapshot is in order of name; nodes are admitted in order of arrival.
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         said, self._inherited = self._inherited, None
-        # Of the gone members that the report does not name, only the numbers are known.
+        # Of gone members that the last report does not name, only the numbers are known.
         unnamed = max(said.departed - self.departed_count, 0) if said else 0
         for node_id in self.members:
             if node_id not in self._records and node_id not in self._missed:
@@ -313,8 +316,8 @@ class View:
         for left, count in ((False, said.lost), (True, said.departed)):
             self._unnamed[left] = max(count - self._count_of(left=left), 0)
         if self.enough_since is not None and said.last_call_left is not None:
-            # The last call goes on if enough of the nodes that it counted still wait. Else later arrivals began a new
-            # one.
+            # The reported last call continues if enough of the nodes that it counted still wait. Otherwise later
+            # arrivals began a new last call.
             standing = sum(1 for record in self.waiting.values() if record.arrival <= said.last_arrival)
             if standing >= self._needed:
                 left_of_it = max(said.last_call_left - (now - self._inherited_at), 0.0)
@@ -388,7 +391,7 @@ class View:
 
 
 class Obstacle(NamedTuple):
-    """The store has no room for a round; none is committed before `until`."""
+    """The error by which the store rejected a round; no round is committed before `until`."""
 
     until: float
     error: Exception
@@ -400,8 +403,8 @@ class Picture:
 
     view: View
     head: Head
-    told: Progress | None = None  # the last progress written, by this coordinator or the one before
-    told_at: float = 0.0  # when that was
+    told: Progress | None = None  # the last progress written, by this coordinator or the previous one
+    told_at: float = 0.0  # when `told` was written
     resized_at: int = 0  # the revision of the last applied resize
     unbanned_at: int = 0  # the revision of the last lifted ban in the history
     obstacle: Obstacle | None = None

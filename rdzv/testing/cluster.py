@@ -39,7 +39,7 @@ FINISH_WITHIN = 1800.0
 
 
 class Done(Generic[T]):
-    """The result of a method, `value`; awaiting it is optional, and first calls `then`."""
+    """The result of a method of `Cluster`: `value`. Awaiting it is optional, and first calls `then`."""
 
     def __init__(self, value: T, then: Callable[[], object] | None = None) -> None:
         self.value = value
@@ -48,7 +48,7 @@ class Done(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if self._then is not None:
             self._then()
-        yield from ()  # an awaitable must be a generator
+        yield from ()
         return self.value
 
 
@@ -72,7 +72,7 @@ class Cluster:
             environment is not read.
 
     Attributes:
-        nodes: All nodes so far, by number, in their latest lives.
+        nodes: All nodes so far, by number, each as it was last started.
         rounds: All rounds so far, in order.
     """
 
@@ -200,7 +200,7 @@ class Cluster:
             found.process.die(silently=True)
             self._dark.add(found.process)
             for source in found.sources:
-                self._world.network.partition(source)  # not even a reset is sent
+                self._world.network.partition(source)  # such a machine does not even send a reset
         else:
             found.process.die()
         return Done(None)
@@ -323,7 +323,7 @@ class Cluster:
 
         Args:
             body: By default the body of the last `run`.
-            seeds: The same seed gives the same story.
+            seeds: The seeds of the clusters.
             faults: The kinds of faults.
             most: The most faults per cluster.
             during: Virtual seconds in which the faults begin.
@@ -450,7 +450,7 @@ class Cluster:
         def say() -> None:
             try:
                 begun.result()
-            except Exception as error:  # noqa: BLE001  any error is in the story
+            except Exception as error:  # noqa: BLE001  the story has the error
                 self.say(f"in vain: {error}")
             except asyncio.CancelledError:
                 pass

@@ -1,8 +1,8 @@
 """A disk on virtual time: it has latencies, and keeps only committed data.
 
-A `Disk` outlives the store's processes. Each opens a `SimulatedJournal` on it: the real journal on a database in
-memory, with timers of the process's loop in place of the writer's thread. When the process dies, uncommitted data is
-lost, but the group being written may have reached the disk.
+A `Disk` outlives the store's processes. Each of these processes opens a `SimulatedJournal` on the disk: the real
+journal on a database in memory, with timers of the process's loop in place of the writer's thread. When the process
+dies, uncommitted data is lost, but the group being written may have reached the disk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import Facts
 
-COMMIT_SECONDS = (0.0002, 0.004)  # of a healthy disk
+COMMIT_SECONDS = (0.0002, 0.004)  # seconds of a commit, from and to
 
 
 class NoFiles:
@@ -43,7 +43,7 @@ class NoFiles:
 class Disk:
     """The data that outlives the store's processes.
 
-    `rng` draws latencies, and the fate of the group being written at a crash.
+    `rng` draws latencies, and whether the group being written at a crash is kept.
     """
 
     def __init__(self, rng: random.Random, *, store_id: str) -> None:

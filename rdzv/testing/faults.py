@@ -88,7 +88,6 @@ def deal(cluster: _Cluster, rng: random.Random, *, faults: Sequence[str], most: 
 
 
 def _resize_back(cluster: _Cluster, most: int) -> None:
-    """Set a run's former maximum, if a node is connected."""
     if any(node.at_work and node.handlers for node in cluster.nodes):
         cluster.resize(max_nodes=most)
 

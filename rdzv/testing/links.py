@@ -19,7 +19,7 @@ HIGH_WATER_BYTES = 64 * 1024  # asyncio's default for transports over sockets
 SOCKET_BUFFER_BYTES = 64 * 1024  # both kernels' buffers; about Linux's smallest defaults
 
 AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
-End = tuple[AnyProtocol, asyncio.AbstractEventLoop]  # and the loop in which the protocol is called
+End = tuple[AnyProtocol, asyncio.AbstractEventLoop]  # a protocol, and the loop in which it is called
 
 
 class Medium(Protocol):
@@ -129,7 +129,7 @@ class MemoryTransport(asyncio.Transport):
         self._reading_paused = True
 
     def resume_reading(self) -> None:
-        """Deliver again."""
+        """Call the protocol with bytes again."""
         self._reading_paused = False
         self._incoming.wake()
 
@@ -300,7 +300,7 @@ class Pipe:
     def wake(self) -> None:
         """Set the timer for the next delivery, if the receiver accepts it."""
         if self._delivery is None and self._may_deliver():
-            # Through the loop, so that a protocol is never called within its own `write`.
+            # Deliver through the loop, so that a protocol is never called within its own `write`.
             self._delivery = self.network_loop.call_at(self._under_way[0][0], self._arrive)
 
     def receiver_died(self) -> None:
@@ -316,7 +316,7 @@ class Pipe:
     def _arrive(self) -> None:
         if self.receiver.loop is self.network_loop:
             self._deliver()
-        else:  # the process reads it in its next turn
+        else:  # the process reads the bytes in its next turn
             self._delivery = self.receiver.loop.call_soon(self._deliver)
 
     def _may_deliver(self) -> bool:

@@ -1,7 +1,6 @@
 """Shell: the simulated machines of a store and its clients.
 
-Server, engine, journal, wire and client are the real ones, in processes of `timeline`, over `network` and `disk`. Tests
-that observe more derive from these classes.
+Server, engine, journal, wire and client are the real ones, in processes of `timeline`, over `network` and `disk`.
 """
 
 from __future__ import annotations
@@ -199,7 +198,7 @@ class StoreMachine:
 
     @property
     def up(self) -> bool:
-        """True while it has a process, even a stopped one."""
+        """True while the machine has a process, even a stopped one."""
         return self.host is not None
 
     def start(self) -> None:
@@ -215,7 +214,8 @@ class StoreMachine:
     def _serve(self, host: Host) -> None:
         journal: SimulatedJournal | None = None
         if self.disk is None:
-            first = 1_000_003 * self.starts  # far from earlier processes' revisions, as a real store's random number is
+            # Far from earlier processes' revisions, as a real store's first revision is random.
+            first = 1_000_003 * self.starts
             engine = Engine(store_id=self.store_id, limits=self._limits, first_revision=first)
         else:
             journal = self.new_journal(self.disk, host)

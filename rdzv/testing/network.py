@@ -9,7 +9,7 @@ A fault applies to one connection (`links.Link`), or to a name: of a link ("node
 present and future links), of a listener ("store"), or to `EVERYTHING`.
 
 The ends of a link may be in different loops. The network's own loop stands for the wire and for both ends' operating
-systems: they still accept connections and bytes for a stopped process, and close a dead one's connections (`died`).
+systems: these still accept connections and bytes for a stopped process, and close a dead one's connections (`died`).
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class MemoryNetwork:
         """End the links of a dead process, a dialer or a listener; a dead dialer can dial no more.
 
         Its system delivers the sent bytes, closes the connections, and answers later bytes with a reset. With
-        `silently` the machine has lost power: bytes in flight are lost, and the other end learns of it only when it
-        writes to the restarted machine (`partition` the name until then), or when TCP's keep-alive fails.
+        `silently` the machine has lost power: bytes in flight are lost, and the other end learns of the death only when
+        it writes to the restarted machine (`partition` the name until then), or when TCP's keep-alive fails.
         """
         if name not in self._listeners:
             self._dead.add(name)
@@ -174,7 +174,7 @@ class MemoryNetwork:
         self._refused.discard(name)
 
     def draw_latency(self) -> float:
-        """Return the latency of the next piece, in seconds."""
+        """Return the next latency, in seconds."""
         return self._rng.uniform(*self._latency) if isinstance(self._latency, tuple) else self._latency
 
     def new_pipe(self) -> Pipe:

@@ -70,7 +70,7 @@ class ClusterNode:
     Attributes:
         index: Its number, from 0.
         name: Its default node id: `node-0`.
-        url: The URL of a run of this cluster. Other URLs connect to the cluster's store, too.
+        url: The URL of a run of this cluster.
         rng: Random numbers that depend on the seed alone.
         error: The error that its body has raised, if `may_raise` allows it.
         ended: True once its body has ended.
@@ -161,8 +161,6 @@ class ClusterNode:
 
 
 class _ObservedHandler(Handler):
-    """A handler that reports its rounds to the cluster."""
-
     on_round: Callable[[RendezvousInfo], None]
 
     async def next_rendezvous(self) -> RendezvousInfo:

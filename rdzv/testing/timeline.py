@@ -37,8 +37,8 @@ Ts = TypeVarTuple("Ts")
 
 START = 1000.0  # not 0, to find code that takes 0 for "never"
 BUSY_TURNS = 2_000  # turns without a timer; after them a loop counts as polling, and each further turn takes time
-BUSY_TURNS_EACH = 20  # the same per process, if there are many
-BUSY_SECONDS = 1e-4  # a turn of a polling loop
+BUSY_TURNS_EACH = 20  # `BUSY_TURNS` per process, if there are many processes
+BUSY_SECONDS = 1e-4  # virtual seconds of a polling loop's turn
 BUSY_BEYOND = 1.0  # seconds past the end of `run` that polling may take
 BURIAL_STEPS_MAX = 100_000
 
@@ -90,7 +90,7 @@ class Timeline:
             if spins > busy and self.runnable:
                 # A task polls without a pause, as anyio does around a shield.
                 if self.now >= until + BUSY_BEYOND:
-                    return  # it goes on in the next `run`
+                    return  # the polling goes on in the next `run`
                 self.now += BUSY_SECONDS
                 self._call_what_is_due()
                 continue
@@ -140,7 +140,7 @@ class Timeline:
 def _nothing_running() -> Iterator[None]:
     """Hide the running loop of a test, so that hosts can run inside it."""
     outer = asyncio._get_running_loop()
-    # From Python 3.12 on; before, each loop has a current task.
+    # Python 3.12 and later have this function; before, each loop has its own current task.
     swap = getattr(asyncio.tasks, "_swap_current_task", None)
     task = swap(outer, None) if outer is not None and swap is not None else None
     asyncio._set_running_loop(None)
@@ -156,8 +156,8 @@ class Host(asyncio.BaseEventLoop):
     """One process, or one thread of it, with an event loop."""
 
     late: float = 1e-9  # seconds added to timers: rounding between two clocks must make no timer early
-    _ready: deque[asyncio.Handle]  # asyncio's own
-    _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]  # asyncio's own
+    _ready: deque[asyncio.Handle]
+    _asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]]
 
     def __init__(self, timeline: Timeline, name: str, rate: float) -> None:
         super().__init__()
@@ -201,8 +201,8 @@ class Host(asyncio.BaseEventLoop):
     def die(self) -> None:
         """Kill the process: at once, or at its next await if it calls this itself.
 
-        Cut it off from the network in the same turn: before the next turn of any process, its coroutines are closed,
-        and their clean-up runs on a clock of its own.
+        The caller cuts the process off from the network in the same turn: before the next turn of any process, its
+        coroutines are closed, and their clean-up runs on a clock of its own.
         """
         if not self.dead:
             self.dead = True
@@ -266,7 +266,7 @@ class Host(asyncio.BaseEventLoop):
             asyncio._set_running_loop(None)
 
     def _call(self, handle: asyncio.Handle) -> None:
-        handle._run()  # as every loop does
+        handle._run()
 
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self.is_closed():
@@ -316,7 +316,7 @@ class Host(asyncio.BaseEventLoop):
         return task
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """Do a thread's work, after a moment."""
+        """Call `work`, which a real process does in a thread, after a moment."""
         await anyio.sleep(0.0005)
         return work()
 

@@ -27,8 +27,8 @@ class TorchRendezvousBackend(RendezvousBackend):
         store, backend = TorchStore(url), TorchRendezvousBackend(url, run_id)
         DynamicRendezvousHandler.from_backend(run_id, store, backend, min_nodes, max_nodes)
 
-    For comparison, and for users of that handler. The state is a pickle, which PyTorch loads: restrict the writers of
-    this store.
+    The class is for comparisons, and for users of PyTorch's handler. The state is a pickle, which PyTorch loads:
+    restrict write access to the store.
 
     Args:
         url: A URL of ours; its run is ignored.
@@ -49,7 +49,7 @@ class TorchRendezvousBackend(RendezvousBackend):
         return "rdzv"
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """Return the state and its token; None if there is none.
+        """Return the state and its token; None if there is no state.
 
         Raises:
             RendezvousStateError: The value was not written by this backend.
@@ -65,7 +65,7 @@ class TorchRendezvousBackend(RendezvousBackend):
             The present state, its token, and True if it was just written; None if there is none.
         """
         if token is not None and type(token) is not int:
-            current = self.get_state()  # it is no token of this backend
+            current = self.get_state()  # `token` is none of this backend
             return (*current, False) if current is not None else None
         with self._torch_errors():
             result = self._client.compare_and_set(self._key, MARK + state, expected_revision=token or 0)

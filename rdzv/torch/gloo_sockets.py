@@ -5,8 +5,8 @@ PyTorch's abort (2.13) does not end this wait. Shutting down the group's sockets
 raises `RuntimeError: ... Connection closed by peer`.
 
 Other libraries may open sockets at any time, so gloo's are recognised by their addresses. Each member listens at an
-address of its own, and the members exchange these in the group's store. A socket is gloo's if one of its ends is such
-an address. If the addresses cannot be read, no socket is touched.
+address, and the members exchange these addresses in the group's store. A socket is gloo's if one of its ends is an
+exchanged address. If the addresses cannot be read, no socket is touched.
 
 A listening socket is never touched, as gloo aborts the process when accept fails. Descriptors are read by system
 calls: after `socket.setdefaulttimeout`, a `socket.socket` makes its descriptor non-blocking for all owners.
@@ -45,7 +45,7 @@ class GlooSockets:
     def shut_down(self) -> None:
         """Shut down the connections with a recorded address at one end; from any thread."""
         for name in os.listdir("/dev/fd"):
-            # Check and shut down a duplicate: the number may be reused for another file meanwhile.
+            # Check and shut down a duplicate: the descriptor may be reused for another file meanwhile.
             with contextlib.suppress(OSError):
                 copy = os.dup(int(name))
                 try:

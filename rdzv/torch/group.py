@@ -1,11 +1,11 @@
 """Shell: the process group of one round: it is made, aborted by another thread after a loss, and removed.
 
-**gloo.** `gloo_sockets` ends its collectives.
+**gloo.** `gloo_sockets` ends collectives of gloo.
 
-**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each learns of
-the loss from its own node. An abort waits for the GPU, so it runs in a thread, which `close` waits for. docs/pytorch.md
+**nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each member's
+node tells it of the loss. An abort waits for the GPU, so it runs in a thread, which `close` waits for. docs/pytorch.md
 says why `make` requires two environment variables: without TORCH_NCCL_BLOCKING_WAIT=1 a collective also returns before
-the GPU is done. This follows PyTorch's documentation and sources, and has never run on a GPU.
+the GPU is done. This code follows PyTorch's documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rdzv.torch.pytorch import (
 )
 from rdzv.torch.store import TorchStore
 
-CONNECT_WITHIN: Final = 1.0  # seconds, for a small gloo group's first attempt
+CONNECT_WITHIN: Final = 1.0  # seconds to connect, for a small gloo group's first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
 GLOO_WAITS: Final = 5  # gloo waits for this many of its timeouts for a connection (its `waitUntilConnected`)
 ATTEMPTS: Final = 5  # each with twice the time of the last, for busy machines
@@ -42,7 +42,7 @@ NEEDED_BY_NCCL: Final = (
     ("ASYNC_ERROR_HANDLING", "0", "PyTorch's watchdog ends the process when a member is lost"),
     ("BLOCKING_WAIT", "1", "a collective that is aborted when a member is lost raises nothing, and the step goes on"),
 )
-"""The variables after `TORCH_NCCL_`, formerly `NCCL_`; their values, and the effect without them."""
+"""The names after `TORCH_NCCL_` (formerly `NCCL_`) of environment variables, their values, and the effect of others."""
 
 
 @dataclass(eq=False)
@@ -81,13 +81,14 @@ class RoundGroup:
                     f"group; otherwise {otherwise}"
                 )
         if not self._uses_gloo or set_group_timeout is None:
-            # PyTorch cannot change the timeout later.
+            # PyTorch cannot change this group's timeout later.
             self._make_once(self.store, self.timeout)
             if self._aborted.is_set():
                 self.abort()  # shut down the sockets that were opened meanwhile
             return
-        # A gloo group has one timeout for connecting and for collectives. Connecting needs a short one: a wait for a
-        # member that dies meanwhile has no sockets to abort. If it is too short, all try again with more time.
+        # A gloo group has one timeout for connecting and for collectives. Connecting needs a short timeout: a wait for
+        # a member that dies meanwhile has no sockets to abort. If the timeout is too short, all members try again with
+        # more time.
         within = CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self.world_size
         failure: RuntimeError | None = None
         for attempt in range(ATTEMPTS):
@@ -127,7 +128,7 @@ class RoundGroup:
         store.wait(["rdzv.group/all"])
 
     def _all_have_made_it(self, store: Any, *, made: bool) -> bool:
-        """Agree with all members on success: a member that tried again alone would wait for the others."""
+        """Return True if all members have made the group: a member that tried again alone would wait for the others."""
         if not made:
             store.compare_set(VERDICT, "", AGAIN)
         elif store.add("rdzv.group/made", 1) == self.world_size:
@@ -140,11 +141,12 @@ class RoundGroup:
         if self._uses_gloo:
             self._sockets.shut_down()
             if self._making.locked():
-                # In a thread: gloo retries for ten seconds, and the node's thread, which renews leases, may call this.
+                # A thread does this: gloo retries for ten seconds, and the node's thread, which renews leases, may call
+                # `abort`.
                 threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
         aborting = self._aborting
         if self._uses_nccl and abort_process_group is not None and (aborting is None or not aborting.is_alive()):
-            # In a thread, too: it waits for the GPU.
+            # A thread does this: the abort waits for the GPU.
             self._aborting = threading.Thread(target=_abort_all, name="rdzv group abort", daemon=True)
             self._aborting.start()
 
@@ -176,5 +178,5 @@ def refuse_existing_group() -> None:
 
 
 def _abort_all() -> None:
-    with contextlib.suppress(ValueError, AssertionError):  # destroyed already, or never made
+    with contextlib.suppress(ValueError, AssertionError):  # the groups are destroyed already, or were never made
         abort_process_group()

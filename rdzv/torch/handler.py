@@ -69,8 +69,6 @@ def _as_torch(error: ours.RendezvousError) -> Exception:
 
 
 class _Choices:
-    """The parameters of `torchrun`, translated."""
-
     # These configure PyTorch's heartbeat and PyTorch's store, which this handler does not use.
     IGNORED: Final = ("heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
 
@@ -86,7 +84,7 @@ class _Choices:
 
         endpoint = params.endpoint.strip()
         if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
-            endpoint = "localhost:0"  # no other job shares this store
+            endpoint = "localhost:0"  # the job has a store of its own
         self.reserved: socket.socket | None = None  # holds the port of this job's own store until the store listens
         if (own := _ANY_PORT.fullmatch(endpoint)) is not None:
             if params.min_nodes > 1:
@@ -141,19 +139,19 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                             their workers fail
 
     **Deaths on the way.** An agent waits up to `read_timeout` for the values of every other member, and fails without
-    them. So `next_rendezvous` returns a round only once all members have received it, and meets again if one dies
-    before that. A member that dies in the milliseconds after that still costs the others `read_timeout`.
+    them. So `next_rendezvous` returns a round only once all members have received it, and meets again if a member dies
+    before. A member that dies in the milliseconds after the return still costs the others `read_timeout`.
 
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent except by a
-    signal. After a signal the node only leaves, and the others learn of it at once. A node that was never in a round,
-    and could not join one, does not close the run.
+    signal. After a signal the node only leaves, and the other nodes learn of that at once. A node that was never in a
+    round, and could not join one, does not close the run.
 
     **Spares.** When the run is closed, a spare gets PyTorch's `RendezvousGracefulExitError`. PyTorch's agent (2.13 and
     before) accepts it, but then raises AttributeError for the missing result. So `next_rendezvous` raises
     `SystemExit(0)` under `torchrun`, where no caller could catch the error. The caller of `elastic_launch` gets the
     error from `shutdown`.
 
-    docs/pytorch.md explains ranks, drains, restarts and `torch_store=tcp`; `agent.unnamed_run`, runs without a name.
+    docs/pytorch.md explains ranks, drains, restarts and `torch_store=tcp`.
 
     Args:
         params: PyTorch's `RendezvousParameters`.
@@ -205,9 +203,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def use_agent_store(self) -> bool:
         """True if rank 0's agent, not rank 0's worker, serves the workers' TCPStore at MASTER_ADDR:MASTER_PORT.
 
-        The agent's store is there before the workers start, outlives rank 0's worker, and is new in every round. It is
-        not used with `agent_store=0`, nor with PyTorch 2.4, whose workers put their restart count before all keys:
-        agents of one round may have different counts.
+        The agent's store is not used with `agent_store=0`, nor with PyTorch 2.4, whose workers put their restart count
+        before all keys: agents of one round may have different counts.
         """
         return self._settings.agent_store is not False and not KEYS_BY_RESTARTS
 
@@ -237,7 +234,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 handler.start(in_thread(partial(self._screen.ended, ending, handler.closed, done=done)))
 
     def _end_life(self, why: str = "") -> None:
-        """Stop watching this round; announce `why`, a worker's failure here, unless the round has ended already."""
+        """Stop watching this round; announce a worker's failure, `why`, unless the round has ended."""
         life, handler = self._life, self._handler
         self._forget_workers()
         self._life = None
@@ -265,7 +262,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 self._kept_out = True  # the run is another job's, of the same name
                 self._refuse(ours.RendezvousClosedError(f"{error}, and has run nothing"))
             log.info("%s", error)
-            self._was_member, self._kept_out = False, True  # the run may continue: do not close it
+            self._was_member, self._kept_out = False, True  # do not close the run, which may continue
             if runs_under_torchrun():
                 sys.exit(0)
             self._graceful_exit = torch_api.RendezvousGracefulExitError(str(error))
@@ -303,7 +300,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 info = self._next_round(handler)
                 if self.use_agent_store and info.rank == 0:
                     self._workers_store = serve_workers(info, self._settings.master_port, self._taken)
-                    if self._workers_store is None:  # its port is taken, but another one is possible
+                    if self._workers_store is None:  # the store's port is taken, but another port is possible
                         continue
                 if self._settings.torch_store == "tcp":
                     self._tcp_store = self._agents_tcp_store(info)
@@ -378,7 +375,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             if self._choices.reserved is not None:
                 self._choices.reserved.close()  # the store listens there now
             host: str | None = ""
-            with contextlib.suppress(ours.RendezvousError):  # `next_rendezvous` raises it, too
+            with contextlib.suppress(ours.RendezvousError):  # `next_rendezvous` raises this error, too
                 host = None if handler.hosts_store else handler.store_host()
             self._screen.begins(self._settings, handler.node_id, host=host)
             atexit.register(self._leave_at_exit)
@@ -411,8 +408,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         A store whose host is about to leave counts as one.
 
-        Above 0, the agent restarts its workers. The agent asks ten times a second, so this makes no request. In a
-        closed run it is 0. A member with a failed worker counts as lost: `agent.worker_ends` says why.
+        Above 0, the agent restarts its workers. The agent asks ten times a second, so this call sends no request. In a
+        closed run the number is 0. A member with a failed worker counts as lost: `agent.worker_ends` says why.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
@@ -449,7 +446,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return True
 
     def _close_or_leave(self) -> None:
-        # PyTorch 2.5 and later do not call this after a signal; the agent of 2.4 does while handling it.
+        # PyTorch 2.5 and later do not call `shutdown` after a signal; the agent of 2.4 does while it handles the
+        # signal.
         end = end_of_agent()
         if end.signal is not None:
             if self._handler is not None:  # else the node still waited for the store
@@ -485,7 +483,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._close()
 
     def _leave_at_exit(self) -> None:
-        """Leave, without closing the run and without waiting."""
         if self._handler is not None and self._pid == os.getpid():
             self._end_life()
             with contextlib.suppress(ours.RendezvousError):

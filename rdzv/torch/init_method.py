@@ -42,8 +42,8 @@ def register_init_method() -> None:
 
     The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` are optional: they set
     `requested_rank`, and both `min_nodes` and `max_nodes`. The timeout of `init_process_group` limits the store's
-    waits, and joining unless the URL has a `join_timeout`. A process stays in its round until it ends, or until it
-    destroys the group and calls `init_process_group` with the same URL again: then it joins the next round.
+    waits, and joining unless the URL has a `join_timeout`. A process that destroys the group and calls
+    `init_process_group` with the same URL again joins the next round.
     """
     for scheme in _SCHEMES.keys() - _registered:
         dist.register_rendezvous_handler(scheme, _rendezvous)

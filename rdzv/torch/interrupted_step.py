@@ -1,12 +1,12 @@
 """Shell: undoes in survivors, in `sync_state`, a step that the loss of a member has interrupted.
 
-A gradient that no step has used would be added to the next step's, so `sync_state` drops all gradients. Buffers
-(BatchNorm's running statistics) contain a part of the interrupted batch: `check` copies changed buffers, and
+A gradient that no step has used would be added to the next step's gradient, so `sync_state` drops all gradients.
+Buffers (BatchNorm's running statistics) contain a part of the interrupted batch: `check` copies changed buffers, and
 `sync_state` restores the copies, unless the optimizer has stepped since.
 
 `optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, and a lost
-member makes such a call raise. So a hook copies both before each such step, and `sync_state` restores them after a step
-that did not end.
+member makes such a call raise. So a hook copies parameters and state before each such step, and `sync_state` restores
+them after a step that did not end.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class InterruptedStep:
         self._has_warned = False
 
     def remember(self) -> None:
-        """Copy the buffers of all models as a `check` begins; never undo a step that raised before it."""
+        """Copy the buffers of all models as a `check` begins; never undo an earlier step that raised."""
         self._begun.clear()
         self._copy_buffers()
 
@@ -85,7 +85,7 @@ class InterruptedStep:
         """Drop all gradients, undo an unfinished step of the optimizer, and restore the buffers if no step has ended.
 
         `announced`: the last round ended at an agreed step. A gradient that is left over then means that `check` was
-        called more often than the optimizer stepped: this is warned of once.
+        called more often than the optimizer stepped; the first one is logged.
         """
         if self._steps == 0 and model is not None:
             self._restore(model)
@@ -140,7 +140,8 @@ class InterruptedStep:
         self._copy_buffers()
 
     def _begin(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        has_closure = any(map(callable, (*arguments, *named.values())))  # the optimizer among them is not callable
+        # An optimizer among the arguments is not callable.
+        has_closure = any(map(callable, (*arguments, *named.values())))
         before = None
         if has_closure and not _steps_at_once(optimizer):
             values = [one.detach().clone() for one in _parameters(optimizer)]

@@ -1,4 +1,4 @@
-"""The names of PyTorch that these modules use, with the releases that have them.
+"""The names of PyTorch that `rdzv.torch` uses, with the releases that have them.
 
 Importing this module imports PyTorch, or says how to install it. A name that a supported release lacks is looked up
 with a fallback. `tests/rdzv/torch/private_names.py` lists the names that PyTorch does not document.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
-__all__ = ["RendezvousBackend", "dist", "torch", "torch_api"]  # of PyTorch, for other rooms
+__all__ = ["RendezvousBackend", "dist", "torch", "torch_api"]  # PyTorch's names, for other modules
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ KEYS_BY_RESTARTS: Final[bool] = (
 """True if workers that use the agent's store put their restart count before all keys, as in 2.4."""
 
 LISTENING_STORE: Final[dict[str, Any]] = {} if RELEASE >= (2, 5) else {"use_libuv": False}
-"""Arguments of a TCPStore with a listening socket: in 2.4 only the server without libuv takes one."""
+"""Arguments of a TCPStore with a listening socket: in 2.4 only the server without libuv accepts such a socket."""
 
 
 LETS_GO_AFTER: Final = 0.05
@@ -91,8 +91,8 @@ LETS_GO_AFTER: Final = 0.05
 
 A collective's error refers to its group, and the caller's thread drops the error a moment after the group is destroyed.
 The last thread to release the group waits for the group's own threads; before 2.8 it holds the interpreter's lock
-meanwhile (PyTorch's pull request 154976). If a thread of the group releases a tensor, it needs that lock, so both would
-block for ever, also with TCPStore.
+meanwhile (PyTorch's pull request 154976). A thread of the group that releases a tensor needs the interpreter's lock, so
+both threads would block for ever, also with TCPStore.
 """
 
 
@@ -164,7 +164,7 @@ def runs_under_torchrun() -> bool:
 class Agent:
     """The workers of PyTorch's agent above us on the stack."""
 
-    problem: str  # the failure that makes it meet the others again; else empty
+    problem: str  # the failure that makes the agent meet the others again; else empty
     group: Any = None  # PyTorch's object for all workers
     itself: Any = None  # PyTorch's object for the agent
 
@@ -192,7 +192,7 @@ class Agent:
         """Rename a round's log folder if PyTorch is about to empty it.
 
         Raises:
-            OSError: It could not be renamed, or this release has other log folders.
+            OSError: The folder could not be renamed, or this release has other log folders.
         """
         specs = getattr(self.itself, "_logs_specs", None)
         remaining = getattr(self.itself, "_remaining_restarts", None)
@@ -245,10 +245,10 @@ def signal_of(error: BaseException | None) -> str | None:
 class AgentEnd:
     """The end of an agent that shuts its handler down; see `end_of_agent`."""
 
-    signal: str | None  # its name, or None
+    signal: str | None  # the signal's name, or None
     why: str  # the reason, for the other nodes
     has_failed: bool
-    has_no_result: bool  # it raised AttributeError for a missing result, as when a spare ends well
+    has_no_result: bool  # the agent raised AttributeError for a missing result, as when a spare ends well
 
 
 def end_of_agent() -> AgentEnd:

@@ -7,9 +7,9 @@
                 round.check(step)
                 step = train(model, optimizer, step)
 
-Survivors keep model and optimizer in memory. After a loss the node's thread aborts the group, so that a hanging
-collective raises at once. Leaving the block swallows that error, and the next round has a new group, under another
-prefix of another store. If a group cannot be made because a member has gone, the round ends before its body.
+After a loss the node's thread aborts the group, so that a hanging collective raises at once. Leaving the block swallows
+that error, and the next round has a new group, under another prefix of another store. If a group cannot be made because
+a member has gone, the round ends before its body.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
@@ -170,10 +170,10 @@ class _GroupOfRound(MemberOfRound):
 
     @abstractmethod
     async def _make(self) -> None:
-        """Make the group; `TorchRound` does not await for that."""
+        """Make the process group; `TorchRound` makes it without an await."""
 
     async def begin(self) -> bool:
-        """Make the group; count a failure as the body's. Return False if that ends the round."""
+        """Make the group; treat a failure as an error of the body. Return False if the failure ends the round."""
         self.life.start()
         try:
             await self._make()
@@ -234,12 +234,11 @@ class TorchRound(_GroupOfRound, blocking.Round):
         If the source of the state dies meanwhile, a member that lags behind keeps its own state.
 
         No trace of an interrupted step remains in the arguments: the gradients of all members are None, buffers are as
-        at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone. For
-        that, a copy of parameters and state is kept during a step of LBFGS, and during a step with a closure of another
-        library's optimizer.
+        at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone. To
+        undo it, a copy of parameters and state is kept during a step of LBFGS, and during a step with a closure of
+        another library's optimizer.
 
-        The program restores the rest, which docs/pytorch.md lists: a GradScaler, a scheduler, generators of random
-        numbers, counters of micro-steps, `DistributedDataParallel`, what a CUDA graph owns, and more.
+        The program restores the rest, such as a GradScaler or a scheduler; docs/pytorch.md has the list.
 
         Args:
             model: A `torch.nn.Module`. Parameters and buffers are written in place, also those outside its
@@ -251,8 +250,8 @@ class TorchRound(_GroupOfRound, blocking.Round):
             The `extra` of the source.
 
         Raises:
-            ValueError: This member's model has other tensors; the message names the first, with both shapes. The others
-                meet again without this member. Or the model is sharded (`fully_shard`).
+            ValueError: This member's model has other tensors; the message names the first, with both shapes. The other
+                members meet again without this one. Or the model is sharded (`fully_shard`).
         """
         return self._synchronized(model, optimizer, extra)
 
@@ -307,8 +306,8 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
 
         One call runs at a time. A cancelled call waits for the end of the work, which must not write to the model in
         the next round; the work's collectives are aborted, and its waits in the store end. If the work succeeds all the
-        same, its result is returned, and the body is cancelled at its next await. So the number of a step and its
-        effect stay together.
+        same, return its result, so that the number of a step and its effect stay together; the body is cancelled at its
+        next await.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
         try:
@@ -339,9 +338,8 @@ def rendezvous_reconfigure(round: blocking.Round | AsyncTorchRound, group: Any =
         uuid, handles = rdzv.torch.rendezvous_reconfigure(round)
         dist._reconfigure(uuid=uuid, handles=handles).wait()
 
-    All members of the round call it, equally often and in the same order. It blocks. Since 2.14 PyTorch can change the
-    members of a process group in place, as an experiment; on 2.15, with 4 gloo ranks, that took as long as the new
-    group that `rounds` makes in each round.
+    All members of the round call this blocking function, equally often and in the same order. PyTorch's experiment
+    (2.14 and later) changes the members of a group in place; with 4 gloo ranks, that took as long as a new group.
 
     Args:
         round: A round of `rdzv.sync.rounds` or `rdzv.torch.rounds`; of an awaited one, call it `in_thread`.

@@ -1,10 +1,10 @@
 """Shell: brings all members of a process group to the state of one member: model, optimizer and more.
 
 First the source sends the structure of its state, as one object pickled by PyTorch (`broadcast_object_list`), with a
-place for each tensor. The pickle never enters a store of ours. Every member compares the model's part with its own. If
-all agree, the tensors follow, each as a broadcast of its bytes: gloo does not know all number types. A model's
-parameters and buffers are written in place, also those outside its `state_dict`. `get_extra_state` values and an
-optimizer's state are made anew, as a newcomer has none yet, or one of another shape.
+place for each tensor. Every member compares the model's part with its own. If all agree, the tensors follow, each as a
+broadcast of its bytes: gloo does not know all number types. A model's parameters and buffers are written in place, also
+those outside its `state_dict`. `get_extra_state` values and an optimizer's state are made anew, as a newcomer has no
+such state yet, or a state of another shape.
 
 If the source dies meanwhile, a lagging member needs its own state, and not a mixture of two states. So it replaces its
 tensors only when it has received all.
@@ -24,8 +24,6 @@ SHARDED: Final = "is sharded (a DTensor): the part of a member that is lost is g
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a tensor in a structure."""
-
     index: int
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -92,7 +90,7 @@ def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
 
 
 def _fill(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
-    """Return the structure with a tensor for each `_Place`; every member walks it in the same order."""
+    """Return the structure with a tensor for each `_Place`; every member walks the structure in the same order."""
     if isinstance(value, _Place):
         if value.sharded:
             raise ValueError(f"the optimizer's state {SHARDED}")

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 GLOO_EXTENDED_API: Final = "GLOO_ENABLE_STORE_V2_API"
 """The environment variable by which gloo reads its peers' addresses with one `multi_get` per group.
 
-Without it gloo calls `wait` and `get` for each peer: at 16 ranks 32 round trips instead of 1. The keys are the same, so
-the variable may differ between ranks. It is set unless the user has set it; gloo reads it when it makes a group.
+Without the variable gloo calls `wait` and `get` for each peer: at 16 ranks 32 round trips instead of 1. The keys are
+the same, so the variable may differ between ranks. `TorchStore` sets the variable unless the user has set it; gloo
+reads it when it makes a group.
 """
 
 P = ParamSpec("P")
@@ -123,23 +124,22 @@ class TorchStore(dist.Store):
         PrefixStore("ckpt", TorchStore(info.store))         # of a round: fenced, gone with the round
 
     Stores of one URL hold the same keys, and `num_keys` and `list_keys` count only these; in a round's store, the
-    round's keys. It is a client: `rdzv serve`, or a node of the run, serves. Errors are those of TCPStore:
-    `DistStoreError` after a timeout, with the missing keys, and after the end of a store's round; `QueueEmptyError`;
-    `DistNetworkError` if the store cannot be reached.
+    round's keys. A `TorchStore` is a client: `rdzv serve`, or a node of the run, serves the store. Errors are those of
+    TCPStore: `DistStoreError` after a timeout, with the missing keys, and after the end of a store's round;
+    `QueueEmptyError`; `DistNetworkError` if the store cannot be reached.
 
     C++ holds only the C++ half of this object, and its calls fail with an internal assertion after the end of the
     Python half. C++ does not report that it releases its half, so every instance is kept until the process ends; a
     round's store takes a few hundred bytes after the next round has begun. Clones share one client, with a socket for
     each thread in a call, until `close`.
 
-    The first `TorchStore` of a process patches `PrefixStore` for queues and `list_keys` (`teach_prefix_store`).
 
     A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries the URL, the
     prefix, the timeout, and the names of files with secrets, but no secret: a token given by value must be in the other
     process's RDZV_TOKEN or RDZV_TOKEN_FILE.
 
     Args:
-        url: One of ours, with or without a run; a further segment separates keys. Or a blocking shared store of
+        url: A URL of ours, with or without a run; a further segment separates keys. Or a blocking shared store of
             `rdzv.sync`.
         timeout: The limit of a wait, and of the first connection.
         overrides: The URL's parameters as keywords.

@@ -1,12 +1,12 @@
 """Shell: TCPStores on a round's rank 0, for PyTorch, and for `torch_store=tcp`.
 
 The members still learn of losses and closing from our store. A TCPStore is for code that needs its class or its host,
-for queues through `PrefixStore`, and for the speed of C++. It has no token and no encryption, lets a dropped node go on
-writing, and ends with its host's process.
+for queues through `PrefixStore`, and for the speed of C++. A TCPStore has no token and no encryption, lets a dropped
+node go on writing, and ends with its host's process.
 
-`WorkersStore` listens at the round's bootstrap port only: workers connect there, and would share the store of another
-job that listens there. `open_tcp_store` may listen at any port of that host; rank 0 announces it in the round's store
-once it listens, so no first attempt is refused.
+`WorkersStore` listens at the round's bootstrap port only: workers connect to that port, also if another job's store
+listens there. `open_tcp_store` may listen at any port of that host; rank 0 announces the port in the round's store once
+the TCPStore listens, so no first attempt is refused.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def serve_workers(info: RendezvousInfo | AwaitedInfo, ports: str | None, taken: 
     `ports` is `master_port`. `taken` has the taken bootstrap ports of this run; a taken port is added.
 
     Returns:
-        The store; None if the port is taken and another can be promised: leave the round, and meet again.
+        The store; None if the port is taken and another port can be promised: leave the round, and meet again.
 
     Raises:
         RendezvousSettingsError: The port is taken, and no other is permitted.
@@ -117,7 +117,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> dist.TCPStore:
-    """Host the round's TCPStore on rank 0, connect to it elsewhere; every member calls it, once.
+    """Host the round's TCPStore on rank 0, connect to it elsewhere; every member calls this once.
 
     `timeout` limits the wait for rank 0, and is the store's own; `port` is rank 0's, 0 for any.
 

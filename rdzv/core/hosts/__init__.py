@@ -1,1 +1,1 @@
-"""Pure: several hosts that may serve the store in turn: which one may, and what nodes carry to the next store."""
+"""Pure: a store that several hosts may serve in turn: which host may serve it, what nodes carry to the next store."""

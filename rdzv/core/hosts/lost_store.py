@@ -1,11 +1,12 @@
 """Pure: the nodes' knowledge of a run whose store was lost, which they carry to the next store.
 
-A node that comes to another store writes its record (`LostStore`) there, unless the one there outranks it; records are
-not merged. Its settings, bans and closing are applied before the first round there.
+A node that connects to the next store writes a record of its knowledge (`LostStore`) there, unless the record in that
+store outranks it. Records are not merged. The settings, bans and closing in the record are applied before the first
+round in that store.
 
-Some members of the last round may still work while others meet in the new store. So the first round waits until all of
-them have come, or until `ttl` has passed: a member that is cut off has stopped by then. Members in the process that
-served the lost store died with it, and are not awaited.
+Some members of the last round may still work while others meet in the new store. So the first round waits until all
+these members have come, or until `ttl` has passed: a member that is cut off has stopped by then. Members in the process
+that served the lost store are not awaited.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class Known(NamedTuple):
 
 
 def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: str, now: float) -> LostStore:
-    """Return a node's knowledge of a lost store, from the last head that it saw there."""
+    """Return a node's knowledge of a lost store, from the last head that the node saw in that store."""
     before, round = head.lost_store, head.round
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
     if round is not None:
         number, at = max(number, round.number), round.revision
         awaited = round.size - _gone_from(round, head.moves_over or head.progress, head.hosted)
-    else:  # no round completed in this store: its nodes still await members of the store before
+    else:  # no round completed in this store: its nodes still await members of the last round in the store before
         awaited -= sum(one.last_round == at > 0 for one in head.hosted.values())
     return LostStore(
         generation=1 if before is None else before.generation + 1,
@@ -57,7 +58,8 @@ def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hos
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
         return gone  # unnamed members may include those in the lost store's process
-    others = [one for node_id, one in hosted.items() if node_id not in named]  # of large rounds: some unknown
+    # In a large round, members among these are unknown.
+    others = [one for node_id, one in hosted.items() if node_id not in named]
     return gone + sum(one.last_round == round.revision or round.rank_of(one.arrival) is not None for one in others)
 
 

@@ -1,11 +1,11 @@
-"""Pure: when a process may serve the store of a URL that lists several hosts: at most one does at any moment.
+"""Pure: when a process may serve the store of a URL that lists several hosts: at most one process does at any moment.
 
 A kernel refuses a connection only if no process listens. So a process that wants to serve first listens, as a
-candidate, and then asks all other hosts. It serves once each has refused the connection, or has answered that its store
-has ended. Two processes cannot both serve: the one that listened later reaches the other. This needs no clock and no
-count of nodes. Silence proves nothing: a host that does not answer may still serve.
+candidate, and then asks all other hosts. The process serves once each other host has refused the connection, or has
+answered that its store has ended. Two processes cannot both serve: the process that listened later reaches the other.
+This rule needs no clock and no count of nodes. Silence proves nothing: a host that does not answer may still serve.
 
-A candidate gives way to a store that serves, and to an earlier candidate in the list; it waits for a later one.
+A candidate gives up for a store that serves, and for a candidate earlier in the list of hosts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Answer(Enum):
     CANDIDATE = "is a candidate"
     ENDED = "has ended"
     REFUSED = "refuses"  # at each address of its host name
-    LOST = "is lost"  # an operator says so
-    SILENT = "does not answer"  # or answers unlike a store
+    LOST = "is lost"  # an operator has said that the host is lost
+    SILENT = "does not answer"  # or the answer is not a store's
 
 
 PROOFS = frozenset({Answer.ENDED, Answer.REFUSED, Answer.LOST})
@@ -35,11 +35,11 @@ class Candidacy(NamedTuple):
     proven: frozenset[int] = frozenset()
 
     def heard(self, host: int, answer: Answer) -> Self | None:
-        """Return the candidacy after the answer of the host at place `host`; None: give way."""
+        """Return the candidacy after the answer of the host at place `host`; None if the candidate must give up."""
         if answer is Answer.SERVES or (answer is Answer.CANDIDATE and host < self.place):
             return None
         return self._replace(proven=self.proven | {host}) if answer in PROOFS else self
 
     def missing(self, hosts: int) -> list[int]:
-        """Return the places without a proof, in a list of `hosts`; if there are none, the candidate may serve."""
+        """Return the places, of `hosts`, not proven to serve no store; if there are none, the candidate may serve."""
         return [host for host in range(hosts) if host != self.place and host not in self.proven]

@@ -1,6 +1,6 @@
 """Pure: excerpts of a report for metrics and for a page, and the changes between two excerpts.
 
-A page gets hours (times of day) instead of ages. Ages change with time alone, and a page is sent real changes only.
+A page gets times of day instead of ages: ages change with time alone, and a page is sent real changes only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AGES: Final = frozenset(
         *("step_age", "report_age", "seconds_ago", "how", "seconds_left", "ends_in"),
     )
 )
-"""The fields that change with time alone; the report also has a stable field for each, mostly an hour."""
+"""The fields that change with time alone; for each, the report also has a stable field, mostly a time of day."""
 
 
 def summary_of(full: dict[str, Any], cost: Account, chapters: Sequence[Chapter], now: float) -> dict[str, Any]:
@@ -74,10 +74,10 @@ def _without_ages(value: Any) -> Any:
 
 
 def settled(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the report `now`, with the hours of `before` where they differ by less than `WAVERS`.
+    """Return the report `now`, with the times of day of `before` where they differ by less than `WAVERS`.
 
-    Hours are computed from ages, so they waver. An unchanged member is the same object as before, which `changes`
-    recognizes quickly.
+    Times of day are computed from ages, and so vary slightly. An unchanged member is the same object as before, which
+    `changes` recognizes quickly.
     """
     made = {name: _settled(before.get(name), value) for name, value in now.items() if name != "members"}
     members = {one["node_id"]: one for one in before.get("members", ())}
@@ -97,8 +97,8 @@ def _settled(before: Any, now: Any) -> Any:
             return now
 
 
-HOURS_FROM: Final = 1e9  # only hours are larger
-WAVERS: Final = 1.0  # seconds
+HOURS_FROM: Final = 1e9  # larger numbers are times of day, in seconds since 1970
+WAVERS: Final = 1.0  # seconds by which a computed time of day may vary
 
 
 def _settled_member(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _settled_member(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[
 
 
 def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
-    """Return a page's next server-sent event: the whole state, then changes, or a beat with the hour."""
+    """Return a page's next server-sent event: first the whole state, then its changes, or a `beat` with the time."""
     at, told = round(now["now"], 2), now if before is None else changes(before, now)
     if not told:
         return f"event: beat\ndata: {at}\n\n".encode()

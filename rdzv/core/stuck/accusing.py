@@ -7,7 +7,7 @@ its own accusations do not count. One accuser is enough if the store has lost co
 all members.
 
 Accusations are keys below the nodes' prefix: the coordinator's watch delivers them in order with the nodes' records,
-and no other node receives them. They are on the accuser's lease, and count for one round.
+and no other node receives them.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Accusations(dict[str, Accusation]):
         """Apply an event of the watch on an accusation's key."""
         self.pop(event.key, None)
         if event.kind == "put":
-            with contextlib.suppress(RendezvousStateError):  # perhaps from a later release
+            with contextlib.suppress(RendezvousStateError):  # an accusation of a later release may be unreadable
                 self[event.key] = Accusation.unpack(event.value)
 
     def said(self, key: str) -> str:
-        """Return an accusation's reason; empty if it is gone."""
+        """Return an accusation's reason; empty if the accusation was deleted."""
         return self[key].why if key in self else ""
 
     def of_somebody(self, *, round: int, live: Collection[str]) -> list[Accusation]:
@@ -69,7 +69,7 @@ class Accusations(dict[str, Accusation]):
     def believed(self, *, round: int, live: Collection[str]) -> tuple[str, str] | None:
         """Return the live member with the most accusers, and their reasons; None if there are too few.
 
-        Expel it before the next call: its own accusations must not count.
+        Expel this member before the next call: its own accusations must not count.
         """
         against: dict[str, dict[str, str]] = {}
         for one in self.standing(round=round, live=live):

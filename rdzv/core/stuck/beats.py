@@ -1,7 +1,6 @@
-"""Pure: the progress of one member, and the note about it that goes with the keep-alives of its node.
+"""Pure: the progress of one member, and the note about it that the member's node sends with keep-alives.
 
-The member's code calls `beat(step)` at each step, and `busy` before long operations. Its node, in another thread, sends
-the latest state. A note has durations and no times, as clocks differ.
+The member's node, in another thread, sends the latest state. A note has durations and no times, as clocks differ.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ class BeatNote(Stored, kw_only=True):
 
     round: int
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since the member began that step, or else the round
-    first: bool = False  # not beyond its first step, in which it may compile and load
+    age: float  # seconds since the member began that step, or the round if `step` is None
+    first: bool = False  # the member is in its first step, in which it may compile and load, or before it
     busy: float = 0.0  # seconds that it will still be busy; 0 if it is not
     what: Prose = ""  # why it is busy; else the key for which it waits
     rate: float = 0.0  # recent steps per second
     away: bool = False  # its node has just reconnected to the store
     waits: bool = False  # it waits for a key in the round's store
-    waited: float = 0.0  # seconds so far
+    waited: float = 0.0  # seconds of that wait so far
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One wait of a member. Each `get` of a shared store makes one: a class is far faster than a generator."""
+    """One wait of a member. Each `get` of a shared store makes an instance: a class is far faster than a generator."""
 
     beats: Beats
     what: Callable[[], str]
@@ -69,7 +68,7 @@ class Beats:
         self._number = number
         # Called in the waiting thread when a wait in the round's store begins, unless `wait_is_watched`.
         self.on_wait: Callable[[], None] = lambda: None
-        self.clock: Callable[[], float] = clock  # in any thread
+        self.clock: Callable[[], float] = clock  # may be called in any thread
         self.counts: bool = expected  # the member has reported anything, or is expected to
         self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, time, number of beats
         self._busy: tuple[tuple[object, float, str], ...] = ()  # token, end, label
@@ -77,7 +76,7 @@ class Beats:
         self._rated: tuple[int, float] | None = None  # the step of the last note, and when it began
         self._rate = 0.0
         self.waits: dict[_Waiting, float] = {}  # when each current wait in the round's store began
-        self.wait_is_watched: bool = False  # the node looks at `waits` anyway
+        self.wait_is_watched: bool = False  # the node already polls `waits`
 
     @property
     def step(self) -> int | None:

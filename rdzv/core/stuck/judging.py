@@ -5,13 +5,14 @@ has begun no step for `stall_timeout` (before its second step `first_step_timeou
 others make progress: one is at a later step, or has begun a step within half of that time, or all others wait in the
 round's store and this member does not. If no member makes progress, that is reported, and none is dropped.
 
-A member that waits for another in a collective makes no progress either. So no member is judged while
+A member that waits for another in a collective makes no progress either. So no member is judged in these cases, nor for
+`stall_timeout` after them:
 
 - a member has said that it is busy;
-- a member or the store is disconnected, or was a moment ago: a disconnected member is judged by its lease;
+- a member or the store is disconnected, or was a moment ago: a disconnected member is judged by its lease.
 
-and for `stall_timeout` after that. Ages are those at the time of a note; a node sends an extra note when its member has
-been without a step for the whole limit.
+The age of a step is as of the member's last note; so a node sends an extra note when its member has been without a step
+for the whole limit.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.stuck.beats import BeatNote
 
-FRESH_PART = 0.5  # of `stall_timeout`: a member that began a step within it makes progress
+FRESH_PART = 0.5  # a member that began a step within this part of `stall_timeout` makes progress
 
 AWAY_AFTER = 1.0  # seconds that a keep-alive may be late before its member counts as disconnected
 
@@ -36,8 +37,8 @@ AWAY_AFTER = 1.0  # seconds that a keep-alive may be late before its member coun
 class StallRules:
     """The settings of a run for `Stalls`."""
 
-    stall_timeout: float | None = None  # seconds without a step; None: no limit
-    first_step_timeout: float | None = None  # the same before a member's second step
+    stall_timeout: float | None = None  # seconds that a member may begin no step; None: no limit
+    first_step_timeout: float | None = None  # these seconds before a member's second step; None: no limit
     notes_every: float  # seconds between two keep-alives of a member
 
     @property
@@ -73,7 +74,7 @@ class Stalls:
     def __init__(self, rules: StallRules) -> None:
         self._rules = rules
         self._round = -1
-        self._excused_at = -math.inf  # time before this does not count
+        self._excused_at = -math.inf  # time without a step before this moment does not count
         self._looked_at = -math.inf
 
     def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:

@@ -1,7 +1,7 @@
 """Pure: slow or stuck members of a round, by their steps, for `rdzv status`, the metrics and the page.
 
-A member is shown as stuck by the coordinator's rule (`rdzv.core.stuck.judging`), but after half of its time, before it
-is dropped. The computation takes one pass, as displays call it often.
+A member is shown as stuck by the coordinator's rule (`rdzv.core.stuck.judging`), but after half of `stall_timeout`,
+before the coordinator drops it. The computation takes one pass, as displays call it often.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ NODE_STATES: Final = (
 )
 """The states of a node in words, the most urgent first."""
 
-SHOWN_PART: Final = 0.5  # a member is stuck after this part of `stall_timeout`; if that is unset, ...
-STUCK_AFTER: Final = 30.0  # ... after these seconds, or ...
-STUCK_STEPS: Final = 10  # ... after the time of this many steps, if longer
+SHOWN_PART: Final = 0.5  # a member is shown as stuck after this part of `stall_timeout`
+# If `stall_timeout` is unset, a member is shown as stuck after these seconds, or the time of these steps if longer.
+STUCK_AFTER: Final = 30.0
+STUCK_STEPS: Final = 10
 SLOW_PART: Final = 0.8  # a member with less than this part of the median rate is slow
-BEHIND: Final = 10.0  # so is one that is behind by more steps than the median rate gives in these seconds, ...
-BEHIND_STEPS: Final = 3  # ... and by more than this many steps: the notes of two members are not of one moment
+BEHIND: Final = 10.0  # a member is also slow if it is behind by more steps than the median rate makes in these seconds
+# A member behind by at most this many steps is not slow: notes of two members are not of one moment.
+BEHIND_STEPS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
     rates = [one.rate for one in begun.values() if one.rate > 0]
     rate = median_low(rates) if rates else 0.0
     limit = SHOWN_PART * stall_timeout if stall_timeout else max(STUCK_AFTER, STUCK_STEPS / rate if rate else 0.0)
-    # While one is busy or disconnected, the others may wait for it.
+    # While one member is busy or disconnected, the other members may wait for it.
     excused = any(one.busy or one.away for one in steps.values())
     quiet = {} if excused else {name: one for name, one in begun.items() if one.age >= limit and not one.first}
     others_fresh = age < FRESH_PART * limit

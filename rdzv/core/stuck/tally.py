@@ -1,9 +1,8 @@
 """Pure: counters that a run's launchers, or its `rounds()`, share in one record in the store.
 
 A restart counts for the run, whichever node's process failed: else `--max-restarts 3` on a hundred nodes would allow
-three hundred. A round without progress also counts once: it ended by a failure or a loss, no process wrote the
-checkpoint file in it, and none reported more than one step. Announced changes (newcomers, a drain, a resize) do not
-count.
+three hundred. A round without progress also counts once for the run: the round ended by a failure or a loss, no process
+wrote the checkpoint file in it, and no process reported more than one step.
 
 The record outlives the run's last node by half a minute.
 """

@@ -1,7 +1,8 @@
 """Shell: the lines that an agent writes about the rendezvous, one for each event of the job.
 
-docs/pytorch.md shows them. They have PyTorch's prefix and destination, and obey LOGLEVEL. Without it these lines begin
-at INFO, and other lines of `rdzv` and `store` at WARNING. If the program configures logging, that takes precedence.
+docs/pytorch.md shows these lines. They have PyTorch's prefix and destination. LOGLEVEL sets their level; without
+LOGLEVEL it is INFO, and WARNING for other lines of `rdzv` and `store`. A program's own logging configuration takes
+precedence.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 
 WAITS_SILENTLY: Final = 3.0  # seconds; a longer wait is explained
-SAYS_AGAIN_AFTER: Final = 30.0  # seconds, for an unchanged reason
+SAYS_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is written again
 JOIN_WITHIN: Final = 1.0  # seconds to join the threads of this module, which end at once
 COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's cost is written
 
 
 class _Formatter(logging.Formatter):
-    """PyTorch's prefix, without the path: level, date, time, process."""
+    """Formats lines with PyTorch's prefix without the path: level, date, time, process."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
@@ -85,7 +86,7 @@ class Screen:
         )
 
     def end_quietly(self, end: Callable[[str], None]) -> None:
-        """Suppress PyTorch's traceback for an agent that a signal ends; `end` takes the signal's name."""
+        """Suppress PyTorch's traceback for an agent that a signal ends; call `end` with the signal's name."""
         before = sys.excepthook
 
         def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -152,7 +153,8 @@ class Screen:
             log.warning("run %s: %s; %s", self._run_id, ending.reason, then)
 
     def _say_cost(self, handler: sync.Handler) -> None:
-        with contextlib.suppress(RendezvousError):  # closed, or the store is away: both are logged elsewhere
+        # The run is closed, or the store is unreachable: both are logged elsewhere.
+        with contextlib.suppress(RendezvousError):
             _, _, cost = handler.account()
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
 
@@ -171,7 +173,7 @@ class Screen:
                     )
             except RendezvousError as error:
                 reason = str(error)
-            kind = without_durations(reason)  # a changed duration is no news
+            kind = without_durations(reason)  # a reason with only another duration is not written again
             if done.is_set() or (kind == said and time.monotonic() - at < SAYS_AGAIN_AFTER):
                 continue
             said, at = kind, time.monotonic()

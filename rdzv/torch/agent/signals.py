@@ -1,11 +1,12 @@
 """Shell: the signals that end an agent, before it has workers and while it leaves.
 
-PyTorch handles them from its first workers on. Before that, SIGTERM would end the process, and its store, without a
-message, and Ctrl-C would make PyTorch close the run for all. So this module raises PyTorch's `SignalException`, too:
-the node only leaves.
+PyTorch handles these signals only once it has started workers. Before, SIGTERM would end the process, and its store,
+without a message, and Ctrl-C would make PyTorch close the run for all. So at a signal this module raises PyTorch's
+`SignalException`, as PyTorch does later: the node only leaves the run.
 
-An agent that serves no store has `LEAVES_WITHIN` to leave. One that does waits for the others to go, as `rdzv run`
-does. A signal a second or more after the first ends the agent at once; an earlier one is ignored.
+An agent that serves no store has `LEAVES_WITHIN` to leave. An agent that serves the store waits until the other nodes
+have left, as `rdzv run` does. A signal a second or more after the first ends the agent at once; an earlier second
+signal is ignored.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 UNHANDLED: Final = (signal.SIG_DFL, signal.default_int_handler)
 AGAIN_AFTER: Final = 1.0  # seconds
-LEAVES_WITHIN: Final = 1.5  # seconds, also if no store answers
+LEAVES_WITHIN: Final = 1.5  # seconds to leave, also if no store answers
 
 
 @dataclass
 class EndSignals:
     """The handlers of the signals that end one agent."""
 
-    hosts: Callable[[], bool]  # returns True while it serves a store
-    give_up: Callable[[str], None]  # called if it cannot leave in time
+    hosts: Callable[[], bool]  # returns True while the agent serves a store
+    give_up: Callable[[str], None]  # called if the agent cannot leave in time
     _since: float | None = None
 
     def install(self) -> None:
@@ -45,7 +46,7 @@ class EndSignals:
                     signal.signal(number, self._heed)
 
     def leave(self, name: str) -> None:
-        """Handle more signals while the agent leaves at one; limit the time to leave unless it serves a store."""
+        """Handle more signals while the agent leaves; limit the time to leave unless the agent serves a store."""
         self._begin(signal.Signals[name])
         if threading.current_thread() is threading.main_thread():
             for number in ENDING:

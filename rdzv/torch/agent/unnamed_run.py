@@ -39,7 +39,7 @@ def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
                 return True
             nodes = client.count(keys.nodes)
             if not nodes:
-                # The close must be unchanged, not the count of nodes: a node that came since found the run closed, too.
+                # Only the close must be unchanged: a node that has arrived since the count found the run closed, too.
                 unchanged = when.mod_revision(keys.closed) == closed.mod_revision
                 client.transact(when=(unchanged,), then=(Delete(keys.closed),))
                 return True

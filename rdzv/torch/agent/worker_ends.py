@@ -1,8 +1,8 @@
 """Shell: reports a failed worker of this agent at once.
 
 PyTorch's agent polls its workers ten times a second. After a failure it stops the other workers, for up to 30 s, before
-it meets the others again. Meanwhile other nodes' workers may hang in a collective. So this module waits for the ends of
-the workers by Linux's pidfd, and reads their status without reaping them: the agent does that.
+it meets the other agents again. Meanwhile other nodes' workers may hang in a collective. So this module waits for the
+ends of the workers by Linux's pidfd, and reads their status without reaping them: the agent reaps them.
 
 While an agent stops its workers, their ends are not reported. Without pidfd, or with an unknown agent, the other nodes
 learn of a failure only when the agent meets them again.
@@ -53,7 +53,7 @@ class WorkerEnds:
     async def _wait(
         self, workers: Callable[[], Mapping[int, int]], raised_by: Callable[[int], str], agent: int
     ) -> None:
-        while not (pids := workers()):  # noqa: ASYNC110  there is no notification
+        while not (pids := workers()):  # noqa: ASYNC110  PyTorch does not notify of started workers
             await anyio.sleep(LOOKS_EVERY)
         ended: asyncio.Queue[int] = asyncio.Queue()
         loop, files = asyncio.get_running_loop(), dict[int, int]()
