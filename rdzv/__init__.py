@@ -3,7 +3,7 @@
     async with rdzv.connect("tcp://head:29400/job-7?min_nodes=2&max_nodes=4") as handler:
         store, rank, world_size = await handler.next_rendezvous()
 
-`rdzv.sync` is the same for blocking callers. The key-value store is the package `store`.
+`rdzv.sync` has the same interface for blocking callers. The key-value store is the package `store`.
 """
 
 from typing import TYPE_CHECKING

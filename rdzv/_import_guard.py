@@ -1,8 +1,9 @@
 """Checks, at import, that the package `store` is this project's, and complete.
 
-Many a script has a `store.py` beside it, and a PyPI distribution called `store` installs its files over this package:
-its `store/__init__.py` is empty, and uninstalling it removes that file. Without this check, the user would only read
-that a name cannot be imported. Foreign code is read, and never run. An error about a missing dependency is not changed.
+Many scripts have a file `store.py` beside them. A PyPI distribution called `store` overwrites `store/__init__.py` with
+an empty file, and removes the file when it is uninstalled. Without this check, the error would only say that a name
+cannot be imported. The check reads a foreign `store`, and never runs it. Errors about missing dependencies are not
+changed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _FOLDER = Path(__file__).resolve().parents[1] / "store"
-"""The package's folder: beside `rdzv`, however both were installed."""
+"""The folder of the package `store`: beside `rdzv`, however both were installed."""
 
 _MARK = "from store.messages import"
 """A line that only this project's `store/__init__.py` has."""
@@ -34,7 +35,7 @@ def _shadow() -> str | None:
         return f"no {_FOLDER / '__init__.py'}"
     file = Path(found).resolve()
     try:
-        # compiled code is judged by its place alone
+        # a .pyc has no text to search for the mark: only its folder is checked
         is_whole = file.suffix == ".pyc" or _MARK in file.read_text(encoding="utf-8")
         is_ours = file.parent == _FOLDER and is_whole
     except (OSError, UnicodeDecodeError):
@@ -58,7 +59,7 @@ def _explain(error: ImportError) -> ImportError:
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return the result of `store.lazy_names`, which names an incomplete package if a name is not found."""
+    """Return the result of `store.lazy_names`; its import errors say if the package `store` is incomplete."""
     return _store_lazy_names(package, homes, explain=_explain)
 
 

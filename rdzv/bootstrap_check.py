@@ -1,13 +1,13 @@
 """Shell: checks, before a round is returned to callers, that all members reach rank 0 at its promised address.
 
-A round is agreed on over the store, which proves nothing about the network between the members: with a firewall, or a
-wrong address, all may reach the store and none rank 0, and the job hangs. So rank 0 listens at the promised port, each
-other member connects and sends its rank, and rank 0 answers once all have come. A member without that answer within a
-few seconds gives the round up.
+Members agree on a round over the store, which proves nothing about the network between them. Behind a firewall, or with
+a wrong address, all may reach the store and none rank 0, and the job would hang. So rank 0 listens at its promised
+port. Each other member connects and sends its rank. Rank 0 answers once all members have connected. A member that gets
+no answer from rank 0 within a few seconds gives the round up.
 
-Rank 0 then writes a verdict (`judge`) into a key that all read. If most members have come, the next round leaves the
-others out. If few have, rank 0 counts as unreachable, and another node takes its place. A connection proves only that
-its peer knows of this round; a line that is too long, or wrong, is ignored.
+If some members have not connected, rank 0 writes a verdict (`judge`) into a key that all members read. If most members
+have connected, the next round leaves the others out. If few have, another node becomes rank 0. Rank 0 does not count a
+connection that sends a malformed line, or the revision of another round.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     from rdzv.core.round import Round
 
-WITHIN = 5.0  # seconds for all to come
-UNREACHED_NAMED = 3  # members that have not reached rank 0, in one sentence
-VERDICT_WITHIN = 2.0  # seconds more for the verdict
-TRY_AGAIN_FIRST = 0.005  # seconds between the first two tries: rank 0 learns of the round when the others do, or later
-TRY_AGAIN_AFTER = 0.1  # at most, after doubling
+WITHIN = 5.0  # seconds for all members to connect to rank 0
+UNREACHED_NAMED = 3  # the most unreached members that a message names
+VERDICT_WITHIN = 2.0  # seconds that other members keep trying after rank 0 has stopped listening
+TRY_AGAIN_FIRST = 0.005  # seconds before the second attempt: rank 0 may learn of the round later
+TRY_AGAIN_AFTER = 0.1  # seconds; the longest pause between attempts, which doubles each time
 LINE_BYTES_MOST = 128
 ALL_HAVE_COME = b"all have come\n"
-NO_TIME_WAIT = struct.pack("ii", 1, 0)  # for SO_LINGER: frees the port for its user at once
+NO_TIME_WAIT = struct.pack("ii", 1, 0)  # for SO_LINGER: no closed connection keeps the port from rank 0's user
 
 
 class Verdict(Stored, kw_only=True):
@@ -50,13 +50,14 @@ class Verdict(Stored, kw_only=True):
 
 
 def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
-    """Return, as rank 0, the verdict on a round in which some ranks have not come.
+    """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
-    `missing` has these ranks; it is empty if rank 0 could not listen. `again`: this node has been rank 0 of such a
-    round before, as has every other candidate.
+    `missing` has the ranks that have not connected; it is empty if rank 0 could not listen. `again`: this node was an
+    unreached rank 0 before; it is rank 0 again only if every other candidate was one, too.
     """
     here = size - len(missing)
-    # Of two nodes, either may be to blame: the other one is rank 0 once, before it is left out.
+    # If one of two nodes cannot reach the other, either may be to blame: the other node is rank 0 once before it is
+    # left out.
     most = here > len(missing) or (here == len(missing) and (size > 2 or again))
     if missing and here >= needed and most:
         return Verdict(why=f"{why}; the others go on", left_out=tuple(missing))
@@ -66,7 +67,7 @@ def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: 
 async def check_the_way(
     round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]
 ) -> tuple[str, list[int]]:
-    """Check the way to rank 0; return the problem in words, or "", and, on rank 0, the ranks that have not come."""
+    """Check that members reach rank 0; return the problem in words, or "", and, on rank 0, the missing ranks."""
     at = f"{round.host}:{round.port}"
     if rank:
         problem = await reach(round, rank)
@@ -83,7 +84,7 @@ async def check_the_way(
 
 
 async def answers(host: str, port: int) -> bool:
-    """Return True if a machine accepts or refuses a connection within some seconds: the network leads to it."""
+    """Return True if a machine accepts or refuses a connection within `WITHIN` seconds: the network leads to it."""
     with anyio.move_on_after(WITHIN):
         try:
             _, writer = await asyncio.open_connection(host, port)
@@ -97,7 +98,7 @@ async def answers(host: str, port: int) -> bool:
 
 
 async def all_reach(round: Round) -> list[int]:
-    """As rank 0, wait for the others; return the missing ranks. Raise OSError if the promised port is not available."""
+    """Listen as rank 0 until all ranks connect; return the missing ranks. Raise OSError if the port is in use."""
     missing = set(range(1, round.size))
     complete, told = asyncio.Event(), asyncio.Event()
     untold = set(missing)
@@ -113,7 +114,7 @@ async def all_reach(round: Round) -> list[int]:
                 complete.set()
             await complete.wait()
             if missing:
-                return  # the time is over
+                return  # rank 0 has stopped waiting for the missing ranks
             writer.write(ALL_HAVE_COME)
             await reader.read()  # the peer disconnects first, so the port is free at once
             untold.discard(rank)
@@ -138,16 +139,16 @@ async def all_reach(round: Round) -> list[int]:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
             writer.transport.abort()
-        complete.set()  # releases the handlers that wait for others
+        complete.set()  # ends the tasks of connections that wait for other members
     return sorted(missing)
 
 
 async def reach(round: Round, rank: int) -> str:
-    """As another rank, reach rank 0 and wait until all have; return the problem in words, or ""."""
+    """Connect to rank 0, and wait for its answer that all ranks have; return the problem in words, or ""."""
     problem, reached = "it does not answer", False
     began, pause = anyio.current_time(), TRY_AGAIN_FIRST
     with anyio.move_on_after(WITHIN + VERDICT_WITHIN):
-        # try again after a connection that was closed: its server may not be rank 0
+        # try again after a connection was closed: the server at that port may not be rank 0
         while not (reached and anyio.current_time() - began > WITHIN / 2):
             try:
                 reader, writer = await asyncio.open_connection(round.host, round.port)

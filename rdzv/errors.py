@@ -1,6 +1,6 @@
 """The errors of a rendezvous; the base of all is `RendezvousError`.
 
-NVIDIA's and PyTorch's launchers know `RendezvousNonRetryableError`: a retry cannot mend it.
+The launchers of NVIDIA and PyTorch know `RendezvousNonRetryableError` as an error that a retry cannot mend.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import operator
 from typing import SupportsIndex
 
 SIGNALLED = 128
-STATUS_MAX = 255  # of a process; in a shell, a status from 128 on names a signal
+STATUS_MAX = 255  # the largest exit status of a process; in a shell, 128 + n means signal n
 
 
 def exit_status(status: SupportsIndex) -> tuple[int, str]:
-    """Return a verdict's exit status, and a remark for its reason if an invalid status was replaced (not by 0)."""
+    """Return a valid exit status, and a remark if it replaces an invalid one, which is never replaced by 0."""
     try:
         number = operator.index(status)
     except TypeError:
@@ -73,14 +73,14 @@ class RendezvousConnectionError(RendezvousError, ConnectionError):
 
 
 class RendezvousStateError(RendezvousError):
-    """The store holds foreign data, or a call came out of order."""
+    """The store holds data of another program, or a method was called out of order."""
 
 
 class GiveUp(RendezvousError):
     """Raised in the body of a round: the run ends everywhere, with this reason.
 
     Attributes:
-        reason: Why to give up; the repr of a value that is no text, such as an error.
+        reason: Why the run is given up; the repr of a value that is no text, such as an error.
         status: The exit status of every launcher, from 0 to 255; 0 for none in particular. An invalid status is
             replaced, and the reason says so: -9, of a process killed by signal 9, by 128 + 9; any other by 1.
     """
@@ -89,7 +89,7 @@ class GiveUp(RendezvousError):
         number, remark = exit_status(status)
         self.status: int = number
         text = (reason if isinstance(reason, str) else repr(reason)) + remark
-        # accept any value: the verdict must be carried out
+        # accept any value: an invalid reason must not prevent giving up
         self.reason: str = text.encode(errors="backslashreplace").decode()
         super().__init__(self.reason)
 
@@ -106,7 +106,7 @@ class MembersLostError(RendezvousError):
     """Members of the round were lost while this node waited in its shared store; meet again with `next_rendezvous`.
 
     Attributes:
-        node_ids: The members, as far as known by name.
+        node_ids: The ids of the lost members, as far as they are known.
     """
 
     def __init__(self, message: str, *, node_ids: tuple[str, ...] = ()) -> None:
@@ -115,11 +115,11 @@ class MembersLostError(RendezvousError):
 
 
 class SharedStoreTimeoutError(RendezvousError, TimeoutError):
-    """A wait at the round's shared store timed out; the round itself may well go on.
+    """A wait in the round's shared store timed out; the round itself may continue.
 
     Attributes:
         keys: The keys that were still missing.
-        timeout: The seconds that it waited.
+        timeout: The time limit of the wait, in seconds.
     """
 
     def __init__(self, message: str, *, keys: tuple[str, ...] = (), timeout: float = 0.0) -> None:

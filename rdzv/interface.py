@@ -1,7 +1,7 @@
 """The abstract handlers, async and blocking: the interface of every rendezvous, also of third parties.
 
-A backend subclasses `RendezvousHandler` and implements four methods, and `aclose` if it holds resources. It may offer
-the other verbs of `rdzv.node.front.verbs` under the same names.
+A backend subclasses `RendezvousHandler` and implements four methods, and `aclose` if it holds resources. A backend may
+also offer the other calls in `rdzv.node.front.verbs`, under the same names.
 """
 
 from __future__ import annotations

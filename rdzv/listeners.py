@@ -18,22 +18,22 @@ class Listener(Protocol):
     """An object that is notified of changes."""
 
     def changed(self) -> None:
-        """Look at the state anew: it has changed, perhaps in a way that does not matter here."""
+        """Note that the observed state has changed, perhaps in a way that does not concern this listener."""
 
 
 class Listeners:
-    """Listeners that are notified together; as a `Listener`, a group may be in another.
+    """A group of listeners that are notified together; a group is a `Listener` itself, so it may be in another.
 
-    A notification has no content. A listener is added first, then looks at the state, and again at each notification,
-    so it misses no change. Any thread may add, remove and notify; each access to the table is one step of the
-    interpreter. There is no lock: a child that is forked while another thread holds one could never take it.
+    A listener reads the state itself, once after it was added and again at each notification, so it misses no change.
+    Any thread may add, remove and notify listeners: each access to the table is atomic in the interpreter. There is no
+    lock: a process forked while another thread holds a lock could never acquire that lock.
     """
 
     def __init__(self) -> None:
         self._listeners: dict[Listener, Listener] = {}
 
     def changed(self) -> None:
-        """Notify all, here and now. A listener's error is logged, and the others are still notified."""
+        """Notify all listeners, in this thread. A listener's error is logged, and the others are still notified."""
         for listener in tuple(self._listeners):
             try:
                 listener.changed()
@@ -42,7 +42,7 @@ class Listeners:
 
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """Notify the listener, too, inside the context."""
+        """Notify the listener of changes during the context."""
         self.add(listener)
         try:
             yield
@@ -50,9 +50,9 @@ class Listeners:
             self.remove(listener)
 
     def add(self, listener: Listener) -> None:
-        """Notify the listener, too."""
+        """Notify the listener of changes from now on."""
         self._listeners[listener] = listener
 
     def remove(self, listener: Listener) -> bool:
-        """Stop notifying it; return True to the one caller that has removed it."""
+        """Stop notifying the listener; of several concurrent calls, return True in the one that has removed it."""
         return self._listeners.pop(listener, None) is not None

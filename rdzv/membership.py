@@ -1,4 +1,4 @@
-"""A member's view of its round: the round's values, whether it is still a member, and the news for it.
+"""A member's view of its round: the round's values, whether the node is still a member, and changes to report.
 
 A `RendezvousInfo` is given to the user and outlives its round.
 """
@@ -42,7 +42,6 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tup
     _membership: Membership = field(repr=False)
 
     def __new__(cls, *, store: S, rank: int, world_size: int, **_: object) -> Self:
-        """Make the tuple; the rest is for `__init__`."""
         return super().__new__(cls, (store, rank, world_size))
 
     @classmethod
@@ -67,7 +66,8 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tup
     def on_superseded(self, callback: Callable[[str], None]) -> None:
         """Call back once this node is no longer in the round, with the reason. From any thread.
 
-        The callback runs in the node thread, or here if it is out already. It must be quick.
+        The callback runs in the node thread, or in the caller's if the node is out of the round already. It must be
+        quick.
         """
         self._membership.call_when_over(callback)
 
@@ -76,13 +76,13 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tup
 class RendezvousInfo(_Info["SharedStore"]):
     """A member's view of a round; it also unpacks as `store, rank, world_size`.
 
-    It is a tuple of these three, so that type checkers know their types.
+    It is a tuple of `store, rank, world_size`, so that type checkers know their types.
 
     Attributes:
         run_id: The run's id.
-        round: The round's number, from 0. It is the one count on which all members agree.
+        round: The round's number, from 0. All members agree on it.
         node_id: This node's id.
-        rank: Its rank, from 0.
+        rank: This node's rank, from 0.
         world_size: The number of members.
         store: The round's shared store.
         bootstrap_address: Host and port on rank 0, the same for every member; the port was free when rank 0 came.
@@ -109,12 +109,12 @@ class BlockingRendezvousInfo(_Info["BlockingSharedStore"]):
 
 
 class Previous(NamedTuple):
-    """The changes since the round before, with at most 16 nodes of each kind.
+    """The changes between the previous round and this one, with at most 16 nodes of each kind.
 
     Attributes:
-        rank: The rank that this node had.
-        lost: The nodes that have died since that round completed.
-        left: The nodes that have left.
+        rank: The rank that this node had in its last round.
+        lost: The nodes that have died since the previous round completed.
+        left: The nodes that have left since then.
         joined: The new nodes.
     """
 
@@ -126,7 +126,7 @@ class Previous(NamedTuple):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Membership:
-    """A round that this node is in, or was. Written in the node's loop, read from any thread."""
+    """A round that this node is or was in. The node's loop writes it; any thread may read it."""
 
     round: Round
     rank: int
@@ -134,9 +134,9 @@ class Membership:
     beats: Beats
     node_id: str = ""
     store_id: str | None = None  # of the round's store; None for a backend without ids
-    head: Head = field(default_factory=Head)  # the last one taken in; unchanged once the membership is over
+    head: Head = field(default_factory=Head)  # the last head given to `take`; unchanged once the membership is over
     over: str | None = None  # why the node is no longer in the round; None while it is
-    over_at: float | None = None  # when that happened, on this node's clock
+    over_at: float | None = None  # when the membership ended, on this node's clock
     dropped: bool = False  # this node was removed by the others, or lost its lease
     record_gone: bool = False  # the head reports this node as lost
     expelled: bool = False  # lost by the coordinator's decision, not because its record lapsed
@@ -146,10 +146,11 @@ class Membership:
     listeners: Listeners = field(default_factory=Listeners)  # `call_once` adds users' callbacks
 
     def take(self, head: Head, *, rejoins: bool = False) -> None:
-        """Take in the head's news of this round, all of it before any listener is notified; nothing here waits.
+        """Update this membership from the run's head, and then notify the listeners; nothing here waits.
 
-        One read may bring a decision to stop and departures that follow it. The decision is set first, so that these
-        do not count as losses. `rejoins`: this node has sent a new record, with which a later round may admit it.
+        One read of the head may bring both a decision to stop and the departures that follow it. The decision is set
+        before the listeners look, so that these departures do not count as losses. `rejoins`: this node has sent a new
+        record, so a later round is no sign that the node was dropped.
         """
         if self.over is not None:
             return
@@ -163,7 +164,7 @@ class Membership:
             self._set_over(f"round {later.number} was completed without this node", dropped=True)
         if stop is not None and stop.decided and stop.round == self.round.number and self.round.in_steps:
             gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
-        if progress is not None and self.over is None:  # else the lost may include this node itself
+        if progress is not None and self.over is None:  # if it is over, `lost_ids` may name this node itself
             self.lost_ids = progress.lost_ids
         self.listeners.changed()
 
@@ -189,18 +190,18 @@ class Membership:
         self.over = reason
 
     def call_when_over(self, callback: Callable[[str], object]) -> None:
-        """Call back once, with the reason, when the membership is over; from any thread, and here if it already is."""
+        """Call back once, with the reason, when the membership is over; at once if it is already. From any thread."""
         self.call_once(lambda: self.over, callback)
 
     def call_when_lost(self, callback: Callable[[tuple[str, ...]], object]) -> None:
-        """Call back once, with the first names, when members have died; here if some already have."""
+        """Call back once, with the names known by then, when members have died; at once if some have already."""
         self.call_once(lambda: self.lost_ids or None, callback)
 
     def call_once(self, news: Callable[[], T | None], callback: Callable[[T], object]) -> None:
-        """Call back once, with the result of `news`, as soon as that is not None; see `call_when_over`."""
+        """Call back once, with the result of `news`, as soon as `news()` is not None; at once if it is not None now."""
         once = _Once(self.listeners, news, callback)
         self.listeners.add(once)
-        once.changed()  # the news may be older than this listener
+        once.changed()  # `news()` may have had a result before this listener was added
 
 
 @dataclass(slots=True, eq=False)
@@ -212,7 +213,7 @@ class _Once(Generic[T]):
     callback: Callable[[T], object]
 
     def changed(self) -> None:
-        """Call back if there is news, unless another thread does."""
+        """Call back if `news()` is not None, unless another thread does so."""
         news = self.news()
         if news is not None and self.listeners.remove(self):
             try:
@@ -230,7 +231,7 @@ def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[
 
 
 def too_large(round: Round, resized: Resized | None) -> bool:
-    """Return True if a round is above the run's present maximum: its members should meet again."""
+    """Return True if a resize has made the maximum smaller than this round: its members should meet again."""
     return resized is not None and resized.revision > round.revision and round.size > resized.max_nodes
 
 
@@ -239,9 +240,10 @@ def changes_since(
 ) -> list[Change]:
     """Return the changes that a member must still be told.
 
-    `seen`: the last change of each kind that it was told of this round. It learns of its own loss by `dropped`.
+    `seen` has the last change of each kind that the member was told in this round. `dropped` is the reason if this node
+    itself was dropped.
     """
-    # The closing first: a caller that learns of a departure should already know that the run does not meet again.
+    # The closing comes first: a caller that learns of a departure should know by then that the run is closed.
     all_of_it: list[Change] = [] if head.closed is None else [head.closed]
     progress = head.progress
     if round is not None and progress is not None and progress.round == round.number:
@@ -252,7 +254,7 @@ def changes_since(
             all_of_it.append(NodesLeft(progress.departed, ids, *_what_is_known(progress, ids)))
         if progress.waiting or any(isinstance(change, NodesWaiting) for change in seen):
             all_of_it.append(NodesWaiting(progress.waiting))
-        # Only members are named, although nodes that wait, or were in an earlier round, may be drained, too.
+        # `Draining` names only members, although waiting nodes and former members may be drained, too.
         if ids := tuple(node_id for node_id in progress.draining if node_id in head.drains):
             soonest = min((head.drains[node_id] for node_id in ids), key=lambda leaving: leaving.until)
             all_of_it.append(Draining(ids, max(soonest.until - now, 0.0), soonest.reason))

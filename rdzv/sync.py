@@ -3,7 +3,7 @@
     with rdzv.sync.connect("tcp://head:29400/job-7?min_nodes=2") as handler:
         store, rank, world_size = handler.next_rendezvous()
 
-The handler is in `rdzv.node.blocking_handler`, the loop over rounds in `rdzv.loop.blocking`.
+The classes are in `rdzv.node.blocking_handler` and `rdzv.loop.blocking`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractCont
 class _Connection(contextlib.AbstractContextManager[Handler]):
     """The context of `connect`, which gives a handler.
 
-    It is a class, not a generator: a generator also cleans up when it is garbage-collected. In a forked child, or at
-    the end of a process that never left the context, that clean-up would wait for a thread that no longer runs.
+    It is a class, not a generator, as Python closes a generator that is garbage-collected. In a forked child, or at the
+    end of a process that never left the context, closing the handler would wait for a thread that no longer runs.
     """
 
     def __init__(self, url: str, overrides: Overrides) -> None:

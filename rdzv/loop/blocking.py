@@ -6,8 +6,9 @@
                 round.check(step)
                 step = train(round, step)
 
-A body that blocks cannot be cancelled. When a round has ended, the next `check` raises `RoundChanged`. Every wait in
-`round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the block swallows both.
+A body that blocks cannot be cancelled. So when a round has ended, the next `check` raises `RoundChanged`, and every
+wait in `round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the block swallows both
+errors.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Round(MemberOfRound):
         return finished(self._conclude(error))
 
     def _ended(self, ending: Ending) -> None:
-        """End the waits in the round's store, which no member would end any more; from the node's thread."""
+        """End waits in the round's store if members have gone: awaited keys may never come. From the node's thread."""
         if ending.others_have_gone:
             self.store.end_waits()
 
@@ -70,7 +71,7 @@ class Round(MemberOfRound):
 
     @property
     def _awaited(self) -> BodyCalls:
-        return cast("BodyCalls", self)  # it has all methods that these calls need
+        return cast("BodyCalls", self)  # it has all methods that `BodyCalls` needs
 
     check = blocking(BodyCalls.check)
     keep = blocking(BodyCalls.keep)

@@ -1,15 +1,13 @@
-"""Shell: a round's life for one of its members: it notices the end of the round, and acts on it, in the node's loop.
+"""Shell: watches one member's round for its end, and acts on the end, in the node's loop.
 
-All drivers of a member's rounds use it: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and torchrun's handler. They
-differ in the member's work, and in how they end it. `rdzv.core.round_life` decides whose error a failure is.
+All loops over rounds use it: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and torchrun's handler. The loops differ in
+the member's work, and in how they end the work. `rdzv.core.round_life` decides whose error a failure is.
 
-**The end of a round.** A loss, a departure other than at the agreed step, and the removal of this node end it at once.
-A closing, like every announced change, ends it at the step on which the members agree. But it ends it at once if this
-member begins no step, or if the run was given up: the member that gave it up has left in the middle of its step. An
-agreement needs no notice: the member meets it at its next `check`, unless all may leave at once.
-
-A member that listens to the key in which the first to fail reports that (`hear`) stops, too: it might hang in a
-collective otherwise.
+**The end of a round.** The loss of a member, a departure other than at the agreed step, and the removal of this node
+end a round at once. The closing of the run, like every announced change, ends the round at the step on which the
+members agree. But a closing ends it at once if this member begins no steps, or if the run was given up: the member that
+gave up has left in the middle of its step. A member learns of an agreed step at its next `check`; if all may leave at
+once, the round just ends.
 """
 
 from __future__ import annotations
@@ -47,50 +45,51 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has finished its body"
 
-# Keys beside the round's ranks: the number of finished members; the first to end the round, and how its work failed.
+# Two keys beside the round's ranks. `DONE`: the number of finished members. `BLAME`: the member that ended the round
+# first, and how its work failed.
 DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 
-LISTENS_FOR: Final = 1e9  # seconds: as long as the round lasts
-LISTENS_AGAIN: Final = 1.0  # seconds after an outage of the store
+LISTENS_FOR: Final = 1e9  # seconds, in effect no limit: the wait ends with the round
+LISTENS_AGAIN: Final = 1.0  # seconds until the next attempt to listen, after an outage of the store
 LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds; a pause of this process is measured to this precision
 
 
 @dataclass(eq=False)
 class Life:
-    """One member's life in one round."""
+    """The watch of one member over its round."""
 
     node: Node
     membership: Membership
-    # Called with the ending, in the node's thread, or in the thread that noticed it first. Called again if the ending
-    # was an agreement, and a member goes before this one has left.
+    # Called with the ending, in the node's thread, or in the thread that noticed it first. Called again if that ending
+    # was an agreement, and a member is lost before this one has left.
     on_end: Callable[[Ending], object]
     _: KW_ONLY
     lets_newcomers_wait: bool = False  # waiting nodes do not interrupt work that begins no step
     finished: str = FINISHED  # the reason for closing the run once all members have finished
     phase: Phase = Phase.AT_WORK
-    blames_others: bool = False  # others caused an error of its work
+    blames_others: bool = False  # other members caused the error of this member's work
     all_have_finished: bool = False  # this member was the last to finish
-    stopped: bool = False  # the end of its work was acted on
-    # By `Ending.others_have_gone`; each is set once, from any thread.
+    stopped: bool = False  # `stop` was called: the end of the work was handled
+    # The endings by `Ending.others_have_gone`: at most two, each set once, from any thread.
     _endings: dict[bool, Ending] = field(default_factory=dict)
-    _awaits: anyio.CancelScope | None = None  # in the node's loop: cancelled at the round's end
+    _awaits: anyio.CancelScope | None = None  # a wait in the node's loop, cancelled at the round's end
 
     # ------------------------------------------------------------------------------------------ what ends it
 
     @property
     def ending(self) -> Ending | None:
-        """The ending of the round for the member; None while it goes on."""
+        """The ending of the round for this member; None while the round goes on."""
         return self._endings.get(True) or self._endings.get(False)
 
     @property
     def is_over(self) -> bool:
-        """True if the round has ended for the member, or its work has: then the members' agreement is no concern."""
+        """True if the round or the member's work has ended: then the member needs no agreement on a stop."""
         return self.stopped or self.ending is not None
 
     @property
     def others_have_gone(self) -> bool:
-        """True if the round has ended because others have gone."""
+        """True if the round has ended because other members have gone."""
         return True in self._endings
 
     @property
@@ -100,17 +99,17 @@ class Life:
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
 
     def start(self) -> None:
-        """Look for the round's end."""
+        """Begin to watch for the round's end."""
         self.membership.listeners.add(self)
         self.changed()
 
     def stop(self) -> None:
-        """Stop looking."""
+        """Stop watching for the round's end."""
         self.stopped = True
         self.membership.listeners.remove(self)
 
     def changed(self) -> None:
-        """Look whether the round has ended; from any thread."""
+        """Check if the round has ended; from any thread."""
         ending = None if self.others_have_gone else self._look()
         if ending is not None:
             self.end(ending)
@@ -118,10 +117,10 @@ class Life:
             self._wake()
 
     def end(self, ending: Ending) -> None:
-        """Note an ending; `round_life` decides which counts. From any thread."""
+        """Note an ending; the first counts, unless a later one says that others have gone. From any thread."""
         if self._note(ending):
             self.on_end(ending)
-            if self.phase is not Phase.AT_WORK:  # then this is the node's thread, in which `_awaits` may be cancelled
+            if self.phase is not Phase.AT_WORK:  # then this is the node's thread, as `_awaits` needs
                 self._wake()
 
     def _note(self, ending: Ending) -> bool:
@@ -155,8 +154,8 @@ class Life:
         if progress is None:
             return None
         if at_end and progress.live < round.size:
-            # This member comes to no agreed step any more. Either all finish, and the run is closed; or the others
-            # stop, and it meets again with them. Launchers (`rdzv run`) stop without agreed steps.
+            # This member has finished, so it reaches no agreed step. If the others stop before they finish, it meets
+            # again with them. Launchers (`rdzv run`) stop without agreed steps.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         has_left = progress.live + progress.lost + progress.departed < round.size
         if self.phase is Phase.AT_WORK and has_left and round.in_steps and not gate.decided:
@@ -166,7 +165,7 @@ class Life:
         return None
 
     def _others_live(self) -> bool:
-        """Return True if all others have come for the next round: then none of them has died."""
+        """Return True if all other members have arrived for the next round: then none of them has died."""
         progress = self.membership.progress
         return progress is not None and progress.live <= 1 and not (progress.lost or progress.departed)
 
@@ -174,7 +173,7 @@ class Life:
     def _left_early(self) -> bool:
         """True if a member has left other than at the agreed step: the others wait for it in their step.
 
-        A member that leaves at once for newcomers counts, too: a body without `check` may go on, and wait for it.
+        A member that leaves at once for newcomers counts, too: another member's body without `check` may wait for it.
         """
         progress = self.membership.progress
         return progress is not None and progress.left_early
@@ -188,11 +187,12 @@ class Life:
         in_node: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
         release: Callable[[], Awaitable[None]],
     ) -> Outcome:
-        """Act on the end of the work.
+        """Act on the end of the member's work.
 
-        `failure` is the work's error, or says in words for others how it failed. `in_node` runs a coroutine in the
-        node's loop. `release` releases others' waits, after this member has reported its failure: else others, which
-        fail because of it, would report first. For blocking callers, both block instead of awaiting.
+        `failure` is the work's error, or describes it in words for other members. `in_node` runs a coroutine in the
+        node's loop. `release` ends other members' waits for this one. It is called after this member has reported its
+        failure: otherwise members that fail because of it would report first. For blocking callers, `in_node` and
+        `release` block instead of awaiting.
         """
         verdict = gave_up(failure)
         if verdict is not None:
@@ -206,8 +206,8 @@ class Life:
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.others_have_gone:
-            self.changed()  # the work may have met the news first
-            if self.ending is None:  # the node does not know yet, or the error is from another round
+            self.changed()  # the work may have failed before the node read the reason
+            if self.ending is None:  # the node does not know the reason yet, or the error is from another round
                 self._note(Ending(kind=EndKind.DROPPED, reason=str(failure)))
                 if self.membership.gate.is_awaited:
                     # The others wait for this member in their step. A new arrival without a departure would count as a
@@ -222,22 +222,22 @@ class Life:
         return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
 
     async def _leave(self) -> None:
-        with contextlib.suppress(RendezvousError):  # the store is away: the others lose this member by its lease
+        with contextlib.suppress(RendezvousError):  # without the store, the others lose this member when its lease ends
             await self.node.loop.start(verbs.leave(self.node))
 
     async def _give_up(self, verdict: GiveUp) -> None:
         try:
             await self.node.loop.start(verbs.give_up(self.node, verdict.reason, status=verdict.status))
-        except RendezvousError as error:  # the verdict holds here all the same
+        except RendezvousError as error:  # this member gives up all the same
             self._say(f"the others could not be told that the run is given up: {error}")
 
     async def _finish(self) -> None:
-        """Wait until all have finished, and the last one closes the run, or until the round ends otherwise.
+        """Wait until all members have finished, and the last one closes the run, or until the round ends otherwise.
 
-        A member that cannot reach the store goes on with the others, which cannot know that all have finished.
+        A member that cannot report that it has finished returns, to meet again with the others.
         """
         self.phase = Phase.AT_END
-        self.membership.beats.finish()  # it begins no step any more, and delays no member that stops
+        self.membership.beats.finish()  # the member begins no more steps, and delays no member that stops
         self.membership.gate.finish()
         self.changed()
         try:
@@ -246,7 +246,7 @@ class Life:
                     await self._count_finished(1)
                     await anyio.sleep_forever()
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
-                await self._count_finished(0)  # the member counted last may have gone before it closed the run
+                await self._count_finished(0)  # the last member to finish may have gone before it closed the run
         except (RendezvousError, StoreError) as error:
             self._say(f"this member has finished, and cannot report it: {error}")
 
@@ -259,7 +259,7 @@ class Life:
             await self.node.loop.start(verbs.set_closed(self.node, self.finished))
 
     async def _fails_first(self, failure: BaseException | str) -> bool:
-        """Report that this member has failed; return True if it was the first of several."""
+        """Report that this member has failed; return True if it failed first, in a round of several members."""
         how = failure if isinstance(failure, str) else ""
         if not await self.be_first(how):
             reason = f"others failed before this member did: {failure!r}"
@@ -272,7 +272,7 @@ class Life:
         return True
 
     async def _await_news(self) -> None:
-        """Wait until a loss is known, or would be."""
+        """Wait until the loss of a member is known, or any loss would be known by now."""
         settings = self.node.settings
         left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self.node.back_for)
         with anyio.CancelScope() as self._awaits:
@@ -281,7 +281,8 @@ class Life:
                 began = anyio.current_time()
                 await anyio.sleep(LOOKS_FOR_NEWS_EVERY)
                 took = anyio.current_time() - began
-                # Time for which this process was stopped does not count: it has yet to read the news of that time.
+                # Time for which this process was stopped does not count: the process has yet to read the events of that
+                # time.
                 left -= took if took < LOOKS_FOR_NEWS_EVERY + STOOD_STILL else 0.0
 
     def _say(self, what: str) -> None:
@@ -298,7 +299,8 @@ class Life:
     async def be_first(self, how: str = "") -> bool:
         """Report that this member ends the round, and how its work failed, if it did; return True if it is the first.
 
-        If it cannot report, return False: it is cut off, or no longer in the round, which is not its work's fault.
+        Return False, too, if this node is cut off from the store or no longer in the round: then its work is not to
+        blame.
         """
         said = f"{self.node.node_id}\n{how}".encode(errors="backslashreplace")
         with anyio.move_on_after(ASK_WITHIN), contextlib.suppress(RendezvousError, StoreError):
@@ -306,18 +308,18 @@ class Life:
         return False
 
     async def hear(self) -> None:
-        """Listen until a member has ended the round; if that member has failed, end the round here, too."""
+        """Listen until a member has ended the round; if it has failed, end the round here: a collective might hang."""
         try:
             listening = (await self._store()).listening()
         except RendezvousError:
-            return  # that store is lost, and the round with it
+            return  # the store is lost, and the round with it
         self.membership.call_when_over(listening.end_calls)
         while True:
             try:
                 await listening.wait([BLAME], LISTENS_FOR)
                 name, _, how = (await listening.get(BLAME)).decode(errors="replace").partition("\n")
             except RoundSupersededError:
-                return  # every member's node ends the round then
+                return  # the round is over, as every member's node knows
             except (RendezvousError, StoreError):
                 await anyio.sleep(LISTENS_AGAIN)
             else:
@@ -335,7 +337,7 @@ def names_of(gone: NodesLost | NodesLeft) -> str:
 
 
 async def suspect(node: Node, why: str) -> None:
-    """Accuse an unknown member. One that has disconnected from the store is lost at once, before `gone_ttl`."""
+    """Accuse an unknown member: one that has disconnected from the store is then lost at once, before `gone_ttl`."""
     link, membership = await node.connect(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):

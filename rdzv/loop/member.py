@@ -1,4 +1,4 @@
-"""Shell: the loop over the rounds of a run, and a round for a member's body: the part that both twins share."""
+"""Shell: the loop over the rounds of a run, and one round: the part that the async and the blocking twin share."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Options:
 
 
 async def done(work: Awaitable[T] | T) -> T:
-    """Await an async handler's result; return a blocking handler's."""
+    """Await the result of an async handler; return that of a blocking handler as it is."""
     return await work if isinstance(work, Awaitable) else work
 
 
@@ -75,13 +75,14 @@ class RoundLoop(Generic[SomeRound]):
         self.options: Options = options
         self._make = make
         self._handler = handler
-        # If the run was open at first, a closing ends the loop; else it is an error. None before the first round
+        # True if the run was open at first: then a closing ends the loop; otherwise it raises. None before the first
+        # round
         self._was_open: bool | None = None
         self._finished = -1  # the last step that this node has finished
         self.last: SomeRound | None = None  # the last round that this node met in
 
     async def next(self) -> SomeRound | None:
-        """Leave the last round, meet again, and return the next one; None at the end. Errors are those of `rounds`."""
+        """Leave the last round, join the next, and return it; None once the run is over. It raises as `rounds` does."""
         if self.last is None:
             self._was_open = not await done(self._handler.is_closed())
             if self.options.progress is not None:
@@ -110,7 +111,7 @@ class RoundLoop(Generic[SomeRound]):
         return None
 
     async def _leave(self, round: SomeRound) -> None:
-        """Record this node's progress in the round and, with `no_progress`, count the run's."""
+        """Record the last step that this node finished; with `no_progress`, count rounds without progress."""
         self.last = round
         gate, progress = round.gate, self.options.progress
         # Catching up with a member that had finished more is no progress of the run.
@@ -125,11 +126,11 @@ class RoundLoop(Generic[SomeRound]):
             return Tally.of(tally).after(round.number, failed=round.life.has_failed, achieved=achieved).pack()
 
         if self.options.no_progress:
-            with contextlib.suppress(RendezvousError):  # the store is away; the next call raises, if it stays away
+            with contextlib.suppress(RendezvousError):  # if the store stays disconnected, the next call raises
                 await done(self._handler.change_tally(count))
 
     async def _give_up_without_progress(self) -> None:
-        """Give the run up after too many rounds without a step; called once all have met, and so have counted them."""
+        """Give the run up after too many rounds without a finished step; all members have counted them by now."""
         if not self.options.no_progress:
             return
         fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # `bytes` changes nothing
@@ -182,8 +183,8 @@ class MemberOfRound(ABC):
         previous: The changes since the last round this node was in; None in its first.
         newest: Rank and last finished step of the member that has finished the most; None if no step is finished.
         lags: True if this member has finished steps, but fewer than the newest.
-        gate: The gate that this member passes at each step.
-        life: The round's life for this member.
+        gate: Decides at each step if this member may begin it.
+        life: Watches for the end of the round.
     """
 
     store: Any
@@ -215,7 +216,7 @@ class MemberOfRound(ABC):
         self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
 
     async def begin(self) -> bool:
-        """Prepare this round before the loop yields it (in torch: its process group); return False if it has ended."""
+        """Prepare the round before the loop yields it (torch: a process group); return False if the round has ended."""
         return True
 
     def _enter(self) -> None:
@@ -233,14 +234,14 @@ class MemberOfRound(ABC):
 
     @property
     def ending(self) -> Ending | None:
-        """The ending of the round for this member; None while it goes on."""
+        """The ending of the round for this member; None while the round goes on."""
         return self.life.ending
 
     def beat(self, step: SupportsIndex) -> None:
         """Report that this member begins a step, without agreeing on a stop; `check` reports it, too.
 
-        It costs no message: it goes with the node's next keep-alive. With `stall_timeout`, a member that begins no step
-        for that long while others do is lost.
+        The report costs no message: it is sent with the node's next keep-alive. With `stall_timeout`, a member that
+        begins no step for that long while others do is lost.
         """
         self._membership.beats.beat(step)
 
@@ -250,7 +251,7 @@ class MemberOfRound(ABC):
 
     @abstractmethod
     def _ended(self, ending: Ending) -> None:
-        """Get the body out of the round; from the node's thread."""
+        """End the body's work, by cancellation or by errors of its waits; called in the node's thread."""
 
     async def _release(self) -> None:  # noqa: B027  by default there is nothing to release
         """Release the preparations of `begin` at the round's end, also if cancelled; may be called twice."""
@@ -298,8 +299,9 @@ class BodyCalls(MemberOfRound):
     async def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members, before the same step.
 
-        With nothing pending it costs no message. If the round is over, or ends here, the body is cancelled here; the
-        blocking twin raises `RoundChanged`, which leaving the block swallows. A late call from another task raises it.
+        If no change is pending, the call costs no message. If the round is over, or ends at this step, the call cancels
+        the body; the blocking twin raises `RoundChanged`, which leaving the block swallows. A late call from another
+        task raises `RoundChanged`, too.
 
         Args:
             step: The step that is about to begin: an integer of any type, larger each time.
@@ -313,7 +315,7 @@ class BodyCalls(MemberOfRound):
             if not self.gate.decided:
                 self._handler.check_usable()  # in a forked child no node would ever report the decision
                 await self._until_decided()
-            if self.gate.decided:  # else the round has ended meanwhile
+            if self.gate.decided:  # otherwise the round has ended meanwhile
                 if not (self.gate.leaves(step) or self.life.others_have_gone):
                     return
                 self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
@@ -323,7 +325,7 @@ class BodyCalls(MemberOfRound):
     async def keep(self, key: str, data: bytes) -> None:
         """Keep a small state of the run, from round to round: the path of a checkpoint, a seed.
 
-        It stays until the run ends; the store limits its size.
+        The store keeps the data until the run ends, and limits its size.
 
         Raises:
             RoundSupersededError: This node is no longer in the round.

@@ -1,6 +1,6 @@
 """Shell: a temporary folder that is removed when its process ends; after SIGKILL, when another process makes one.
 
-A folder belongs to the process that holds a lock on a file in it: process ids differ between containers and hosts.
+The process that owns a folder holds a lock on a file in it; a process id would be unique in one container only.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
                 await round.check(step)
                 step = await train(round, step)
 
-Each round comes once. Its body ends in one of these ways, and the loop goes on, ends, or raises:
+The loop yields each round once. The body of a round ends in one of these ways:
 
     a member is lost, or leaves unasked   the body is cancelled at once; the next round follows
     a node wants to join or leave         all members leave at the same `check`; the next round follows
@@ -15,8 +15,6 @@ Each round comes once. Its body ends in one of these ways, and the loop goes on,
     the body raises anything else         it is raised here, and the node leaves, if the error is its own; if others
                                           have gone, the error is theirs, and the next round follows
     the run is closed                     the loop ends
-
-`rdzv.core.round_life` decides whose error it is.
 """
 
 from __future__ import annotations
@@ -127,7 +125,8 @@ class Round(BodyCalls):
         body, cancelled_by_us = self._body, False
         if body is not None and asyncio.current_task() is body:
             cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
-            # Of tasks that end well when cancelled, `asyncio.gather` makes an error that the scope does not know.
+            # If tasks end without an error when cancelled, `asyncio.gather` raises a CancelledError unknown to the
+            # scope.
             if self._scope.cancel_called and isinstance(error, asyncio.CancelledError):
                 cancelled_by_us |= body.cancelling() <= self._cancelled_before
         if error is None:
@@ -140,7 +139,7 @@ class Round(BodyCalls):
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
     async def _until_decided(self) -> None:
-        """Wait for a round trip: all nodes answer while their members compute."""
+        """Wait for the agreement on a stop: about a round trip, as nodes answer while their members compute."""
         wakeup = WakeupHere()
         with self._membership.listeners.listening(wakeup):
             while not (self.gate.decided or self.life.is_over):

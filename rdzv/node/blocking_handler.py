@@ -1,9 +1,9 @@
-"""Shell: the handler for blocking callers: a front of the node, which decides nothing.
+"""Shell: the handler for blocking callers, which forwards calls to the node.
 
-Each call begins in the process's node thread (`node.loops`), where the node lives; the caller, in any thread, waits for
-the result. Ctrl-C, or a signal handler that raises, ends the wait at once; the node thread still completes or undoes
-the call. An interrupted `next_rendezvous` takes the node's arrival back, and the next call waits for that. Shared
-stores have their own socket. A third-party backend's handler is async, and runs in the node thread.
+Each call runs in the process's node thread (`node.link.loops`), and the caller, in any thread, waits for the result.
+Ctrl-C, or a signal handler that raises, ends the caller's wait at once; the node thread still completes or undoes the
+call. An interrupted `next_rendezvous` withdraws the node's arrival, and the next call waits until that is done. Each
+round's shared store has its own socket. A third-party backend's handler is async, and runs in the node thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 def blocking_method(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], T]:
-    """Make a blocking method: it runs a verb in the node's loop, or a third party's method of its name."""
+    """Make a blocking method, which runs a verb in the node's loop, or a third-party backend's method of its name."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -79,13 +79,13 @@ class Handler(Known, RendezvousHandler):
             joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
             return self._info(result_of(joining))
         except BaseException:
-            # A signal handler may raise before, during or after the call; the node knows which. A failed call has
-            # undone its work already.
+            # A signal handler may raise before, during or after the call; `abandon` handles all three. A call that
+            # failed has undone its work itself.
             if joining is None or not joining.has_failed:
                 try:
                     self._abandon(node, ticket)
                 except BaseException:
-                    self._abandon(node, ticket)  # a second Ctrl-C; undoing twice does no harm
+                    self._abandon(node, ticket)  # after a second Ctrl-C: abandoning a call twice does no harm
                     raise
             raise
 
@@ -116,7 +116,7 @@ class Handler(Known, RendezvousHandler):
         return self.node
 
     def _elsewhere(self, name: str) -> Callable[..., Any]:
-        """Return a third-party backend's method, if it has it."""
+        """Return a method of the third-party backend; raise RendezvousStateError if the backend lacks it."""
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
@@ -134,14 +134,14 @@ class Handler(Known, RendezvousHandler):
             yield from statuses
 
     def connect(self) -> None:
-        """Connect; entering the context does the same."""
+        """Connect to the store, as `with rdzv.sync.connect(...)` does."""
         node = self.node
         self.call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.connect()))
 
     def close(self) -> None:
         """Leave the round, the run's coordination and the store for good. May be called twice."""
         if self._pid != os.getpid():
-            return  # a forked child owns nothing here
+            return  # the node belongs to the parent process
         client, self._shared_client = self._shared_client, None
         if client is not None:
             client.close()
@@ -160,7 +160,7 @@ class Handler(Known, RendezvousHandler):
         return closing
 
     def call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
-        """Run work in the node's loop and wait for it. An interrupt ends the wait, not necessarily the work."""
+        """Run work in the node's loop and wait for it. An interrupt cancels the work, unless `see_to_its_end`."""
         call = self.start(cast("Coroutine[Any, Any, T]", work))
         try:
             return result_of(call)
@@ -239,7 +239,7 @@ class BlockingStream(Generic[T]):
         if not self._taken:
             self._call(take_one())
         item = self._taken[0] if self._taken else None
-        del self._taken[:1]  # no call from here on: no signal handler runs before the caller has it
+        del self._taken[:1]  # no call follows, so no signal handler runs before the caller has the item
         return item
 
 

@@ -1,12 +1,13 @@
-"""Shell: the handler for async callers: a front of the node, which decides nothing.
+"""Shell: the handler for async callers, which forwards calls to the node.
 
-The node lives in its own loop (`node.loops`), so its caller may be busy for any time. Each call begins a coroutine
-there, and waits for it. If the caller is cancelled, natively or by anyio, once or twice, the call still ends cleanly:
+The node lives in its own event loop (`node.link.loops`), so a busy caller does not delay the node. Each call starts a
+coroutine in the node's loop, and waits for it. If the caller is cancelled, natively or by anyio, once or twice, the
+call still ends cleanly:
 
-- `next_rendezvous` is undone: the node's arrival is taken back. The first cancel waits for that, at most two seconds; a
-  second one does not wait.
-- Calls that write (`leave`, `set_closed`, `drain`, `resize`, `ban`, ...) and `aclose` complete. The first cancel of
-  `aclose` waits for that. Calls that only read are cancelled.
+- `next_rendezvous` withdraws the node's arrival. After a first cancel, the call waits until that is done, at most two
+  seconds; after a second one, it does not wait.
+- Calls that write (`leave`, `set_closed`, `drain`, `resize`, `ban`, ...) and `aclose` complete. After a first cancel,
+  `aclose` waits until the node is closed. Calls that only read are cancelled.
 
 Two things run in the caller's loop: the user's health check, and the round's shared store, which has its own client, so
 that large values do not delay the node's keep-alives.
@@ -69,7 +70,7 @@ class Handler(Known, RendezvousHandler):
         self,
         node: Node,
         *,
-        # Both make a client for the shared store: in the caller's loop, and for blocking callers.
+        # Each makes a client for the shared store: the first in the caller's loop, the second for blocking callers.
         open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
         open_blocking_store: Callable[[], BlockingStore] | None = None,
     ) -> None:
@@ -93,7 +94,7 @@ class Handler(Known, RendezvousHandler):
     async def aclose(self) -> None:
         """Leave the round, the run's coordination and the store for good. May be called twice."""
         if self._pid != os.getpid():
-            return  # a forked child owns nothing here
+            return  # the node belongs to the parent process
         try:
             closing = self.node.loop.start(self.node.aclose())
             withdrawn = self.node.loop.start(self.node.withdrawn.wait())
@@ -113,7 +114,8 @@ class Handler(Known, RendezvousHandler):
     async def _end_with(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
         """Disconnect the shared store once the node has left its round, then wait until the node is closed.
 
-        Not before: waiting callers learn that the round is over. Not after: a hosted store waits for its clients.
+        If the shared store disconnected earlier, its waiting callers would not learn that the round is over. If it
+        disconnected later, a store that the node hosts would wait for it.
         """
         await withdrawn.end()
         await self.shared_client.aclose()
@@ -171,7 +173,7 @@ class Handler(Known, RendezvousHandler):
             return self._info(result_of(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
-            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # if the store is silent, the node goes on undoing
+            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # later, the node undoes the call alone
                 await undoing.end()
             raise
 
@@ -192,7 +194,7 @@ class Handler(Known, RendezvousHandler):
         read_roster = functools.partial(self._roster, membership)
         info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
         membership.call_when_over(functools.partial(here_soon, shared.end_calls))
-        if self.settings.waits_end_on_loss:  # later waits see the loss themselves
+        if self.settings.waits_end_on_loss:  # waits that begin later check `lost_ids` themselves
             membership.call_when_lost(lambda _: here_soon(shared.end_waits))
         return info
 

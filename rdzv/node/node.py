@@ -1,10 +1,10 @@
 """Shell: a node: it connects, takes part in its run, and answers its callers. It lives in a loop of its own.
 
-Everything runs in one event loop (`loops.NodeLoop`) that no caller can block, except methods marked "from any thread".
-So the node completes or undoes a call even if its caller is cancelled, interrupted or busy.
+A node runs in one event loop (`link.loops.NodeLoop`) that no caller can block. Other threads call only the methods
+marked "from any thread". So the node completes or undoes a call even if its caller is cancelled, interrupted or busy.
 
-From `connect` to `aclose` a node holds a `Link` to a store. When the store is replaced the link ends: the node is out
-of its round, is told so, and `next_rendezvous` makes a new link. `Part` is the node's state in the run.
+From `connect` to `aclose`, a node has a `Link`, its connection to a store. If the store is replaced, the link and the
+node's membership of its round end, and `next_rendezvous` makes a new link. `Part` is the node's state in the run.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds to find another store after the last one was lost
-EARLIER_CALLER = 0.1  # seconds over join_timeout, to get the error of an earlier caller's attempt
-NEXT_STORE_EVERY = (0.1, 0.3)  # seconds between looks, at random; the ending store's host waits until all disconnect
+EARLIER_CALLER = 0.1  # seconds over join_timeout that a caller waits for an earlier caller's attempt to fail
+NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, at random, between attempts to find the store that follows an ending one
 
 T = TypeVar("T")
 
@@ -69,9 +69,9 @@ class Ticket:
 class Node:
     """One node of a run.
 
-    `open_store` makes the store client; it is entered at the first connect, and again if the store was replaced. `rng`
-    is for jitter, and for the node's name if none is given. `port` is promised for rank 0, instead of one of this
-    machine's.
+    `open_store` makes the store client, at the first connect and again if the store was replaced. `rng` is for jitter,
+    and for the node's name if none is given. `port` is the port that the node promises for the case that it becomes
+    rank 0; by default, one of this machine's.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Node:
         rng: random.Random | None = None,
         port: HeldPort | None = None,
     ) -> None:
-        rng = rng or random.Random(secrets.randbits(64))  # by default it would read 2.5 kB as its seed
+        rng = rng or random.Random(secrets.randbits(64))  # random.Random() would read 2.5 kB as its seed
         self.settings = settings
         self.run_id: str = settings.run_id
         self.keys: Keys = Keys(settings.prefix, settings.run_id)
         self.node_id: str = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
-        self.listeners: Listeners = Listeners()  # woken at every change of the node's state; from any thread
+        self.listeners: Listeners = Listeners()  # notified at every change of the node's state; from any thread
         self.part: Part = Part(
             settings,
             self.keys,
@@ -108,22 +108,22 @@ class Node:
         self._stack = contextlib.AsyncExitStack()
         self._connecting = asyncio.Lock()
         self._connecting_scope: anyio.CancelScope | None = None
-        self._join: Ticket | None = None  # under way, or the last one
+        self._join: Ticket | None = None  # the call of `next_rendezvous` under way, or the last one
         # Set once a closing node has left its round; a store that it hosts still waits for other clients.
         self.withdrawn: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
-        self.time: Callable[[], float] = lambda: 0.0  # for the deadlines of drains, once connected; from any thread
+        self.time: Callable[[], float] = lambda: 0.0  # the time on the node's clock, once connected; from any thread
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this process serves the store; from any thread
-        self.store_settings: Callable[[], Settings] = lambda: settings  # with only the host of the present store
-        self.handed_on: bool = False  # it looks for the next store, or may start it, as the last one is shutting down
-        self._store_gone: StoreError | None = None  # why the last link was given up, until there is a new one
+        self.store_settings: Callable[[], Settings] = lambda: settings  # with only the present store's host
+        self.handed_on: bool = False  # the last store is ending: look for the next one, or start it
+        self._store_gone: StoreError | None = None  # why the last store was given up; None once there is a new link
         self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
 
     # ------------------------------------------------------------------------------------------ life
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Await `close` once the node has released everything; the last one given is awaited first."""
+        """Await `close` after the node has closed; of several callbacks, the last one added is awaited first."""
         self._stack.push_async_callback(close)
 
     def on_lease_lost(self, callback: Callable[[], None]) -> None:
@@ -141,7 +141,7 @@ class Node:
         self.part.on_keep_alive = look
 
     async def aclose(self) -> None:
-        """Leave the round, the run's coordination and the store for good. May be called twice, also at once."""
+        """Leave the round, the run's coordination and the store for good. May be called twice, also concurrently."""
         if self._closing is None:
             self._closed = True
             self.listeners.changed()
@@ -170,7 +170,7 @@ class Node:
         if self._link is not None and self._link.follower.error is None:
             return self._link
         self.time = asyncio.get_running_loop().time
-        # Only a caller that waits for another's attempt needs a limit: an attempt has one of its own.
+        # A caller that waits for another caller's attempt to connect needs a limit here; an attempt has its own.
         until = self.time() + self.settings.join_timeout + EARLIER_CALLER if self._connecting.locked() else math.inf
         async with self._connecting:
             self.check_usable()
@@ -208,7 +208,7 @@ class Node:
                 if link.follower.error is not None:
                     raise link.follower.error
                 self._link_stack = stack.pop_all()
-        except StoreReplaced:  # while this link was being made
+        except StoreReplaced:  # the store was replaced while the link was being made
             return await self._new_link()
         except (StoreError, TimeoutError) as error:
             self._unreached = error
@@ -222,7 +222,7 @@ class Node:
             await anyio.sleep_forever()
 
     def _who_waits(self) -> str:
-        """Return in words that the node waits for the store, and for which event; empty if it does not wait."""
+        """Return in words that the node waits for the store, and for which event; "" if it does not wait."""
         what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
         waits = self.joining or (self.membership is not None and self.membership.beats.longest_wait)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
@@ -238,7 +238,7 @@ class Node:
                 learn(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
-            if self.head.round is not None:  # also one without this node: the next store counts on from it
+            if self.head.round is not None:  # also of a round without this node: the next store's numbers go on from it
                 self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
             self._store_gone = self._link.gone
@@ -268,13 +268,13 @@ class Node:
 
     @property
     def store_gone(self) -> StoreError | None:
-        """The reason for which the store was given up, while no other replaces it; see `Link.gone`. From any thread."""
+        """Why the store was given up, until another one replaces it; see `Link.gone`. From any thread."""
         link = self._link
         return self._store_gone if link is None else link.gone
 
     @property
     def back_for(self) -> float:
-        """Seconds since the store was reconnected; infinite if it was never away. From any thread."""
+        """Seconds since the store was reconnected; infinite if it was never disconnected. From any thread."""
         back_at = None if self._link is None else self._link.back_at
         return math.inf if back_at is None else self.time() - back_at
 
@@ -310,7 +310,7 @@ class Node:
             return await self._join_somewhere(clock, examine)
         except asyncio.CancelledError:
             if self._closed and not ticket.abandoned:
-                self.check_usable()  # ended by `aclose`, and not by its caller
+                self.check_usable()  # `aclose` has cancelled this call, not the caller
             raise
         finally:
             ticket.task = None
@@ -324,7 +324,7 @@ class Node:
                 joining = Joining(self.part, self._leaving, link, clock, be_ready_to_coordinate=be_ready_to_coordinate)
                 return await joining.join(examine)
             except StoreReplaced as error:
-                # The caller gets the next round in the new store, above every round it knows (promise S10).
+                # The caller gets the next round in the new store, numbered above every round it knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
                 lost: Exception = error
             except StoreEndingError as error:
@@ -340,7 +340,7 @@ class Node:
                 raise self.part.timeout(self._link)
 
     async def _find_store(self, link: Link, error: Exception) -> Link:
-        """Close the link to a lost store; return a link to the next, which this node may start itself."""
+        """Close the link to a lost store; return a link to the next store, which this node may start itself."""
         while True:
             async with self._connecting:
                 if self._link is link:
@@ -357,14 +357,15 @@ class Node:
             error = StoreEndingError("it is ending")
 
     async def abandon(self, ticket: Ticket) -> None:
-        """Undo the call of this ticket: its caller is gone, and no round may hold a node without a caller."""
+        """Undo the `next_rendezvous` of this ticket: a node whose caller is gone must be in no round."""
         ticket.abandoned = True
         if self._join is not ticket:
-            return  # it has not begun, and will not; or another call has come after it
+            return  # the call has not begun, and will not, or another call has followed it
         if ticket.task is not None:
             await self._end_join()
         elif not self._closed:
-            # It returned a round that its caller has not seen. The next call waits until the node has left it.
+            # The call returned a round, which its caller has not seen. The next call waits until the node has left that
+            # round.
             ticket.task = asyncio.current_task()
             try:
                 await self._leaving.leave(self._link)
@@ -372,12 +373,12 @@ class Node:
                 ticket.task = None
 
     async def _end_join(self, *, abandoned_only: bool = False) -> None:
-        """End the call that is under way, if any, and wait until it has undone its work."""
+        """Cancel a `next_rendezvous` under way and await its end; with `abandoned_only`, await an abandoned one."""
         join = self._join
         if join is None or join.task is None or (abandoned_only and not join.abandoned):
             return
         task = join.task
-        if not abandoned_only and not task.cancelling():  # once: a second cancel would interrupt its clean-up
+        if not abandoned_only and not task.cancelling():  # cancel once: a second cancel would interrupt its clean-up
             task.cancel()
         await asyncio.wait([task])
 
@@ -407,7 +408,7 @@ class Node:
 
     @property
     def progress(self) -> int | None:
-        """The `progress` of this node's next record."""
+        """The last step that this node has finished, for its next record in the store."""
         return self.part.progress
 
     @progress.setter
@@ -415,7 +416,7 @@ class Node:
         self.part.progress = step
 
     async def tell_what_it_knows(self, link: Link) -> None:
-        """Write what this node knows of the run in a store that was lost; raise StoreError."""
+        """Write this node's knowledge of the run, from a store that was lost, to the new store; raise StoreError."""
         await tell(self.part, link)
 
     def send_steps(self) -> None:
@@ -434,7 +435,7 @@ class Node:
 
     @property
     def has_lost_store(self) -> bool:
-        """True if the store of its last round will not come back; from any thread."""
+        """True if the store of this node's last round will not come back; from any thread."""
         link = self._link
         return link is not None and link.follower.error is not None
 
@@ -444,7 +445,7 @@ class Node:
         return self.part.drained(self.head) is not None
 
     async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """Run work with the store; raise a failure as an error of this package."""
+        """Run `work` with the store; raise its store errors as errors of this package."""
         link = await self.connect()
         try:
             return await work(link.store)

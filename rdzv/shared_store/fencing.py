@@ -1,10 +1,10 @@
-"""Pure: fences every request between an operation and the client (promises R9, R10).
+"""Pure: adds a round's fence to each request of an operation (promises R9, R10).
 
     operation > request  > Fencing: add the fence, work out the time left       > (request, timeout)     > client
     operation < response < Fencing: a broken fence becomes RoundSupersededError < response or StoreError < client
 
 The fence is a set of conditions that hold while this node is a member of the round. The server checks it atomically
-with the request, and ends a parked wait once the fence breaks.
+with the request, and ends a pending wait once a condition no longer holds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ QUEUES: Final = "q/"
 """The prefix of the queues' keys; users do not see it."""
 
 ANSWER_TIMEOUT: Final = 1.0
-"""Seconds. Timeouts limit waiting; a request that the store answers at once has at least this long."""
+"""The least time limit, in seconds, of a request that does not wait: users' timeouts limit only waits."""
 
 
 NAMED_MAX: Final = 8
@@ -53,24 +53,24 @@ NAMED_MAX: Final = 8
 
 
 class OutOfTime(SharedStoreTimeoutError):
-    """No time is left; the catcher may look once more before it gives up."""
+    """No time is left to wait; the operation may check the keys once more before it raises a timeout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Company:
-    """The facts about this member and the others, for errors and waits."""
+    """Functions by which a shared store learns of this member's and the others' state."""
 
-    superseded: Callable[[], str | None] = lambda: None  # returns why this node is no member any more, if it is not
+    superseded: Callable[[], str | None] = lambda: None  # returns why this node is no longer a member, or None
     lost: Callable[[], tuple[str, ...]] | None = None  # returns the dead members; None: waits go on after a loss
     # Entered around each request that waits for others; its argument returns the awaited keys, in words.
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
-    interrupted: Callable[[], object] = lambda: None  # called before a call fails as the round is over for this member
+    interrupted: Callable[[], object] = lambda: None  # called before a call fails because the round is over
     roster: Roster | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """Names the members missing at a barrier: `read` unpacks the value of `key`; `absence`: "lost 41 s ago", or ""."""
+    """Names members missing at a barrier. `read` unpacks `key`'s value; `absence` returns "lost 41 s ago", or ""."""
 
     rank: int
     key: Callable[[int], str]
@@ -90,7 +90,7 @@ class Roster:
 
 @dataclass(slots=True)
 class Fencing:
-    """One operation of a member of a round; its requests go through this."""
+    """Makes the requests of one operation, with the fence and the time limit."""
 
     call: Callable[[Request[Any], float], Awaitable[Any]]  # makes a request, with a limit in seconds
     _: KW_ONLY
@@ -118,7 +118,7 @@ class Fencing:
         left = self._deadline - self.now()
         if type(request) is not Wait:
             left = max(left, ANSWER_TIMEOUT)
-        elif left <= 0 or self._lost():  # the catcher then looks if the keys exist already
+        elif left <= 0 or self._lost():  # the operation then checks if the keys exist already
             raise OutOfTime("there is no time to wait", timeout=self.seconds)
         try:
             if type(request) is Transact:
@@ -180,7 +180,7 @@ class Fencing:
         )
 
     def _explained(self, error: StoreError) -> Exception:
-        reason = self.company.superseded()  # if any, the handler has interrupted the client
+        reason = self.company.superseded()  # if there is one, the handler has interrupted the client
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
@@ -202,7 +202,7 @@ class Fencing:
 
 
 def named(names: Iterable[str]) -> str:
-    """Return the first of some names."""
+    """Return the first `NAMED_MAX` names, in words."""
     return first_of(list(map(shown, names)), NAMED_MAX)
 
 

@@ -1,13 +1,14 @@
 """Pure: the `torch.distributed.Store` API over one round's keys, for both twins of a round's store.
 
-    <prefix>k/<key>               a value; or the mark of a queue while it holds anything
+    <prefix>k/<key>               a value, or the mark of a queue that has items
     <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded
     <prefix>b/<key>/<rank>        a member that waits at a barrier, so that the missing ones can be named
 
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction. The
-pop of the last item deletes both, on condition that the mark has not been written since. So `wait`, `check` and a
-blocking `queue_pop` find the mark exactly while there are items; nothing polls. Each item goes to one popper, as its
-deletion is conditional on its existence. A push wakes every waiting popper, so a queue is for tens of poppers.
+pop of the last item deletes the item and the mark, on condition that no later push has written the mark. So the mark
+exists exactly while the queue has items, and `wait`, `check` and a blocking `queue_pop` need not poll. Only one caller
+of `queue_pop` gets an item, as its deletion is conditional on its existence. A push wakes every caller that waits in
+`queue_pop`, so a queue suits tens of them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from store.messages import Operation
 
 MARK: Final = b"\x00queue"
-"""The value of a queue's key. No text and no number begins with a zero byte."""
+"""The value of a queue's mark; no text or number begins with a zero byte."""
 
 ADD_MAX: Final = 2**63 - 1
 """The largest number that the store, and PyTorch's, can count to."""
@@ -69,7 +70,7 @@ class RoundKeys(ABC):
         return self.prefix + VALUES + key_of(key)
 
     def _queue_prefix(self, key: str) -> str:
-        # Escaped: else the queue "a" would hold the items of the queue "a/b".
+        # The key is escaped: otherwise the queue "a" would have the items of the queue "a/b".
         return f"{self.prefix}{QUEUES}{_escaped(key_of(key))}/"
 
 
@@ -140,7 +141,7 @@ class Operations(RoundKeys):
         ask = self._begin()
         may_create = not wanted
         while True:
-            # If the key is missing, the second request fails; if it exists, the first. Then the other is tried.
+            # The first request fails if the key exists, the second if it is missing. Then the other one is tried.
             if may_create:
                 request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self.lease)
             else:
@@ -189,7 +190,7 @@ class Operations(RoundKeys):
         """Take the first item of a queue; with `block`, wait until there is one.
 
         Raises:
-            QueueEmptyError: There is none, and `block` is False.
+            QueueEmptyError: The queue is empty, and `block` is False.
         """
         mark, prefix = self._value_key(key), self._queue_prefix(key)
         ask = self._begin()
@@ -197,7 +198,7 @@ class Operations(RoundKeys):
             listing = await ask(List(prefix=prefix, keys_only=True))
             items = sorted(filter(None, listing.entries), key=lambda item: item.create_revision)
             for item in items:
-                # The items before it are gone, and none comes back: it is the first.
+                # All earlier items are gone, and none comes back: this item is the first.
                 popped = await _pop(ask, item, mark, is_last=item is items[-1])
                 if popped is not None:
                     return popped
@@ -213,7 +214,7 @@ class Operations(RoundKeys):
     # ------------------------------------------------------------------------------------------ barrier
 
     async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until `world_size` callers have come. Each key serves one barrier; timed-out callers still count."""
+        """Wait for `world_size` callers of this barrier. Each key serves one barrier; timed-out callers still count."""
         members, last = self._value_key(f"{key}/num_members"), self._value_key(f"{key}/last_member")
         size = whole_of(world_size, "world_size")
         if size < 1:
@@ -232,7 +233,7 @@ class Operations(RoundKeys):
                 await ask(Wait(keys=(last,)))
             except OutOfTime:
                 found, is_over = (await ask(GetMany(keys=(members, last)))).entries
-                if is_over is None:  # else all came, and a loss or the time limit came together with the answer
+                if is_over is None:  # if `last` exists, all callers came just as this wait ended
                     there = found.value.decode() if found is not None else "none"
                     missing = await _missing_at_barrier(ask, roster, came, size, there) if roster is not None else ""
                     message = (
@@ -241,13 +242,13 @@ class Operations(RoundKeys):
                     ask.give_up(message, keys=(f"{key}/last_member",))
         try:
             inside = await _counted(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
-            if inside <= 0:  # the last to leave deletes the keys: there may be ten barriers a second
+            if inside <= 0:  # the last caller to leave deletes the keys: there may be ten barriers a second
                 nobody_came = (when.value(members) == b"%d" % inside,)
                 await ask(Transact(when=nobody_came, then=(Delete(members), Delete(last))))
         except OutOfTime:
             if is_last:
                 raise
-            # Else all came in time; the keys are deleted with the round.
+            # For other callers, all came in time: they pass, and the keys are deleted with the round.
 
 
 async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
@@ -255,7 +256,7 @@ async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
         return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
     except OutOfTime:
         missing = await _missing(ask, names, held)
-        # If none is missing, the keys came late, or there was no time to wait. They may be deleted again.
+        # If no key is missing, the keys came late, or there was no time to wait. They may have been deleted again.
         found = None if missing else await _read(ask, held)
         if found is None:
             _give_up(ask, names, missing or names)
@@ -263,7 +264,7 @@ async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
 
 
 async def _missing(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys that do not exist, without reading the others' values; all if unknown."""
+    """Return the keys that do not exist, or all keys if there is no time to ask. No values are read."""
     if not held:
         return ()
     try:
@@ -284,7 +285,7 @@ async def _read(ask: Fencing, held: tuple[str, ...]) -> list[bytes] | None:
 
 
 async def _pop(ask: Fencing, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
-    """Take this item; return None if it was taken, or the queue must be read again."""
+    """Take this item; return None if another caller took it, or if the queue must be read again."""
     unchanged = when.mod_revision(item.key) == item.mod_revision
     take = Get(item.key), Delete(item.key)
     if not is_last:

@@ -75,12 +75,12 @@ class Caller(Protocol):
         raise NotImplementedError
 
     def time(self) -> float:
-        """Return the time on the clock by which it waits."""
+        """Return the time on the clock of its timeouts."""
         raise NotImplementedError
 
 
 class _Twin(RoundKeys, Generic[C]):
-    """The part that both twins share."""
+    """The part that the async and the blocking store share."""
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class _Twin(RoundKeys, Generic[C]):
         self._client: C = client
         self.prefix: str = prefix  # of all its keys; it ends in "/"
         self.fence: tuple[Condition, ...] = fence
-        self.lease: int | None = lease  # of everything written, if any
+        self.lease: int | None = lease  # the lease of every key written, if any
         self._timeout = _seconds(timeout)
         self._company: Company = company or Company()
-        self._under_way: dict[anyio.CancelScope, bool] = {}  # True if a loss ends the call; shared by all clones
+        self._under_way: dict[anyio.CancelScope, bool] = {}  # True if a member's loss ends the call; clones share it
 
     @abstractmethod
     async def _ask(self, request: Request[Any], left: float) -> Response:
@@ -158,7 +158,7 @@ class ClientAtFirstUse:
         self._opening = asyncio.Lock()
 
     def meet(self, store_id: str | None) -> None:
-        """Replace the client at the next request if the store of a new round is another one."""
+        """Replace the client at the next request if a new round is in another store."""
         self._of_another_store = self._client is not None and self._client.store_id != store_id
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -204,7 +204,7 @@ class ClientAtFirstUse:
                 await self._close()
         elif there.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(), there))
-        else:  # its connections have ended with it
+        else:  # that loop has ended, and its connections with it
             self._client = self._loop = self._opened = None
 
     async def _close(self) -> None:
@@ -232,7 +232,7 @@ class SharedStore(_Twin[Caller], Operations):
     def end_waits(self) -> None:
         """End all waits, clones' included, with `MembersLostError`; from the event loop.
 
-        Later waits end at once while `lost` names members. Existing keys are still returned.
+        While `Company.lost` names members, later waits end at once, but still return existing keys.
         """
         for scope, ends_on_loss in tuple(self._under_way.items()):
             if ends_on_loss:
@@ -282,7 +282,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
 
     @property
     def _awaited(self) -> Operations:
-        return cast("Operations", self)  # it has the members that `Operations` needs
+        return cast("Operations", self)  # it has all members that `Operations` needs
 
     async def _ask(self, request: Request[R], left: float) -> R:
         if not waits(request):
@@ -306,5 +306,5 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
         self._client.end_waits()
 
     def close(self) -> None:
-        """Disconnect, clones too."""
+        """Disconnect this store and its clones."""
         self._client.close()

@@ -3,7 +3,7 @@
 Every node whose settings the run has accepted stands for election. The role is a key on a lease of its own, with a
 short TTL (`role`). The revision that created the key is the *term*. From an election to a commit there are three round
 trips. The first creates the key and the lease, and reads the run's state. The second reads the last round's members,
-and opens the watch on the nodes. The third commits. The first node of a run takes the role with its arrival.
+and opens the watch on the nodes. The third commits.
 """
 
 from __future__ import annotations

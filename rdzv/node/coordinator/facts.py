@@ -1,4 +1,4 @@
-"""Shell: tasks beside the deciding one, which bring it facts: answers where to stop, stuck and accused members."""
+"""Shell: tasks that queue facts for the deciding task: answers at which step to stop, stuck and accused members."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOKS_EVERY = 0.5  # seconds ...
 LOOKS_EVERY_PER_NODE = 0.0005  # ... or per node, if longer: a response has some 60 bytes of each
 
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
-"""A lease with less than this part of its TTL left is not being renewed: else it would have at least twice as much."""
+"""A lease with less than this part of its TTL left is not being renewed: a renewed one has at least twice as much."""
 
 ASKED_ABOUT_MOST: Final = 256
 """In larger rounds the store is not asked about all members: that would take longer than `gone_ttl`."""
@@ -39,7 +39,7 @@ LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 
 
 async def gather(office: Office, asking: asyncio.Event) -> None:
-    """Bring the members' answers where to stop (`core.stopping`), once the first question is asked."""
+    """Queue the members' answers at which step to stop (`core.stopping`), once the first question is asked."""
     await asking.wait()
     begun = office.keys.begun
     async with office.store.watch(begun, snapshot=True) as watch:
@@ -47,7 +47,7 @@ async def gather(office: Office, asking: asyncio.Event) -> None:
             if event.kind == "synced":
                 office.bring(Answered())
             elif event.kind == "put":
-                with contextlib.suppress(RendezvousStateError):  # not an answer of this format
+                with contextlib.suppress(RendezvousStateError):  # not an answer of this program
                     office.bring(Answered(event.key.removeprefix(begun), Begun.unpack(event.value)))
 
 
@@ -113,7 +113,7 @@ class AccusationWatch:
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
-                    with contextlib.suppress(StoreError):  # no answer: a second accuser or the lease's end decides
+                    with contextlib.suppress(StoreError):  # a second accuser, or the lease's end, decides
                         self.office.bring(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:

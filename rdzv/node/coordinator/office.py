@@ -35,11 +35,11 @@ class Office:
 
     store: Store
     keys: Keys
-    view: View  # the picture of the run
+    view: View  # the state of the run, by which it decides
     term: int  # the create_revision of the coordinator's key
     run_lease: Lease
     wakeup: Wakeup = field(default_factory=Wakeup)  # of the deciding task
-    inbox: deque[Fact] = field(default_factory=deque)  # facts that are not in the picture yet, in order of arrival
+    inbox: deque[Fact] = field(default_factory=deque)  # facts that `view` does not have yet, in order of arrival
     failed: Exception | None = None  # the error that ended another task of the term
 
     @property
@@ -49,7 +49,7 @@ class Office:
 
     @property
     def round_unchanged(self) -> Condition:
-        """The condition that the round in the store is that of the picture."""
+        """The condition that the round in the store is that of `view`."""
         round = self.view.round
         return when.mod_revision(self.keys.round) == (0 if round is None else round.revision)
 
@@ -132,7 +132,7 @@ class SharedLease:
         except LeaseNotFound:  # no node has coordinated for so long that the last round has no member left
             self._lease = None
         except StoreError:
-            pass  # more renewals follow before it ends
+            pass  # more renewals follow before the lease ends
 
     async def give_back(self) -> None:
         """Revoke the lease if it is unused; if that fails, it lapses."""

@@ -1,15 +1,15 @@
 """Shell: a term of a coordinator: it watches the nodes, and carries out what `decide` returns.
 
-One task decides and acts: it calls `decide`, carries out the act, applies events until its own write is in the picture,
-and decides anew. Other tasks queue facts for it (`Office.bring`). So the picture does not change while an act awaits
-the store, or while `decide` runs in a thread.
+One task decides and acts: it calls `decide`, carries out the act, applies events until its own write is in its picture
+of the run, and decides anew. Other tasks queue facts for this task (`Office.bring`). So the picture does not change
+while an act awaits the store, or while `decide` runs in a thread.
 
 Every write is conditional on the term, so a coordinator that was paused while another took over writes nothing. The
 keys of an attempt at a round have the term in their names, so those of a dead coordinator are never read (promise R7).
 
-A commit is one transaction, conditional on all facts of the decision. If any has changed, nothing is written, and the
-next event leads to a new decision. It also writes the ranks; if these exceed one transaction, they are written before
-it.
+A commit is one transaction, conditional on all facts of the decision. If a fact has changed, nothing is written, and
+the next event leads to a new decision. The commit also writes the ranks; ranks that exceed one transaction are written
+before it.
 
 If a store accepts fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
 nodes' keys, waits until its own watch delivers it, and decides anew: it then knows all earlier events. An event during
@@ -59,7 +59,7 @@ ORDER_WITHIN = 1.0  # seconds; a user's rank order that takes longer is reported
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
 SHARED_TTL_LEAST = 30.0  # seconds that a round's shared store outlives the last coordinator ...
 SHARED_TTL_FACTOR = 3  # ... or so many TTLs of a member, if longer: then no member is left to read it
-KEEP_HOUR_EVERY = 60.0  # seconds between notes of the hour: a restarted store has lost the last one
+KEEP_HOUR_EVERY = 60.0  # seconds between notes of the run's time of day: a restarted store has lost the last one
 REFUSED_PAUSE = 0.2  # seconds before the next decision after a refused act, if no event comes
 OVERHEAD_BYTES = 40  # of a condition or a write, beside its key and value
 WRITE_BYTES_MOST = 1024 * 1024  # in one transaction; etcd accepts 1.5 MiB
@@ -121,7 +121,7 @@ class Term:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(Member.unpack_all(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
-        said_at = 0.0  # the hour of the progress, if this node received it when it was written
+        said_at = 0.0  # the time of day of the progress, if this node received it as it was written
         if progress is not None:
             said_at = 0.0 if progress != head.progress or head.progress_found else progress.absent.said_at
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
@@ -142,13 +142,13 @@ class Term:
         )
 
     def _set_hour(self, hour: float, *, at: float) -> None:
-        """Set the hour of the run: it is `hour` at `at` on this node's clock. Send it at once."""
+        """Set the run's time of day: `hour` at the time `at` on this node's clock. Send it at once."""
         self._role.hour_offset = hour - at
         self._role.lease.renew_now()
         self._hour_changed.set()
 
     async def _keep_hour(self) -> None:
-        """Keep a note of the hour on the run's own lease, for readers when no node coordinates."""
+        """Keep a note of the time of day on the run's lease, for readers while no node coordinates."""
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # tried again in a moment
@@ -173,7 +173,7 @@ class Term:
             if not isinstance(act, Resize | Expel):
                 self._chronicle.observe(act.progress, now=self._store.time())
             seen = await self._carry_out(act)
-            if seen is None:  # refused: a watch will deliver the reason
+            if seen is None:  # the store refused the write: a watch will deliver the reason
                 deadline = self._store.time() + REFUSED_PAUSE
                 while not self._office.inbox and self._follower.head is head:
                     if not await self._office.wakeup.sleep_until(deadline):
@@ -185,7 +185,7 @@ class Term:
         self._picture = replace(self._picture, **changes)
 
     async def _carry_out(self, act: Act) -> int | None:
-        """Carry out an act; return the revision to fold up to before the next decision, None if refused."""
+        """Carry out an act; return the revision to apply events up to before the next decision, None if refused."""
         match act:
             case Wait():
                 self._report_error(act.error)
@@ -237,7 +237,7 @@ class Term:
             if progress != self._picture.told:
                 await self._report(Report(progress=progress))
             act = await deciding
-            # The report before named the slow order. If nothing is due now, replace that report.
+            # The last report named the slow order. If nothing is due now, replace that report.
             return Report(progress=act.progress) if isinstance(act, Wait) else act
         finally:
             deciding.cancel()
@@ -248,7 +248,7 @@ class Term:
         while True:
             now = self._store.time()
             if inbox:
-                self._learn(obstacle=None)  # the store may have room now
+                self._learn(obstacle=None)  # the store may have had no room before, and have some now
             while inbox:
                 fact = inbox.popleft()
                 if isinstance(fact, Event):
@@ -298,12 +298,12 @@ class Term:
         return 0
 
     def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
-        """Return a write of the progress; `hour`: the run's, if the role does not have it yet."""
+        """Return a write of the progress; `hour` is the run's time of day, if the role does not have it yet."""
         said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.hour()))
         return self._office.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: BaseException | None) -> None:
-        """Log an error's traceback once, not at every attempt."""
+        """Log an error's traceback once, not at every attempt to complete a round."""
         said = None if error is None else repr(error)
         if error is not None and said != self._failed_with:
             log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
@@ -392,7 +392,7 @@ class Term:
                 return await self._mark()
             del conditions[self._store.operations_max :]
             commit.append(Delete(keys.marker))
-        # Both at once: even in a store full of the last round's keys, members have room once they hear of this one.
+        # Also delete the last round's shared keys: so even a full store has room once members learn of this round.
         committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
         result, _ = await together(committing, self._clear_shared())
         if not result.succeeded:
@@ -443,7 +443,7 @@ class Term:
         return round
 
     async def _mark(self) -> int:
-        """Write the marker; return its revision: once it is folded, the picture has all earlier events of the nodes."""
+        """Write the marker; return its revision: once the watch delivers it, all earlier events are known."""
         marker = NodeRecord(node_id="", incarnation="", left=True)  # readers of nodes skip it
         in_office = self._office.in_office
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)

@@ -67,7 +67,7 @@ class Known:
 
     @property
     def settings(self) -> Settings:
-        """The settings."""
+        """The node's settings."""
         return self.own_node.settings
 
     @property
@@ -124,7 +124,7 @@ class Known:
         return self.own_node.store_gone
 
     def absence_of(self, node_id: str) -> str:
-        """Return what `sharing.absence_of` says of a node."""
+        """Return in words what this node knows of a node that is gone; empty if nothing."""
         return absence_of(self.own_node, node_id)
 
     def draining(self) -> dict[str, Leaving]:

@@ -1,7 +1,7 @@
 """Shell: `changes()`: the changes of a node's round, for its callers, without a round trip.
 
-The node replaces its frozen head and membership as it learns more; any thread may read them. The pure `changes_since`
-returns the news for one caller. A reader that is cancelled or times out loses nothing.
+The node replaces its frozen head and membership as it learns more; any thread may read them. `changes_since` returns
+the changes that one caller has not read. A reader that is cancelled or times out misses no change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shell: makes a round's shared store for one member: fenced, and with the node's news of losses."""
+"""Shell: makes a round's shared store for one member: fenced, and with the node's knowledge of losses."""
 
 from __future__ import annotations
 

@@ -88,9 +88,10 @@ async def num_nodes_waiting(node: Node) -> int:
 def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     """Return how many nodes wait to join, or have gone. Above 0, this member should meet the others again.
 
-    Answered at once from pushed state, in any thread, so a loop may call it many times a second. Members that have died
-    or left since the round completed, and this node itself if it was dropped, count unless `on_loss` is False; arrivals
-    count if a regroup now would admit them. A resize below the round's size, or an ending store, counts as one node.
+    The node knows the answer without asking the store, so a loop in any thread may call this many times a second.
+    Members that have died or left since the round completed, and this node itself if it was dropped, count unless
+    `on_loss` is False; arrivals count if a regroup now would admit them. A resize below the round's size, or an ending
+    store, counts as one node.
 
     Returns:
         0 if this node is in no round, or if the run is closed: then the members cannot meet again.
@@ -184,10 +185,10 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 async def all_here(node: Node, *, timeout: float) -> bool:
     """Wait until every member of this round has called this; return False if one has gone first: then all meet again.
 
-    For callers that then block on each other, as PyTorch's agents do: a member can die before it hears of its round.
-    All get the same answer: one key, written once, by the last member that calls (go on), or by the first that sees a
-    member go before that (meet again). If a live member does not call within `timeout` seconds, return
-    True: the caller's next step will time out on it.
+    For callers that then block on each other, as PyTorch's agents do: a member can die before it learns of its round.
+    All callers get the same answer, from one key that is written once: by the last member that calls (go on), or by the
+    first that notices a loss or departure before that (meet again). If a live member does not call within `timeout`
+    seconds, return True: the caller's next step will time out on it.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached.
@@ -197,11 +198,11 @@ async def all_here(node: Node, *, timeout: float) -> bool:
         return True
     shared = shared_store(node, membership, link.store)
     membership.call_when_over(shared.end_calls)
-    store = shared.waiting_through_losses()  # an answer comes also if members are lost
+    store = shared.waiting_through_losses()  # the answer is written even if members are lost
     store.set_timeout(timeout)
 
     async def answer_if_one_goes() -> None:
-        with contextlib.suppress(RendezvousError, StoreError):  # the wait below fails, too
+        with contextlib.suppress(RendezvousError, StoreError):  # the wait for the answer fails, too
             async with Changes(node, node.connect) as changes:
                 async for change in changes:
                     if isinstance(change, NodesLost | NodesLeft):
@@ -238,7 +239,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     link = await node.connect()
 
     async def write(store: Store) -> bytes:
-        await node.tell_what_it_knows(link)  # with the counters of a lost store
+        await node.tell_what_it_knows(link)  # this writes the counters of a lost store
         round = node.head.round
         lease = round.lease if round is not None else await link.run_lease()  # as long as the round's store
         while True:

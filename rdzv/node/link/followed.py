@@ -1,7 +1,7 @@
 """Shell: keeps the state of runs up to date for displays: a run is read again only if one of its keys has changed.
 
-Members' steps come with keep-alives and change no key. So they are read at each refresh, but rarely while no member
-reports any.
+Members' steps are sent with keep-alives and change no key. So steps are read at each refresh, but rarely while no
+member reports them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from store import Store
 
 FOLLOWED_FOR: Final = 30.0  # seconds after a run's last refresh
-IDLE_SHARE: Final = 0.002  # the share of the time spent on reading steps while no member reports any
+IDLE_SHARE: Final = 0.002  # the share of time spent on reading steps while no member reports them
 
 
 class FollowedRun:
@@ -55,7 +55,7 @@ class FollowedRun:
 
     @property
     def is_lost(self) -> bool:
-        """True if changes are no longer reported."""
+        """True if a watch of the run has ended: changes are no longer reported."""
         return any(task.done() for task in self._tasks)
 
     async def aclose(self) -> None:
@@ -102,24 +102,24 @@ class FollowedRun:
                 self._version += 1
 
     def now(self) -> tuple[RunStatus, History]:
-        """Return the status of the last reading with its durations as of now, and the history."""
+        """Return the last status read, with its durations as of now, and the history."""
         assert self._read is not None, "it was refreshed"
         (status, history), now = self._read, self._store.time()
         later = as_of(status, now - self._read_at, reason="")
         return replace(later, reason=reason_of(self._follower.head, later, now=now)), history
 
     def hour(self) -> float:
-        """Return the hour of the run, now."""
+        """Return the run's present time of day, in seconds since 1970."""
         assert self._read is not None, "it was refreshed"
         return self._read[0].now + self._store.time() - self._read_at
 
     def cost(self) -> Account:
-        """Return its cost until now."""
+        """Return the cost of the run until now."""
         status, history = self.now()
         return account(self._keys.run_id, history, now=status.now, waited=status.waited)
 
     def report(self) -> dict[str, Any]:
-        """Return a report, made once per reading: its ages are as of that time, its hours stay right."""
+        """Return the run's report, made once per reading of the run: its ages are as of that reading."""
         if self._reported != self._version:
             self._report, self._reported = report(self.now()[0]), self._version
         return self._report
@@ -135,7 +135,7 @@ class FollowedRun:
         return self._stream
 
     def summary(self) -> dict[str, Any]:
-        """Return `summary_of` of its report."""
+        """Return `summary_of` of the run's report."""
         full, cost = self.report(), self.cost()
         assert self._read is not None, "it was refreshed"
         return summary_of(full, cost, self._read[1].chapters, self.hour())
@@ -148,7 +148,7 @@ class FollowedRuns:
         self._store = store
         self._prefix = prefix
         self._runs: dict[str, FollowedRun] = {}
-        self.changed: set[str] = set()  # names of answers, see `_has_changed`; a reader of an answer removes its name
+        self.changed: set[str] = set()  # names of changed pages; a reader of a page removes its name
         self.listeners: Listeners = Listeners()
 
     def _has_changed(self, run_id: str) -> None:
@@ -167,7 +167,7 @@ class FollowedRuns:
         return self._runs[run_id]
 
     def hour(self, run_id: str) -> float:
-        """Return the hour of a followed run; else this machine's."""
+        """Return the time of day of a followed run; of another run, this machine's."""
         return self._runs[run_id].hour() if run_id in self._runs else time.time()
 
     async def summary_of(self, run_id: str) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class FollowedRuns:
             await run.aclose()
 
     async def drop(self, unused_for: float = FOLLOWED_FOR) -> None:
-        """Stop following runs not read for `unused_for` seconds."""
+        """Stop following runs that were not read for `unused_for` seconds."""
         now = self._store.time()
         for run_id in [run_id for run_id, run in self._runs.items() if now - run.used_at >= unused_for]:
             await self._runs.pop(run_id).aclose()

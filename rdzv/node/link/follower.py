@@ -1,6 +1,6 @@
 """Shell: one node's watch on the head of its run, and the listeners to its changes.
 
-The head is kept as one `Head`, from which a handler's questions are answered without a round trip.
+A handler answers most questions from the kept `Head`, without a round trip.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class Follower:
         self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names(self._node_id, attributes))
 
     def tell(self) -> None:
-        """Have the membership take the changes in, then notify the listeners. Nothing here waits."""
+        """Update the membership by `on_change`, then notify the listeners. Nothing here waits."""
         self.on_change()
         self.listeners.changed()
 
     async def run(self) -> None:
-        """Follow until cancelled, or until the store is lost."""
+        """Follow the head until cancelled, or until the store is lost."""
         try:
             while self.opened_in is None:
                 await self._follow()
@@ -96,7 +96,7 @@ class Follower:
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _follow(self) -> None:
-        """Open the watch and take in its events; return, to try again, if a busy server did not open it in time."""
+        """Open the watch and apply its events; return, to try again, if a busy server does not open it in time."""
         with Stopwatch(self._store.time) as opening:
             try:
                 async with self._store.watch(self._keys.head, snapshot=True) as watch:
@@ -117,19 +117,19 @@ class Follower:
     # ------------------------------------------------------------------------------------ learned by another way
 
     def take_round(self, round: Round) -> None:
-        """Take in a round; the later one counts."""
+        """Replace the known round if this one is later."""
         if self._take_round(round):
             self.tell()
 
     def take_coordinator(self, there: object, *, revision: int) -> None:
-        """Take in the coordinator's key as read at a revision, unless the watch has a later one."""
+        """Set the coordinator from its key as read at a revision, unless the watch has a later one."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)
             self.tell()
 
     def take_closing(self, closed: Closed) -> None:
-        """Take in the closing until the watch replaces it."""
+        """Set the closing of the run, until the watch delivers it."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.tell()
@@ -165,7 +165,6 @@ class Follower:
             self._anew = replace(self._anew, **self._changes(self._anew, event))
 
     def _take_round(self, round: Round) -> bool:
-        """Take in a round if it is later than the known one; return True if it is."""
         later = self.head.round is None or self.head.round.revision < round.revision
         if later:
             self.round_at = self._store.time() if self.synced.is_set() and self._anew is None else None
@@ -187,7 +186,7 @@ class Follower:
         def leaving() -> Leaving:
             drain, known = Drain.unpack(value), self.head.drains.get(key.removeprefix(keys.drains))
             if known is not None and known.revision == revision:
-                return known  # a watch that was reset reads it again
+                return known  # a watch that was reset delivers the same drain again
             return Leaving(until=now + drain.within, reason=drain.reason, revision=revision)
 
         if key == keys.coordinator:

@@ -1,6 +1,6 @@
 """Shell: the part of a node's state that belongs to its connection to one store.
 
-When the store is replaced, it is of no further use.
+If the store is replaced, the node makes a new link.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
 SLOW = 0.5  # seconds for an answer; from then on the reason of a waiting node mentions it
-ANSWERS_KEPT = 3  # the shortest gives the round trip: the others may have been delayed
+ANSWERS_KEPT = 3  # times of answers; the shortest counts as the round trip: the others may have been delayed
 IF_HOSTED = "if a node hosted this store, it ended with that node's process; a store of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds of disconnection before the first warning; later ones are ever rarer (R22)
 ASK_EVERY = 1.0  # seconds, while a caller waits, between checks that the store answers ...
@@ -62,8 +62,8 @@ class Link:
         self.back_at: float | None = None  # when the store was last reconnected, if it ever was
         self.gone: ConnectionLost | None = None  # why the store was given up: its process and its data are gone
         self.host: str = ""  # the URL with only the host of this store
-        # Seconds without a listener at that URL after which a store in memory only is given up. A store with a
-        # data directory comes back with its data, and an unreachable host proves nothing.
+        # Seconds without a listener at that URL after which the node gives up a store that is in memory only. A store
+        # with a data directory comes back with its data, and an unreachable host proves nothing.
         self.gives_up_after: float = math.inf
         self.was_told: bool = False  # this store has this node's knowledge of a lost store, or better
         self.has_arrived: bool = False  # the store has accepted the node's arrival, so the node has the run's settings
@@ -122,7 +122,7 @@ class Link:
         return f"; {IF_HOSTED}" if not self.store.connected and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
-        """Wait until the store is connected again (and answers, with `answering`), or lost; return False if late."""
+        """Wait until the store is connected (and answers, with `answering`), or lost; return False after `within` s."""
         with anyio.move_on_after(within) as limit:
             while self.store.failure is None and (not self.store.connected or (answering and self._silent)):
                 self._reach_changed.clear()
@@ -132,8 +132,8 @@ class Link:
     def say_when_away(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
         """Warn from now on when the store has been disconnected, or silent, for a while, and log its return.
 
-        `who_waits` returns in words which callers wait now; empty if none. Until the coordinator has counted this node
-        (`is_counted`), the number of nodes is unknown, and the store is not asked between keep-alives.
+        `who_waits` returns in words which callers wait now, or "". The store is asked between keep-alives only once the
+        coordinator has counted this node (`is_counted`): the number of nodes is unknown before.
         """
         self._who_waits, self._is_counted = who_waits, is_counted
         self._ask_in(self._asks_every)
@@ -148,7 +148,7 @@ class Link:
         self._asking = asyncio.get_running_loop().call_later(seconds, self._ask)
 
     def _ask(self) -> None:
-        """Ask the store for an answer, if a caller waits and none came lately."""
+        """Ask the store for an answer if a caller waits and the store has sent nothing lately."""
         every, silent_for = self._asks_every, self.store.time() - self.follower.heard_at
         if silent_for < every - ASK_EARLY:
             self._ask_in(every - silent_for)
@@ -158,7 +158,6 @@ class Link:
         self._ask_in(every)
 
     def _note_connection(self, connected: bool) -> None:
-        """Note a change of the connection, or the client's failure."""
         self._reach_changed.set()
         if connected:
             self.back_at = self.store.time()
@@ -178,7 +177,7 @@ class Link:
             self._telling = self.start(self._while_away(since, self.store.time() + first_after), what)
 
     async def _while_away(self, since: float, say_at: float) -> None:
-        """Warn from `say_at` on, ever more rarely, and log the store's return; if its process is gone, give it up."""
+        """Warn from `say_at` on, ever more rarely, and log the store's return; give it up if its process is gone."""
         run_id, within, said = self._keys.run_id, self.gives_up_after, False
         gone_since, told = math.inf, False
         while not await self.in_reach_again(
@@ -217,7 +216,7 @@ class Link:
     @property
     def round_trip(self) -> float:
         """The seconds that the store takes to answer: the shortest time of its last answers."""
-        # The first answer counts until three others have come: any one may have been delayed.
+        # The watch's opening time counts until three answers have come: any one may have been delayed.
         opened_in = self.follower.opened_in if len(self._answered_in) < ANSWERS_KEPT else None
         return min((*self._answered_in, *(() if opened_in is None else (opened_in,))), default=0.0)
 
@@ -249,14 +248,14 @@ class Link:
             self._keeping_run = None
 
     async def _renew_run(self) -> None:
-        """Renew the lease, also of a closed run: its members may still work, and need the keys on it."""
+        """Renew the run's lease, also of a closed run: its members may still need the keys on that lease."""
         while True:
             try:
                 lease = await self.run_lease()
                 await anyio.sleep(lease.ttl / RUN_RENEWALS_PER_TTL * self._rng.uniform(0.8, 1.0))
                 await lease.keep_alive()
             except LeaseNotFound:
-                self.known_run_lease = None  # the store was away for too long; the next arrival grants a new one
+                self.known_run_lease = None  # the store was away for too long; the next arrival grants a new lease
                 return
             except StoreError:  # the lease lasts for two more attempts
                 await anyio.sleep(LOOK_FOR_RUN_AFTER)

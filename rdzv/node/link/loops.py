@@ -1,9 +1,9 @@
 """Shell: the event loop that nodes live in, which their callers cannot block.
 
-There is one per process, in its own thread, for async and blocking callers alike. While a caller is busy, its node
-follows the run, renews its leases, coordinates, and hears of deaths. Only a caller that holds the interpreter lock (a C
-extension that does not release it) blocks its node; after the TTL the node is dropped, and told so. Users' code (a
-health check, a rank order) runs outside the loop: see `NodeLoop.apart`.
+There is one such loop per process, in its own thread, for async and blocking callers alike. While a caller is busy, its
+node follows the run, renews its leases, coordinates, and learns of losses. Only a caller that holds the interpreter
+lock (a C extension that does not release it) blocks its node; after its lease's TTL, such a node is dropped. Users'
+code (a health check, a rank order) runs outside the loop: see `NodeLoop.apart`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TURN_MOST = 5.0  # seconds that a node, perhaps waiting for an absent store, may
 
 
 def result_of(call: Call[T]) -> T:
-    """Return the result of a call once it is over; raise RendezvousStateError if it can never be."""
+    """Return the result of a call once it is over; raise RendezvousStateError if it can never end."""
     if _thread is not None and _thread.is_current and not call.over.is_set():
         raise RendezvousStateError(
             "a blocking call in the node thread, from a logging handler or a callback, would wait for itself; "
@@ -40,7 +40,7 @@ def result_of(call: Call[T]) -> T:
 
 
 class NodeLoop:
-    """The loop that a node lives in: here an existing one, as in tests on virtual time, without threads."""
+    """The event loop that a node runs in; this class uses an existing loop, as in tests on virtual time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
@@ -51,7 +51,7 @@ class NodeLoop:
         return Call(work, self._loop)
 
     async def apart(self, work: Callable[[], T]) -> T:
-        """Run user code; `NodeThread` runs it where it delays no lease."""
+        """Run user code here; `NodeThread` runs it in another thread, so that it delays no lease."""
         return work()
 
     def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
@@ -63,7 +63,7 @@ class NodeLoop:
 
 
 class NodeThread(NodeLoop):
-    """The process's node thread: it starts with its first user, and ends with its last."""
+    """The loop in the process's node thread, which starts with its first user and ends with its last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class NodeThread(NodeLoop):
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Take a turn among all nodes of this process, for costly steps: connecting, arriving, reading one's rank.
+        """Limit how many nodes of this process take a costly step at once: connecting, arriving, reading the rank.
 
         If thousands of nodes took each step together, the loop would need seconds, and renew no lease meanwhile.
         """
@@ -102,7 +102,7 @@ class NodeThread(NodeLoop):
             if held:
                 held.pop().release()
 
-        # After `TURN_MOST` seconds, others may go: this node may be waiting for an absent store.
+        # After `TURN_MOST` seconds, other nodes may proceed: this one may be waiting for an absent store.
         over = asyncio.get_running_loop().call_later(TURN_MOST, give_back)
         try:
             yield

@@ -36,7 +36,7 @@ class HeldPort:
         return port
 
     def release(self) -> None:
-        """Free the port for its use."""
+        """Free the port for rank 0's server."""
         held, self._socket = self._socket, None
         if held is not None:
             forget(self)

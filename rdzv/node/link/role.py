@@ -1,7 +1,7 @@
 """Shell: the lease of the role of coordinator: its length, and its grant together with the role.
 
-It is short, so that a coordinator that is cut off is soon replaced. A slow store, many nodes, and each lost term make
-it longer; else, under load, terms would end without a decision.
+The lease is short, so that a coordinator that is cut off is soon replaced. A slow store, many nodes, and each lost term
+make it longer: otherwise, under load, terms would end without a decision.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rdzv.node.link.link import Link
 
 ROLE_TTL = 3.0  # seconds that a coordinator that is paused or cut off may delay the others
-ROUND_TRIPS_PER_TERM = 10  # fit in the lease, at least: taking over needs three, and a renewal must be answered in time
-SECONDS_PER_NODE = 0.001  # of the lease, at least: the store and the coordinator may be busy that long with many nodes
+ROUND_TRIPS_PER_TERM = 10  # the least in a lease: taking over needs three, and a renewal must be answered in time
+SECONDS_PER_NODE = 0.001  # the least TTL per node: the store and the coordinator may be busy that long with many nodes
 TERM_MOST = 30.0  # seconds; a store that takes longer to answer than a tenth of that is too slow to use
 ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
 ELECTION_MOST = 1.0  # ... and at most this
@@ -46,21 +46,21 @@ class Role:
             id=self.lease.id,
         )
         self.sent_at: float = link.store.time()  # when the request for the role was sent, on this node's clock
-        self.term: int = 0  # the revision that made its key, once taken
+        self.term: int = 0  # the revision that created the role's key, once taken
         # Seconds that the run's time of day is ahead of this node's clock; see `rdzv.core.history`.
         self.hour_offset: float = time.time() - self.sent_at
         self._clock = link.store.time
 
     def hour(self) -> float:
-        """Return the hour of the run, now."""
+        """Return the run's present time of day."""
         return self._clock() + self.hour_offset
 
     def note(self, _: bool) -> bytes:
-        """Return the note for each keep-alive: readers, whose clocks differ, add its age to get the run's hour."""
+        """Return the note for each keep-alive: readers, whose clocks differ, add its age for the run's time of day."""
         return HourNote(hour=self.hour()).pack()
 
 
 def election_pause(nodes: int, *, lost_terms: int) -> float:
     """Return the longest random pause before taking the role; the arguments are those of `Role`."""
-    # A node whose role's lease ended lets others try first: they may be less busy.
+    # A node that lost the role by its lease's end lets others try first: they may be less busy.
     return min(ELECTION_PER_NODE * nodes, ELECTION_MOST) * 2.0 ** min(lost_terms, LOST_TERMS_MOST)

@@ -1,7 +1,7 @@
 """Shell: measures the store's answer times without the time for which this process itself was stopped.
 
-Leases are longer if the store answers slowly. If a process that was stopped counted that time as the store's, its next
-lease would be ten times as long as the stop, and its death would be noticed that late.
+Leases are longer if the store answers slowly. If a stopped process counted the stop as the store's time, its next lease
+would be ten times as long, and its death would be noticed that late.
 """
 
 from __future__ import annotations

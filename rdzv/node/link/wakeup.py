@@ -1,4 +1,4 @@
-"""Shell: the timers of a rendezvous as coroutines: they sleep until a deadline or a change. Nothing polls."""
+"""Shell: coroutines that sleep until a deadline or a change, so that none polls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 
 
 class Wakeup:
-    """An event for one task, which sleeps until it happens, or until a deadline."""
+    """An event for one task, which sleeps until the event or a deadline."""
 
     def __init__(self) -> None:
         self._told = False
@@ -25,12 +25,12 @@ class Wakeup:
         while not self._told:
             await self._sleep(loop, deadline)
             if deadline is not None and loop.time() >= deadline:
-                break  # else the timer was early, by less than its clock's resolution
+                break  # otherwise the timer was early, by less than its clock's resolution
         told, self._told = self._told, False
         return told
 
     async def _sleep(self, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
-        """Sleep once. An anyio scope would double the cost of each push to a node."""
+        """Sleep once, without an anyio scope: it would double the cost of each event pushed to a node."""
         self._sleeping = loop.create_future()
         timer = None if deadline is None else loop.call_at(deadline, _wake, self._sleeping)
         try:
@@ -50,7 +50,7 @@ class WakeupHere(Wakeup):
 
     def changed(self) -> None:
         """Wake the sleeping task; from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has closed, and nothing sleeps there
+        with contextlib.suppress(RuntimeError):  # the loop has closed, so no task sleeps there
             self._loop.call_soon_threadsafe(super().changed)
 
 

@@ -25,7 +25,7 @@ def learn(part: Part, link: Link) -> None:
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
     told = head.lost_store
     if settings and told is not None and (head.round is None or not link.has_arrived):
-        # The run's settings: this node may have had none but its own when another node wrote them here.
+        # Use the settings that another node carried to this store: this node may know only its own, not the run's.
         settings = told.settings or (settings if link.has_arrived else b"")
     if settings and resized is not None:  # members adopt a resize when they next arrive
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
@@ -41,7 +41,7 @@ def learn(part: Part, link: Link) -> None:
 
 
 async def tell(part: Part, link: Link) -> None:
-    """Write what this node knows of a lost store, unless this store has better knowledge; raise StoreError."""
+    """Write what this node knows of a lost store to the new one, unless that knows better; raise StoreError."""
     known, keys, store = part.known, part.keys, link.store
     if known is None or known.store_id == store.store_id or link.was_told:
         return
@@ -54,7 +54,7 @@ async def tell(part: Part, link: Link) -> None:
         lease = (await link.run_lease()).id
         writes: list[Operation] = [Put(keys.lost_store, lost.pack(), lease=lease)]
         for key, value in ((keys.settings, lost.settings), (keys.closed, lost.closed), (keys.tally, lost.tally)):
-            if value and round is None:  # else a round has completed with the present values
+            if value and round is None:  # a round that has completed here has used the present values
                 writes.append(Put(key, value, lease=lease))
         if there is not None:  # the other node's knowledge is replaced as a whole
             if there.closed and not lost.closed:

@@ -1,9 +1,9 @@
 """Shell: makes a node a member of the next round: it arrives, and waits for a round that holds its arrival.
 
-Each request and its outcome is reported to the pure machine `arrival.Arrival`. One call of `next_rendezvous` writes one
-record, then waits for the head to change, and asks `follow` for the meaning. Cancellation, timeout and leaving take the
-record back. An outage of the store is waited out, within the join timeout. Only a replaced store ends the call, and the
-node joins anew, over a new link.
+The state machine `arrival.Arrival` is told of each request and its outcome. One call of `next_rendezvous` writes one
+record; at each change of the head, `follow` returns what the change means for the node. Cancellation, timeout and
+leaving withdraw the record. During an outage of the store the node waits, within the join timeout. Only if the store is
+replaced must the node join anew, over a new link.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; else it has their ranks
-HEARD_WITHIN = 4.0  # seconds to hear rank 0's verdict on a round: rank 0 first listens for a while
-HEAR_AFTER = 1.0  # seconds; most checks are over by then, and need no verdict
+HEARD_WITHIN = 4.0  # seconds to wait for rank 0's verdict on a round: rank 0 first listens for a while
+HEAR_AFTER = 1.0  # seconds before a member waits for a verdict: most checks are over by then
 TICK = 0.25  # seconds of `_tried`; a pause of the process, however long, counts as one tick
 TRIED_LEAST = WITHIN / 2  # seconds of attempts, at least, before a node counts as cut off from rank 0
 CUT_OFF_MOST = 8  # addresses of unreached rank 0s that a node remembers
-TRY_AGAIN_AFTER = 1.0  # seconds, or as soon as the connection is back
+TRY_AGAIN_AFTER = 1.0  # seconds until the next attempt to arrive, after an error of the store
 # Seconds until a node that is left out looks if rank 0 answers now; doubled after each look, and each time that it is
 # left out again, since its arrival interrupts the others.
 LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
@@ -80,7 +80,7 @@ class Joining:
         )
 
     async def join(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
-        """Return once this node is a member of the next round; raise StoreReplaced if that needs another link."""
+        """Return once this node is a member of the next round; raise StoreReplaced if the store was replaced."""
         part, link = self.part, self.link
         # Members of the last round, also those that have left it, are admitted before newcomers.
         last, mine = link.follower.head.round, part.membership
@@ -111,7 +111,7 @@ class Joining:
                 part.arrival.began = 0  # revisions of another store begin at 1 again
             with anyio.CancelScope(shield=True):
                 if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
-                    await link.step_down()  # a node that may not take part decides nothing, not even for a moment
+                    await link.step_down()  # a node that may not take part must not coordinate
                 is_late = isinstance(error, RendezvousTimeoutError)  # if the store is silent, let the record lapse
                 await self.leaving.leave(link, within=RELEASE_SOON if is_late else RELEASE_WITHIN)
             raise
@@ -120,7 +120,7 @@ class Joining:
             part.port.release()
 
     async def _join_once(self) -> Membership:
-        """Arrive, as often as needed, and wait for a round that holds the arrival; wait out an outage of the store."""
+        """Write this node's record, as often as needed, until a round contains it; wait while the store is away."""
         part, link, clock = self.part, self.link, self.clock
         part.lapses, told = 0, False
         leaving = part.drained(link.follower.head)
@@ -164,7 +164,8 @@ class Joining:
             await tell(part, link)
             async with self.part.loop.turn():
                 self._me, role = await Recording(part, link, self.clock).write(self._me)
-            # Not before: now the run has accepted this node, and the settings by which it would decide.
+            # Not before the arrival: only now has the run accepted this node, and the settings by which it would
+            # decide.
             if link.resign is None:
                 self.be_ready_to_coordinate(link, part, role)
             link.keep_run()
@@ -184,7 +185,7 @@ class Joining:
             raise part.timeout(link)
 
     async def _wait_for_round(self) -> Membership | None:
-        """Wait for a round that holds this node; return None if its arrival was lost."""
+        """Wait for a round that contains this node; return None if its record was lost."""
         part, link, follower = self.part, self.link, self.link.follower
         wakeup, loop = Wakeup(), asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
@@ -239,7 +240,7 @@ class Joining:
                         round_now = await self.leaving.give_up(link, me)
                         if round_now is None:
                             raise part.timeout(link)
-                        follower.take_round(round_now)  # committed in the last moment, it may hold this node
+                        follower.take_round(round_now)  # committed in the last moment, it may contain this node
 
     async def _until_rank_0_answers(self) -> None:
         """Return once rank 0 answers, at the address that this node did not reach."""
@@ -270,7 +271,7 @@ class Joining:
     # ------------------------------------------------------------------------------------------ the way to rank 0
 
     async def _why_not_reached(self, membership: Membership) -> Verdict | None:
-        """Return the verdict on this round, if its members check the way to rank 0 and not all reach it."""
+        """Return the verdict on this round, if its members check that they reach rank 0 and not all do."""
         part, round = self.part, membership.round
         if not round.checked:
             return None
@@ -292,7 +293,7 @@ class Joining:
             await cancel_and_wait(checking)
 
     async def _check_the_way(self, membership: Membership) -> Verdict | None:
-        """Check the way to rank 0. On a problem, publish a verdict as rank 0, or else wait for that of rank 0."""
+        """Check that members reach rank 0. If not all do, rank 0 publishes a verdict, and the others wait for it."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
         async def names_of(ranks: Collection[int]) -> list[str]:
@@ -313,7 +314,7 @@ class Joining:
                 self._tried += TICK
 
         async def hear() -> None:
-            """On rank 0's verdict, stop trying to reach it if this process was paused: it no longer listens."""
+            """After rank 0's verdict, stop trying if this process was paused: rank 0 no longer listens."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
                 (entry,) = await link.store.wait([key], timeout=WITHIN + HEARD_WITHIN)
@@ -332,7 +333,7 @@ class Joining:
             return None
         problem = f"node {part.node_id} (rank {rank}): {problem}"
         verdict = Verdict(why=problem)
-        # Without rank 0's answer, another node becomes rank 0 of the next round.
+        # Without a verdict from rank 0, another node becomes rank 0 of the next round.
         with anyio.move_on_after(HEARD_WITHIN), contextlib.suppress(StoreError, RendezvousStateError):
             if rank == 0:
                 needed = part.agreed.rules.needed

@@ -1,6 +1,6 @@
-"""Shell: a node takes its record back: the caller gives up, its time is over, or it leaves its round.
+"""Shell: a node withdraws its record: its caller gives up, its join times out, or it leaves its round.
 
-Taking it back makes a later commit fail; a commit that came first wins over a timeout.
+A commit of a round after the withdrawal fails; a commit before it wins over a timeout.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 
 HAND_OVER_WITHIN = 0.5  # seconds for a coordinator to see its own departure reported ...
 HAND_OVER_TRIPS = 2  # ... and round trips: a report is written, and comes back by its watch
-WITHDRAW_TRIPS = 4  # round trips more to take a record back: two writes, and the above
+WITHDRAW_TRIPS = 4  # more round trips to withdraw a record: two writes, and the above
 
 
 async def announce_move(part: Part, link: Link, *, after: float = 0.0) -> None:
-    """Keep further rounds from completing in a store that ends with this process, if another host may follow."""
+    """Announce the end of a store that this process hosts, if another host may follow: it completes no more rounds."""
     follows = part.settings.endpoint.has_successors and is_served_here(link.store.store_id)
     if follows and not link.follower.head.moves:
         await link.store.put(part.keys.moving, b"", ttl=after + part.settings.close_timeout)
 
 
 class Leaving:
-    """Takes back a node's record."""
+    """Withdraws a node's record from the store."""
 
     def __init__(self, part: Part) -> None:
         self._part = part
         self._withdrawing = asyncio.Lock()
 
     async def leave(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
-        """Take the record back, and stop coordinating."""
+        """Withdraw the record, and stop coordinating."""
         await self.withdraw(link, within=within)
         if link is not None:
             await link.step_down(within=within if link.store.connected else 0.0)
 
     async def withdraw(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
-        """Take the record back as a voluntary departure, within a short time; else let it lapse."""
+        """Withdraw the record as a voluntary departure; if that takes too long, let its lease lapse."""
         part = self._part
         async with self._withdrawing:  # a caller that gives up, and one that closes the handler, may both come
             part.end_membership("this node has left it")
@@ -109,7 +109,7 @@ class Leaving:
         return result
 
     async def _see_departure_reported(self, link: Link, arrival: int) -> None:
-        """If this node coordinates, wait until its departure is reported: a successor would take it for a loss."""
+        """If this node coordinates, wait until its departure is reported: its successor would report a loss."""
         reported = Wakeup()
         within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
         with link.follower.listeners.listening(reported), anyio.move_on_after(within):
@@ -133,7 +133,7 @@ class Leaving:
         return known or round.rank_of(arrival) is not None
 
     async def give_up(self, link: Link, me: Me) -> Round | None:
-        """Take the record back if no round has come meanwhile; else return the round, which wins over the timeout."""
+        """Withdraw the record; if a round has completed before, return the round, which wins over the timeout."""
         part = self._part
         if not link.store.connected:
             return None  # the outcome cannot be read in time; the record will lapse

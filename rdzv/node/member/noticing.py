@@ -1,6 +1,6 @@
-"""Shell: events that a node must ask the store about, or answer: a ban, a deleted record, a drain, where to stop.
+"""Shell: events on which a node must act: a ban, a deleted record, a drain, a question at which step to stop.
 
-The `Membership` takes in the head's news of a round by itself. A dropped node arrives again.
+The `Membership` itself handles other changes of the head.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Noticing:
         self._wakeup = Wakeup()
 
     async def run(self) -> None:
-        """Look at each event that may concern this node, and when a look is due."""
+        """Check this node's state at each event that may concern it, and when a check is due."""
         with self._part.listeners.listening(self):
             again: float | None = None
             self.changed()  # an event may have come since the link was made
@@ -64,7 +64,7 @@ class Noticing:
         return self._follower.own_ban, self._follower.resets
 
     async def _look(self) -> float | None:
-        """Look once; return when to look again, even without an event."""
+        """Check this node's state once; return when to check again, even without an event."""
         part, link, follower = self._part, self._link, self._follower
         again: float | None = None
         try:
@@ -88,7 +88,7 @@ class Noticing:
         return again
 
     async def _answer_where_to_stop(self, link: Link, membership: Membership) -> None:
-        """Answer which step the member has begun, if that is asked, once in a round (`core.stopping`)."""
+        """If the coordinator asks, answer which step the member has begun, once in a round (`core.stopping`)."""
         part, stop, lease = self._part, membership.head.stop, self._part.arrival.lease
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
             return
@@ -102,10 +102,10 @@ class Noticing:
             self._answered = membership
 
     async def _notice_drain(self, link: Link, membership: Membership) -> float | None:
-        """Delete a drained member's record once its time is over; before that, return when it will be.
+        """Delete a drained member's record at the drain's deadline; before the deadline, return it.
 
-        Before that, the move to another host's store is announced. The record is not marked as `left` first, so the
-        others see a loss: the member may be in the middle of a step, in which they would wait for it.
+        Before the deadline, a node that hosts the store announces the move to another host. The record is not marked as
+        `left`, so the others see a loss: the member may be in the middle of a step, in which they would wait for it.
         """
         part = self._part
         leaving, record = part.drained(link.follower.head), part.arrival.record
@@ -127,7 +127,7 @@ class Noticing:
         return False
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
-        """Handle a ban since the arrival, lifted or not: the record may have been deleted."""
+        """Handle a ban that came after the arrival. Even if it was lifted since, the record may have been deleted."""
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
             record = part.arrival.record

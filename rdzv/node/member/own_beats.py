@@ -1,4 +1,4 @@
-"""Shell: notes about a member's steps, sent with its node's keep-alives, and at once if it becomes quiet."""
+"""Shell: notes about a member's steps, sent with its node's keep-alives, and at once if the member becomes quiet."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAY_WAIT_AFTER = 1.5  # seconds of a wait in the round's store until it is logged
-LOOKS_PER_LIMIT = 4  # while no limit applies, and after one was exceeded
-NOTES_PER_LIMIT = 3  # at least: the others' progress meanwhile shows that a quiet member is stuck
+LOOKS_PER_LIMIT = 4  # checks per time limit, while none applies and after one was exceeded
+NOTES_PER_LIMIT = 3  # the least notes per time limit: if others' notes show progress, a quiet member is stuck
 
 
 class OwnBeats:
@@ -31,7 +31,7 @@ class OwnBeats:
 
     def __init__(self, settings: Settings) -> None:
         self._limits = (settings.stall_timeout, settings.first_step_timeout)
-        # etcd takes no note with a keep-alive: there a note is a write, sent only if a limit needs it.
+        # etcd takes no note with a keep-alive: there a note is a write, sent only if a time limit needs it.
         self._on = settings.endpoint.info.family == "tcp" or any(limit is not None for limit in self._limits)
         self._link: Link | None = None
         # the membership whose member was reported as quiet, and since when the member has been quiet
@@ -39,7 +39,7 @@ class OwnBeats:
         self._renewed_every = settings.ttl / RENEWALS_PER_TTL
         self._noted_at = -math.inf  # when `_attend_quiet` last sent a note between two keep-alives
         self._say_wait_after = SAY_WAIT_AFTER
-        self._waits = False  # as of the last note
+        self._waits = False  # True if the last note said that the member waits
 
     def note(self, membership: Membership | None, *, away: bool) -> bytes:
         """Return the note for the next keep-alive."""

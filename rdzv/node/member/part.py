@@ -1,6 +1,6 @@
 """Shell: one node's state in its run, as far as it knows; all files of this folder read and write it.
 
-It outlives the link to a store. Only the node's loop writes it; any thread may read it.
+The state outlives the link to a store. Only the node's loop writes it; any thread may read it.
 """
 
 from __future__ import annotations
@@ -62,21 +62,21 @@ class Part:
     loop: NodeLoop
     rng: random.Random  # spreads the work of many nodes over time
     port: HeldPort  # the port that the others would use if this node were rank 0
-    agreed: Agreed = field(init=False)  # the settings that it expects in the store; an observer has none
+    agreed: Agreed = field(init=False)  # the settings that the node expects in the store; an observer has none
     incarnation: str = field(init=False)  # see `NodeRecord`
     arrival: Arrival[HeldLease] = field(default_factory=Arrival)
-    membership: Membership | None = None  # the last round that it was in; `over` says if it still is
-    known_round: int = -1  # the last round that it knows of; -1 for none
+    membership: Membership | None = None  # the last round that the node was in; `over` says if it still is
+    known_round: int = -1  # the last round that the node knows of; -1 for none
     unreached: bool = False  # see `NodeRecord`
-    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that only others reached; cleared once a round lasts
-    times_left_out: int = 0  # how often it was left out for that; 0 once a round lasts
-    given_up: str = ""  # the round that it gave up, and why, for its next record; cleared once a round lasts
+    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that only others reached; cleared when all reach rank 0
+    times_left_out: int = 0  # how often the node was left out as it did not reach rank 0; cleared likewise
+    given_up: str = ""  # the round that the node gave up, and why, for its next record; cleared likewise
     leaves_because: str = ""  # the reason that this node gives for leaving, for the others
     lapses: int = 0  # leases lost while waiting for this round
     lapsed_in: int = -1  # see `NodeRecord`
     refusal: RendezvousError | None = None  # the error with which `overruled` ends this node's wait
-    progress: int | None = None  # for its next arrival; see `NodeRecord`
-    known: Known | None = None  # its knowledge of a lost store, if any was lost
+    progress: int | None = None  # for the node's next record; see `NodeRecord`
+    known: Known | None = None  # the node's knowledge of a lost store, if any
     tally: bytes = b""  # the run's shared counters, as last read or written
     own_beats: OwnBeats = field(init=False)
     on_keep_alive: Callable[[], object] = int
@@ -93,12 +93,12 @@ class Part:
 
     @property
     def is_member(self) -> bool:
-        """True if it is in a round, as far as it knows."""
+        """True if the node is in a round, as far as it knows."""
         return self.membership is not None and self.membership.over is None
 
     @property
     def reason(self) -> str:
-        """The present reason for which it waits, in words; from any thread."""
+        """The reason for which the node waits now, in words; from any thread."""
         reason_now = self._reason_now
         return (reason_now() if reason_now is not None else None) or self._reason
 
@@ -115,7 +115,7 @@ class Part:
         self._reason, self._reason_now = reason, reason_now
 
     def timeout(self, link: Link | None) -> RendezvousTimeoutError:
-        """Return the error for a call whose time is over."""
+        """Return the error for a call that has timed out."""
         away = link is None or not link.store.connected
         problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
         reason = self.reason  # it may contain `given_up`, which nodes report to the coordinator
@@ -128,7 +128,7 @@ class Part:
         )
 
     def refuse_if_closed(self, head: Head, me: Me) -> None:
-        """Raise if the run is closed, unless a round came first that may hold this arrival."""
+        """Raise if the run is closed, unless a round that may contain this node completed before."""
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self.closed_error(head.closed, spare=False)
 
@@ -158,7 +158,7 @@ class Part:
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
     def overruled(self, theirs: Mapping[str, object]) -> None:
-        """Set the error of a node that is in the run by mistake: the run's settings were rewritten."""
+        """End this node's wait with an error: the run's settings were rewritten, and it is in the run by mistake."""
         difference = describe_difference(self.settings.shared(), theirs)
         self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} now has other settings: {difference}")
         self.listeners.changed()
@@ -177,7 +177,7 @@ class Part:
         return self.own_beats.note(self.membership, away=away)
 
     def _look_soon(self) -> None:
-        """Have the node look at its state; from any thread."""
+        """Notify the listeners in the node's loop; from any thread."""
 
         async def look() -> None:
             self.listeners.changed()
@@ -203,19 +203,19 @@ class Part:
         self.known_round = max(self.known_round, round.number)
         who = f"run {self.keys.run_id}, round {round.number}: node {self.node_id}"
         log.info("%s has rank %d of %d", who, rank, round.size)
-        self.take(link)  # the head may have had news of this round before its rank was read
+        self.take(link)  # the head may have changed while the rank was read
         self.listeners.changed()
         return membership
 
     def take(self, link: Link) -> None:
-        """Have the membership take in the head."""
+        """Update the membership from the head."""
         membership = self.membership
         if membership is None or membership.over is not None:
             return
         if link.follower.error is not None:
             self.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
             return
-        # A later round may hold a record that is being sent: on etcd, pushes may come before the answer.
+        # A later round may contain a record that is still being sent: on etcd, events may come before the answer.
         membership.take(link.follower.head, rejoins=self.arrival.state is State.SENT)
         if not self.is_member:
             self._note_end(membership)
@@ -229,12 +229,12 @@ class Part:
 
     def _forget_record(self, link: Link, *, by_decision: bool) -> None:
         self.arrival.gone()
-        if by_decision:  # else it was an outage, in which other leases have lapsed, too
+        if by_decision:  # otherwise it was an outage, in which other leases have lapsed, too
             self.lapsed_in = -1
         link.start(link.step_down(), f"decide nothing more of {self.keys.run_id}")
 
     def end_membership(self, reason: str, *, dropped: bool = False) -> None:
-        """End the membership: the node went on, left, or was dropped."""
+        """End the membership, if any: the node joined a later round, left, or was dropped."""
         membership = self.membership
         if membership is None or membership.over is not None:
             return

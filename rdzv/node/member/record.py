@@ -1,7 +1,7 @@
 """Shell: writes a node's record: an arrival is one transaction, conditional on the run's settings.
 
-It also grants the record's lease. The first node's transaction writes the settings and takes the role of coordinator,
-too. If another live node holds the name, this node waits.
+The transaction also grants the record's lease. The first node's transaction writes the settings and takes the role of
+coordinator, too. If another live node has the name, this node waits.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ROUND_TRIPS_PER_TTL = 10  # at least, of a node's lease: three renewals in it, each with room for a slow answer
+ROUND_TRIPS_PER_TTL = 10  # the least in a node's lease: three renewals, each with time for a slow answer
 BANS_LOOKED_FOR_MOST = 64  # by an arrival's conditions, of which etcd accepts 128; a waiting node looks for all bans
-LAPSES_MOST = 4  # more lost leases in one wait make a lease no longer
+LAPSES_MOST = 4  # the most lost leases in one wait that make the next lease longer
 TTL_MOST = 30.0  # seconds, unless the settings ask for more; a dead node may be taken for alive that long
 
 
@@ -83,7 +83,7 @@ class Recording:
                 expected = 0
                 continue
             except BaseException as error:
-                if role is not None:  # the outcome is unknown
+                if role is not None:  # it is unknown if the store granted the role
                     in_time = clock.left(link.store.time()) > 0
                     await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
@@ -127,7 +127,7 @@ class Recording:
     ) -> tuple[TransactionResult, float]:
         """Send the transaction that writes a record over the one of the `expected` revision; 0 for none.
 
-        `run`, the run's lease, is granted if given. Return the answer, and the sending time of the lease's request.
+        `run` is the grant of the run's lease, if needed. Return the answer, and when the record's lease was asked for.
         """
         part, link, keys = self._part, self._link, self._part.keys
         own = keys.node(part.node_id)
@@ -139,7 +139,8 @@ class Recording:
         agreed = when.value(keys.settings) == part.agreed.value
         if run is not None:
             agreed = when.value_if_any(keys.settings) == part.agreed.value
-            # Even if they exist: so no node that looked for others before this arrival rewrites them.
+            # Write them even if they exist: a node that looked for others before this arrival then fails to rewrite
+            # them.
             writes += [Put(keys.settings, part.agreed.value, lease=run.id), note_of_run(keys, run)]
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
@@ -182,7 +183,7 @@ class Recording:
         self._link.known_run_lease = Lease(self._link.store, id=id, ttl=ttl)
 
     async def _has_role(self, role: Role, result: TransactionResult, sent_at: float) -> bool:
-        """Return True if this node has the role it asked for; else learn which node had it before."""
+        """Return True if this node has the role it asked for; otherwise note which node has it."""
         there = result.results[-1]
         if isinstance(there, Entry):
             self._link.follower.take_coordinator(there, revision=result.revision)
@@ -217,7 +218,7 @@ class Recording:
         return 0
 
     async def _changed_record(self, there: Entry) -> Entry | None:
-        """Return a record once it has changed: its holder may have rejoined, and then still has the name."""
+        """Return a record once it has changed: its node may have rejoined, and still have the name."""
         part, link, clock, changed = self._part, self._link, self._clock, Wakeup()
 
         async def first_change() -> None:

@@ -69,7 +69,7 @@ class Agreed:
         return ""
 
     def forget(self) -> None:
-        """Return to this node's own settings, as no other node is in the run."""
+        """Return to this node's own settings; called if no other node is in the run."""
         assert self.take(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
 
@@ -117,7 +117,7 @@ class OverruledError(Exception):
 
 
 def take_settings(refused: TransactionResult, agreed: Agreed) -> bool:
-    """Accept the run's new settings if they caused a refusal, else return False; raise OverruledError if unusable."""
+    """Adopt settings of the run that caused a refusal; return False for other causes. Raise OverruledError if unfit."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:
         return False

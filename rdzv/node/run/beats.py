@@ -1,4 +1,4 @@
-"""Shell: reads the notes that come with keep-alives: each node's steps, and the hour of the run."""
+"""Shell: reads the notes that come with keep-alives: each node's steps, and the run's time of day."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
 
 
 async def read_hour(store: Store, keys: Keys) -> float:
-    """Return the present hour of the run, from the coordinator's note, or else from the note on the run's lease.
+    """Return the run's present time of day, from the coordinator's note, or else from the note on the run's lease.
 
-    A restarted store has lost the notes: then return the hour of the last progress, or else this machine's time.
+    A restarted store has lost both notes: then return the time of day in the last progress, or this machine's.
     """
     for one in (*await store.notes(keys.coordinator), *await store.notes(keys.lease)):
         if one.note and (said := HourNote.unpack_at(one.key, one.note)) is not None:

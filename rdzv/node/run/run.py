@@ -1,7 +1,7 @@
 """Shell: one run in a store, for a node, or for an operator that does not join.
 
-A ban is a key under the head, which every node watches; a node's arrival is conditional on no such ban. A drain is on a
-lease of its own: it survives the node's lease, and the time left of its own lease tells its age.
+A ban is a key under the head, which every node watches; a node's arrival is conditional on no such ban. A drain is a
+key on a lease of its own: it survives the node's lease, and its remaining TTL tells its age.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ RUNS_NAMED_MOST: Final = 10  # in an error; `rdzv runs` lists all
 
 @dataclass(slots=True)
 class Run:
-    """One run."""
+    """One run in a store: its reads and writes."""
 
     store: Store
     keys: Keys
@@ -200,7 +200,8 @@ class Run:
         """Write a ban, then delete the records of the nodes that it removes; return all nodes with this ban.
 
         The ban is written first, so that the coordinator knows why a record is deleted. If this process dies before the
-        deletions, the banned nodes leave by themselves. A cancellation interrupts nothing. `find` returns the arrivals.
+        deletions, the banned nodes leave by themselves. A cancelled call still completes. `find` returns the records'
+        revisions.
         """
         ban.pack()  # raise errors before the first write
 
@@ -216,7 +217,7 @@ class Run:
                     break
                 for node_id, arrival in out.items():
                     key = self.keys.node(node_id)
-                    with contextlib.suppress(ConditionFailed):  # it has just left, or arrived again: find it again
+                    with contextlib.suppress(ConditionFailed):  # it has just left, or arrived again; look again
                         await self.store.delete(key, when=(when.mod_revision(key) == arrival,))
             return set(here)
 
@@ -231,7 +232,7 @@ class Run:
             await cancel_and_wait(writing)
 
     async def _not_in_round(self, nodes: dict[str, int]) -> dict[str, int]:
-        """Return the arrivals among these that are not in the last round; its members may finish it."""
+        """Return the nodes among these that are not members of the last round: members may finish it."""
         entry = await self.store.get(self.keys.round)
         if entry is None:
             return nodes
@@ -269,7 +270,7 @@ class Run:
         return status, history, account(self.run_id, history, now=hour, waited=status.waited)
 
     async def hour(self) -> float:
-        """Return the present hour of the run, in seconds since 1970; see `rdzv.core.history`."""
+        """Return the run's present time of day, in seconds since 1970; see `rdzv.core.history`."""
         return await read_hour(self.store, self.keys)
 
     async def check_exists(self) -> None:

@@ -40,7 +40,7 @@ class Usage(NamedTuple):
 
 
 async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tuple[RunStatus, History]:
-    """Return a run's status at its present `hour`, and its history; O(n) in its nodes."""
+    """Return a run's status at `hour`, its present time of day, and its history; O(n) in its nodes."""
     records = await read_nodes(store, keys)
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
@@ -144,7 +144,7 @@ async def _take_members(
 
 
 def participant_of(record: NodeRecord, rank: int) -> Participant:
-    """Return a member of a round."""
+    """Return the `Participant` with this record and rank."""
     return Participant(
         node_id=record.node_id, rank=rank, address=record.address, payload=record.payload, attributes=record.attributes
     )
@@ -168,7 +168,7 @@ async def _bans(store: Store, keys: Keys) -> dict[str, Ban]:
             try:
                 left = await Lease(store, id=entry.lease, ttl=ban.lasts).time_to_live()
             except LeaseNotFound:
-                continue  # it has just expired
+                continue  # the ban has just expired
             ban = ban.replace(ends_in=left)
         bans[entry.key.removeprefix(keys.bans)] = ban
     return bans
@@ -184,7 +184,7 @@ async def _drains(store: Store, keys: Keys, here: Collection[str]) -> dict[str, 
     for entry in await store.list(keys.drains):
         node_id, drain = entry.key.removeprefix(keys.drains), Drain.unpack_at(entry.key, entry.value)
         if drain is not None and node_id in here and entry.lease is not None:
-            with contextlib.suppress(LeaseNotFound):  # it has just ended
+            with contextlib.suppress(LeaseNotFound):  # the drain has just ended
                 left = await Lease(store, id=entry.lease, ttl=0.0).time_to_live()
                 drains[node_id] = max(drain.within - drain_ttl(store, drain.within) + left, 0.0), drain.reason
     return drains
@@ -254,7 +254,7 @@ async def read_usage(store: Store, prefix: str) -> dict[str, Usage]:
     root = f"{prefix}/"
     with contextlib.suppress(Unsupported):
         groups = [group for group in await store.groups() if group.name.startswith(root)]
-        if all(group.name.count("/", len(root)) == 1 for group in groups):  # else some groups are not one run
+        if all(group.name.count("/", len(root)) == 1 for group in groups):  # otherwise some groups are not one run
             runs = ((group.name[len(root) : -1], group) for group in groups)
             return {run_id: Usage(run_id, group.keys, group.bytes, group.age) for run_id, group in runs}
     counted = count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
@@ -371,7 +371,7 @@ def _absent(head: Head, *, elapsed: float) -> Absent:
 
 
 def _elapsed(head: Head, now: float, hour: float) -> float:
-    """Return the seconds since the progress was written; if this reader found it in the store, by its hour."""
+    """Return the seconds since the progress was written; for one found in the store, by the time of day in it."""
     since = max(now - head.progress_at, 0.0)
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0
     return max(since, hour - said_at) if head.progress_found and said_at else since
