@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN: Final = 3.0  # seconds
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
-ATTEMPT: Final = 0.4  # seconds, at least, for answers at a reconnect; a client's attempt has half a second
+ATTEMPT: Final = 0.4  # seconds, at least, for answers at a reconnect; the client's attempt ends after half a second
 FRAME_HEAD_BYTES: Final = 4
-PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}  # among the addresses of one host
+PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}  # of the answers of one host's addresses
 
 
 class Asked(NamedTuple):
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
 
     answer: Answer
     candidate: str = ""
-    error: BaseException | None = None  # if there was no answer
+    error: BaseException | None = None  # the reason, if there was no answer
 
 
 class Host:
@@ -130,7 +130,7 @@ def _meaning(said: Greeting | Sorry) -> Asked:
         return Asked(Answer.SERVES)
     if said.kind == CANDIDATE:
         return Asked(Answer.CANDIDATE, said.message)
-    return Asked(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a full server serves
+    return Asked(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # as a full server does
 
 
 async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Asked]:

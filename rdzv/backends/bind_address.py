@@ -3,8 +3,8 @@
 Each machine decides alone: if a name stands for several machines, each would start a store, and one job would become
 several. So a machine serves only if all addresses of the URL's host are its own. An address is its own if it is
 loopback, if it can be bound, or if a connection to it arrives here (NAT, a floating address). If another address
-accepts a connection, the store there is used. If it refuses, or does not answer within `ANSWERS_WITHIN`, it is another
-machine's.
+accepts a connection, the store there is used. An address that refuses, or does not answer within `ANSWERS_WITHIN`, is
+another machine's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     """Return the address on which to listen for a URL's host.
 
     For a name, return all interfaces if the store `may_be_open`: on Debian a machine's own name is 127.0.1.1. `insist`:
-    the user has set `is_host`. Besides the errors above, raise an `OSError`: EADDRNOTAVAIL if no address is this
+    the user has set `is_host`. Besides this module's errors, raise an `OSError`: EADDRNOTAVAIL if no address is this
     machine's, without both `insist` and `may_be_open`; EADDRINUSE if a process listens there already; others without
     resources for the check.
     """

@@ -1,6 +1,6 @@
 """Shell: `connect`, and the built-in backends: a TCP store, which a node may host, and an etcd cluster.
 
-This folder reads files and the environment and makes sockets; other rooms get them as arguments.
+This folder reads files and the environment and makes sockets; other folders get them as arguments.
 """
 
 from __future__ import annotations
@@ -213,12 +213,12 @@ class _WayToTcp:
     async def __aenter__(self) -> Store:
         self._begin_metrics()
         settings = self._settings
-        if settings.is_host is not False:  # `False` saves each node the thread that decides this
+        if settings.is_host is not False:  # with `is_host=0`, no thread is needed to decide
             await self._host_if_called_for()
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
         client = _tcp_client(self._dial, settings, self._credentials, rng=self._rng, **times)
         client.on_connection(self._note_connection)
-        # Only after hosting: the nodes that hold turns may wait for this node's store.
+        # Not around hosting: other nodes may wait within the limit for this node's store.
         try:
             async with self.node.loop.turn():
                 connected = await client.__aenter__()
@@ -243,7 +243,7 @@ class _WayToTcp:
 
     async def _host_if_called_for(self) -> None:
         if self._hosting is None:
-            # Only at the first connection: a second store must not exist beside a live run.
+            # Decide at the first connection only: a second store must not exist beside a live run.
             kind = Succession if self._settings.endpoint.has_successors else Hosting
             self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)

@@ -78,7 +78,7 @@ class Credentials:
             except RendezvousSettingsError as error:
                 log.warning("%s; new connections use the files as last read", error)
                 token, tls, server_tls = self.token, self._client_tls, self._server_tls
-            if self._contents() == found:  # else they changed during the read
+            if self._contents() == found:  # otherwise the files changed during the read
                 self.token, self._client_tls, self._server_tls, self._seen = token, tls, server_tls, found
         return self.client_tls()
 

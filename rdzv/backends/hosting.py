@@ -1,15 +1,15 @@
 """Shell: when a node starts the embedded store, and when it ends it.
 
 A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. If
-several nodes there try, only one can bind the port. `bind_address` decides if this is the machine, and where to listen.
-A node never starts a store on a reconnect: there must be no second, empty store beside a live run.
+several nodes there try, only one can bind the port. A node never starts a store on a reconnect: there must be no
+second, empty store beside a live run.
 
 The store runs in a thread of the process, and dies with it. After its own node has left, the store stays until no
 other client is connected, for at most `close_timeout`. So rank 0 may leave first.
 
 New nodes must not join in a store that is shutting down. So its host first writes a key, and every arrival is
 conditional on the key's absence. New nodes then look for another store (`Node`), and one of them starts it once the
-port is free. If nodes of another run have joined before, the host waits while they stay.
+port is free.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAY_TAKEN_AFTER: Final = 1.0  # seconds of a taken port until a warning; a starting store answers sooner
-TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds, drawn each time; short: all nodes wait for the host
+TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, drawn each time; short, as all nodes wait for the host
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
 ENDING_TTL: Final = 10.0  # seconds of the rejecting key's lease; above `LOOK_AGAIN_AFTER`, as a check may be late
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that the process stays
@@ -121,7 +121,7 @@ class HostedStore:
                 async with open_client(MEETS_WITHIN) as client:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
-                if not self.server.end_when_alone.rejects_clients:  # else the last client has just left
+                if not self.server.end_when_alone.rejects_clients:  # otherwise the last client has just left
                     log.warning("the store at %s is ending, but cannot reject newcomers: %s", self.server.url, error)
                 await self._alone_within(self._linger)
                 return
@@ -206,7 +206,7 @@ class Starting(ABC):
     async def begin(self) -> None:
         """Return after the first attempt; raise an error if this process should start the store and cannot.
 
-        A cancellation does not interrupt the start, which is in a thread; `aclose` ends it.
+        A cancellation does not interrupt the start, which is in a thread; `aclose` ends the started store.
         """
         self.resume()
         await self._asked.wait()
@@ -214,7 +214,7 @@ class Starting(ABC):
             self._task.result()
 
     def resume(self) -> None:
-        """Go on looking for a store, or begin again."""
+        """Continue the attempts to find or host a store, or begin them again."""
         self._settled.clear()
         if not self.hosts and (self._task is None or self._task.done()):
             self._asked.clear()
@@ -350,7 +350,7 @@ class Hosting(Starting):
 def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedStore | None:
     """Start the embedded store if the settings say so, or if it belongs on this machine and no process listens.
 
-    Raise a `RendezvousError` if it cannot be started; those of `bind_address` may pass.
+    Raise a `RendezvousError` if the store cannot be started; the causes of `bind_address`'s errors may pass.
     """
     if settings.is_host is False:
         return None
@@ -388,7 +388,7 @@ def address_to_listen_on(settings: Settings, credentials: Credentials, host: tup
 def serve_on(
     settings: Settings, credentials: Credentials, bound: BindAddress, port: int, listeners: Sockets | None = None
 ) -> HostedStore:
-    """Start the embedded store at an address, or on the bound sockets `listeners`; `OSError` if it cannot be bound."""
+    """Start the embedded store at an address, or on bound sockets; raise `OSError` if the address cannot be bound."""
     server: Server | StoreProcess
     try:
         if settings.host == "process":

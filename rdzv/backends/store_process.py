@@ -1,9 +1,9 @@
 """Shell: the embedded store in a process of its own (`host=process`), for programs that hold the GIL for long.
 
 The node binds the port, and executes this interpreter: a fork would copy the locks of threads, and `multiprocessing`
-would run the user's script again. Both exchange lines of JSON over a socket pair, as secrets must be in no argument
-and no environment. The store's process ends when the node's end of the pair is closed. A forked child of a killed node
-may keep it open, so the process also polls its parent.
+would run the user's script again. Node and store process exchange lines of JSON over a socket pair, since secrets must
+not be in arguments or in the environment. The store's process ends when the node's end of the pair is closed. A forked
+child of a killed node may keep that end open, so the store's process also polls its parent.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class StoreProcess:
         self._control.close()
 
     def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
-        """Send settings, `HAND_OVER`, seconds for `wait_until_alone`, or None; return the answer, None at its end."""
+        """Send settings, `HAND_OVER`, seconds for `wait_until_alone`, or None; return the answer, None without one."""
         with self._asking, contextlib.suppress(OSError, ValueError):
             self._lines.write(json.dumps(request) + "\n")
             self._lines.flush()

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ASK_EVERY: Final = (0.02, 0.06)  # seconds, drawn each time; short: all nodes wait for the host
-PAUSE_SHARE: Final = 0.05  # pauses, per time without a store: thousands of nodes may ask
+ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions, drawn each time; short, as all nodes wait for the host
+PAUSE_SHARE: Final = 0.05  # a pause's share of the time without a store: thousands of nodes may ask
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then it is asked again
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive
@@ -84,7 +84,7 @@ class Succession(Starting):
             raise RendezvousConnectionError(self.problem) from error
 
     async def _pause(self, hosts: Sequence[Host], found: Sequence[Asked], since: float) -> None:
-        """Pause for a twentieth of the time without a store, at most a second; after a while, log what is missing."""
+        """Pause for a twentieth of the time without a store, at most a second; later, log why no host serves."""
         away = anyio.current_time() - since
         if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self.problem:
             self.problem: str = problem
@@ -155,7 +155,7 @@ class Succession(Starting):
             found = await ask_all(asked, self._tls(), within=ANSWERS_WITHIN)
             for host, one in zip(missing, found, strict=True):
                 is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
-                is_this = one.candidate == name  # this host under another name
+                is_this = one.candidate == name  # this process, under another name
                 answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
                 heard = candidacy.heard(host, answer)
                 if heard is None or self._settled.is_set():

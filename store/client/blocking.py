@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from store.net.address import Address
     from store.protocol.connection import Secret
 
-IDLE_MOST = 60.0  # seconds; channels idle for longer are closed, except the last one ...
-GIVEN_BACK_AT_ONCE = 8  # ... at most so many by one call
-PASSED_ON_WITHIN = 1.0  # seconds for moving leases to another connection before theirs is closed
+IDLE_MOST = 60.0  # seconds; a channel idle for longer is closed, unless it is the only free one
+GIVEN_BACK_AT_ONCE = 8  # the most channels that one call closes
+PASSED_ON_WITHIN = 1.0  # seconds to move leases to another connection before their own is closed
 LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests that may change which connection keeps a lease
 
 R = TypeVar("R", bound=Response)
@@ -43,7 +43,7 @@ class Client(interface.BlockingStore):
     """The blocking client of a store, with the arguments of `store.connect`; safe to use from several threads.
 
     `token` may be a function, called for each connection. `renew` reads the files of token and certificates again
-    before each connection, and returns the context.
+    before each connection, and returns the TLS context.
     """
 
     operations_max: int = Limits.operations_max
@@ -81,7 +81,7 @@ class Client(interface.BlockingStore):
         return self.shared.store_id
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request; see `BlockingCalls.call`."""
+        """Make one request, and return its response."""
         shared, parks = self.shared, waits(request)
         shared.check_usable()
         timeout = time_limit(timeout, None if parks else self.timeout)
@@ -116,14 +116,14 @@ class Client(interface.BlockingStore):
         self._close_free()
 
     def __copy__(self) -> Client:
-        # for a forked child
+        # used in a forked child
         shared = self.shared
         client = Client(self.address, token=shared.token, tls=self.tls, renew=shared.renew, timeout=self.timeout)
         client.shared.store_id = self.store_id
         return client
 
     def interrupt(self, error: StoreError) -> None:
-        """Make all calls raise `error`; see `BlockingStore.interrupt`."""
+        """Make all calls raise `error`, also those under way."""
         self.shared.fail(error)
         for channel in list(self.shared.channels):
             if channel not in self._free:
@@ -133,7 +133,7 @@ class Client(interface.BlockingStore):
         """See `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
-            channel.interrupt()  # shuts the socket: after an answered wait, the next call reconnects
+            channel.interrupt()  # if the wait was just answered, the next call reconnects
 
     def _free_channel(self) -> Channel:
         try:
@@ -158,11 +158,11 @@ class Client(interface.BlockingStore):
         now = time.monotonic()
         for lease, ttl in granted.items():
             channel.leases[lease] = now + ttl
-            if len(channel.leases).bit_count() == 1:  # drop expired ones each time the number doubles
+            if len(channel.leases).bit_count() == 1:  # drop expired leases each time the number doubles
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
     def _give_back(self, now: float) -> None:
-        """Close the channels longest idle, after their leases were moved."""
+        """Close channels that were idle for too long, after moving their leases to another."""
         for _ in range(GIVEN_BACK_AT_ONCE):
             try:
                 if len(self._free) < 2 or now - self._free[0].idle_since < IDLE_MOST:
@@ -172,7 +172,7 @@ class Client(interface.BlockingStore):
                     channel.idle_since = now  # retry later
                     return
                 self._free.remove(channel)
-            except (IndexError, ValueError):  # other threads have taken them
+            except (IndexError, ValueError):  # other threads have taken the channels
                 return
             self.shared.drop(channel)
 
@@ -195,7 +195,7 @@ class Client(interface.BlockingStore):
         return not channel.leases
 
     def _close_free(self) -> None:
-        with contextlib.suppress(IndexError):  # or another thread did
+        with contextlib.suppress(IndexError):  # no free channel is left
             while True:
                 self._free.pop().close(farewell=True)
 
@@ -209,8 +209,8 @@ class Watch(interface.BlockingWatch):
         self._channel = Channel(self._shared)
         self._id = 0
         self._reset: Event | None = None  # the event to yield once the watch is open again
-        self._batch: tuple[Event, ...] = ()  # the next batch to yield ...
-        self._given = False  # ... or, if True, the last one yielded, not yet noted in the cursor
+        self._batch: tuple[Event, ...] = ()  # the next batch to yield, or the last one if `_given`
+        self._given = False  # True if `_batch` was yielded, and is not yet noted in the cursor
 
     def __enter__(self) -> Self:
         self._shared.check_usable()
@@ -227,15 +227,15 @@ class Watch(interface.BlockingWatch):
         self._shared.drop(self._channel)
 
     def close(self) -> None:
-        """End the watch, also from another thread: iteration ends."""
+        """End the watch and its iteration; any thread may call this."""
         self._channel.ended = True
         self._channel.interrupt()
 
     def batches(self) -> Iterator[list[Event]]:
-        """Yield one list per revision; see `interface.BlockingWatch`."""
+        """Yield one list of events per revision."""
         for event in self._rest:
             yield [event]
-        # A signal's handler may raise at any call. So an assignment marks a batch as given, and the cursor moves later.
+        # A signal's handler may raise at any call. So an assignment marks a batch as given; the cursor moves later.
         while not self._channel.ended:
             if self._given:
                 self._cursor.delivered(self._batch)
@@ -272,7 +272,7 @@ class Watch(interface.BlockingWatch):
         if isinstance(pushed, Pong):
             # The server sent every event up to this revision before the pong.
             self._cursor.nothing_before(pushed.revision)
-        elif pushed.request_id == self._id:  # else it is from an earlier opening of the watch
+        elif pushed.request_id == self._id:  # other messages belong to an earlier opening of the watch
             if isinstance(pushed, Events):
                 self._batch = pushed.events
             else:
@@ -302,6 +302,6 @@ class Watch(interface.BlockingWatch):
 
     def _open(self) -> None:
         request, reset = self._cursor.opening()
-        self._reset = reset or self._reset  # kept until yielded: this attempt may fail
+        self._reset = reset or self._reset  # kept until yielded: this attempt to open the watch may fail
         watching, self._id = self._channel.call(request, self._client.timeout)
         self._cursor.opened(watching.revision)

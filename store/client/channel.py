@@ -1,7 +1,6 @@
-"""Shell: one socket of a blocking client and its conversation, used by one thread at a time.
+"""Shell: one connection of a blocking client, used by one thread at a time.
 
-A read wakes twice a second and asks `Pulse` about silence. A silent connection is replaced (promise R8), and the
-request is sent again.
+A silent connection is replaced (promise R8), and its request is sent again.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 RECEIVE_BYTES = 64 * 1024
-LOOK = SILENCE / 2  # seconds between looks during a read or a write
+LOOK = SILENCE / 2  # seconds between checks for silence during a read or a write
 
-LEAST = 0.001  # seconds; the least timeout of a socket: 0 would not block
+LEAST = 0.001  # seconds; the shortest timeout of a socket: 0 would make it non-blocking
 
 R = TypeVar("R", bound=Response)
 
 
 class _Expired(Exception):
-    """The caller's timeout is over; never leaves this module."""
+    """The caller's timeout is over; other modules never see this error."""
 
 
 @dataclass(eq=False)
@@ -71,11 +70,11 @@ class Shared:
     failed: StoreError | None = None  # why the client is unusable
     waits_ended: bool = False
     channels: list[Channel] = field(default_factory=list)
-    problem: str = dialing.NEVER_ANSWERED  # of the channel that failed last
+    problem: str = dialing.NEVER_ANSWERED  # the last problem of any channel's connection
     outages: Outages = field(init=False)
     cuts: Cuts = field(init=False)
     _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets that the peer closed
-    _seen_revision: int = 0  # the latest of closed channels
+    _seen_revision: int = 0  # the latest revision that a closed channel has seen
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_identity)
 
@@ -90,7 +89,7 @@ class Shared:
     def drop(self, channel: Channel) -> None:
         """Close a channel that is no longer needed."""
         channel.close(farewell=True)
-        with self._dropping:  # else a thread could overwrite a newer revision
+        with self._dropping:  # without the lock, a thread could overwrite a newer revision
             self._seen_revision = self.seen_revision()
             with contextlib.suppress(ValueError):
                 self.channels.remove(channel)
@@ -103,7 +102,7 @@ class Shared:
                 self.cuts.ended()
 
     def fail(self, error: StoreError) -> StoreError:
-        """Make the client unusable; the first error counts."""
+        """Make all later calls raise this error, unless the client has failed before; return the error."""
         if self.failed is None:
             self.failed = error
         return error
@@ -123,13 +122,13 @@ class Shared:
 
 def _is_closed(sock: socket.socket) -> bool:
     looking = select.poll()
-    with contextlib.suppress(ValueError):  # another thread has closed it here
+    with contextlib.suppress(ValueError):  # another thread has closed the socket
         looking.register(sock, getattr(select, "POLLRDHUP", 0))
     return bool(looking.poll(0))
 
 
 class Channel:
-    """One socket and its conversation."""
+    """One connection to the server, made again after a loss."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -137,18 +136,18 @@ class Channel:
             session_id=secrets.token_bytes(16), process=process_identity(), token=shared.token, name=shared.name
         )
         self.sock: socket.socket | None = None
-        self.ended: bool = False  # any thread may set it
-        self.leases: dict[int, float] = {}  # those that end early with this connection, with their times of expiry
+        self.ended: bool = False  # True once its watch was closed, by any thread
+        self.leases: dict[int, float] = {}  # expiry times of the leases that a loss of this connection shortens
         self.idle_since: float = 0.0  # when its last call ended
-        self.pushed: deque[Events | Lagged | Pong] = deque()  # messages for a watch, in order
+        self.pushed: deque[Events | Lagged | Pong] = deque()  # messages for a watch
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._patience = Patience(shared.rng)
-        # Open until the next welcome: its end would count as this process's death (R20).
+        # The replaced socket, open until the next welcome: the server takes its end for this process's death (R20).
         self._previous: socket.socket | None = None
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
-        """Return the answer and the request's id; reconnect if necessary."""
+        """Make a request, reconnecting if necessary; return the answer and the request's id."""
         try:
             return self._ask(request, timeout)
         except BaseException as error:
@@ -199,21 +198,21 @@ class Channel:
             self._shake_hands(deadline)
         except BaseException as error:
             self._drop()  # a half-done handshake is unusable
-            if not isinstance(error, TimeoutError):  # else the server was slow: retry without a longer pause
+            if not isinstance(error, TimeoutError):  # after a timeout the next pause is no longer: the server was slow
                 self._attempt += 1
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
         self._shared.outages.over(self._welcomed_at)
         if item in self.connection.lost_for_good():
             raise self.connection.forgotten
-        # An `interrupt` had no effect while there was no socket.
+        # Check again: while there was no socket, `interrupt` had no effect.
         check()
 
     def _pause(self, deadline: float) -> None:
         now = time.monotonic()
-        if now >= deadline:  # an attempt without time would fail at once
+        if now >= deadline:
             raise _Expired
-        # Also after a welcome: a server may close soon after each.
+        # Pause also after a short connection: a server may close each connection soon after its welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
             pause = self._patience.pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:
@@ -304,7 +303,7 @@ class Channel:
         return answer
 
     def receive(self, deadline: float = math.inf) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """Yield the messages in the next bytes; `OSError` if the connection is lost, `_Expired` if late."""
+        """Read once, and yield the messages; `OSError` if the connection is lost, `_Expired` after the deadline."""
         yield from self._received(self._read(deadline))
 
     def _received(self, data: bytes) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
@@ -314,7 +313,7 @@ class Channel:
             raise self._refusal(error) from None
 
     def _refusal(self, error: StoreError) -> BaseException:
-        for each in (error, error.__cause__):  # a handler may have raised in the decoder
+        for each in (error, error.__cause__):  # a signal's handler may have raised in the decoder
             if each is not None and raised_by_handler(each):
                 return each
         if self.connection.may_retry(error):
@@ -324,7 +323,7 @@ class Channel:
     def _read(self, deadline: float) -> bytes:
         assert self.sock is not None
         now = time.monotonic()
-        pulse: Pulse | None = None  # made late: most answers come sooner
+        pulse: Pulse | None = None  # made only after a first silence: most answers come sooner
         while True:
             if now >= deadline:
                 raise _Expired
@@ -360,10 +359,9 @@ class Channel:
         say, _ = pulse.look(now, line)
         if say is Say.PING:
             pulse.expect(now)
-            if not line.unsent_bytes:  # else the server owes an acknowledgement of these
+            if not line.unsent_bytes:  # unacknowledged bytes serve as a ping: the peer's system must answer them
                 self._tell(Ping())
         elif say is Say.SEEK:
-            # kept open: see `_previous`
             if line.welcomed:
                 self._previous, self.sock = sock, None
             self._patience.changed_connection()
@@ -406,14 +404,14 @@ class Channel:
         self._send(frame)
 
     def keep(self, leases: Iterable[int], within: float) -> bool:
-        """Keep these leases on this connection; return True if the store has confirmed it."""
+        """Renew leases over this connection, which ties them to it; return True if the server has confirmed this."""
         self.call(Ping(), within)
         connection = self._welcomed_at
         try:
             self._tell_kept(leases)
         except OSError as error:
             self.disconnected(error)
-        self.call(Ping(), within)  # requests are answered in order
+        self.call(Ping(), within)  # its answer confirms the renewals: requests are answered in order
         return connection == self._welcomed_at
 
     def _tell_kept(self, leases: Iterable[int]) -> None:
@@ -427,7 +425,7 @@ class Channel:
         return f"{lost}{self._problem}{self._shared.addresses.where()}"
 
     def _give_up(self, item: InFlight) -> None:
-        """Abandon a request; end a parked wait at the server, too."""
+        """Abandon a request; if it is a wait, end it at the server, too."""
         self._abandon(item)
         if waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:
@@ -438,7 +436,7 @@ class Channel:
     def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
         if self.sock is None:
-            # Forget it: no reply will come, and an unanswered request blocks the acknowledgement of later ones.
+            # Forget the request, which gets no reply: while unanswered, it blocks the acknowledgement of later replies.
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
@@ -451,18 +449,18 @@ class Channel:
         self._drop()
 
     def reset(self) -> None:
-        """Begin the conversation anew after a signal's handler interrupted a call, whose progress is unknown."""
+        """Abandon the connection after a signal's handler interrupted a call, whose progress is unknown."""
         for item in tuple(self.connection.in_flight.values()):
             self.connection.abandon(item)
         if not self.leases:
             self.close()
-        elif self.sock is not None:  # kept open until the leases are renewed on another connection
+        elif self.sock is not None:  # the socket stays open until the leases are renewed on another one
             self._close_previous()
             self._previous, self.sock = self.sock, None
             self._drop()
 
     def close(self, *, farewell: bool = False) -> None:
-        """Close the socket. The conversation can continue over another one."""
+        """Close the socket; the next call opens another one."""
         self._drop(farewell=farewell)
         self._close_previous()
 
@@ -482,8 +480,8 @@ class Channel:
             previous.close()
 
     def interrupt(self) -> None:
-        """Interrupt a read from another thread."""
-        sock = self.sock  # its own thread may clear the attribute
+        """End a blocked read, from another thread."""
+        sock = self.sock  # the channel's own thread may clear the attribute
         if sock is not None:
             with contextlib.suppress(OSError):
                 # After a TLS socket's own `shutdown`, reads would return encrypted bytes.

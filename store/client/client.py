@@ -1,7 +1,7 @@
 """Shell: the awaited client of a store: requests as awaitables, watches as async iterators.
 
-A call waits on a future in its `InFlight` record, so it does not see a reconnect. After a reconnect, `WatchCursor`
-says where each watch resumes.
+A call waits on a future in its `InFlight` record, so it does not see a reconnect. After a reconnect, `WatchCursor` says
+from which revision each watch resumes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from store.net.dialing import Dial
     from store.protocol.connection import Secret
 
-IN_FLIGHT_MAX = 2048  # requests; half of the replies that the server keeps
+IN_FLIGHT_MAX = 2048  # requests without an answer; half of the replies that the server keeps for a session
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of unread events
 LARGE = 1024 * 1024  # bytes; if more of a cancelled request are unsent, the client reconnects
 EVENT_BYTES = 200  # memory per event, besides key and value
@@ -49,11 +49,11 @@ class Watch(interface.Watch):
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client = client
         self._cursor = cursor
-        self._id: int | None = None  # of its request on this connection
+        self._id: int | None = None  # the id of its request on this connection; None if not open
         self._opening: asyncio.Task[None] | None = None
-        self._batches: deque[tuple[list[Event], int]] = deque()  # with their sizes
+        self._batches: deque[tuple[list[Event], int]] = deque()  # unread events, with their bytes
         self._held_bytes = 0
-        self._overrun = False  # closed at the server until the reader catches up
+        self._overrun = False  # True if closed at the server until the reader catches up
         self._news = asyncio.Event()
         self._ended: StoreError | None = None
 
@@ -76,7 +76,7 @@ class Watch(interface.Watch):
         self._release(at_server=True)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Yield one list per revision; see `interface.Watch`."""
+        """Yield one list of events per revision."""
         for event in self._rest:
             yield [event]
         while True:
@@ -116,7 +116,7 @@ class Watch(interface.Watch):
             self._cursor.nothing_before(revision)
 
     def interrupted(self) -> None:
-        """Note a lost connection. An unanswered request to open the watch is sent again."""
+        """Note that the connection is lost. The client repeats an unanswered request to open the watch."""
         if self._is_open:
             self._release()
 
@@ -175,7 +175,7 @@ class Watch(interface.Watch):
         return self._id is not None and not self._client.awaits_answer(self._id)
 
     def _release(self, *, at_server: bool = False) -> None:
-        """Note that the watch is not open; with `at_server`, close it there."""
+        """Note that the watch is closed; with `at_server`, close it at the server, too."""
         if self._id is not None:
             if at_server and self._client.connected:
                 self._client.cancel(self._id)
@@ -186,8 +186,9 @@ class Watch(interface.Watch):
 class Client(Reconnecting):
     """The client of a store, as `async with store.connect(url) as client`; it reconnects by itself.
 
-    `name` is the address, for messages. `token` may be a function, called for each connection. `connect_timeout` is by
-    default `timeout`; log lines call it `timeout_name`. `process` is for tests that simulate several processes.
+    `name` is the address, for messages. `token` may be a function, called for each connection. Log lines call
+    `connect_timeout`, which defaults to `timeout`, by its `timeout_name`. `process` is for tests that simulate several
+    processes.
     """
 
     def __init__(
@@ -207,11 +208,11 @@ class Client(Reconnecting):
         self._connect_timeout = timeout if connect_timeout is None else connect_timeout
         self._ended_by = timeout_name
         self.watching: dict[Watch, None] = {}  # the watches whose context is entered
-        self.watches: dict[int, Watch] = {}  # those open at the server, by request id
-        self._turns = asyncio.Lock()  # of callers that wait for room, first come, first served
+        self.watches: dict[int, Watch] = {}  # the watches open at the server, by request id
+        self._turns = asyncio.Lock()  # the queue of callers while too many requests are in flight
         self._out: list[bytes] = []
         self._flushing = False
-        self._written = 0  # bytes, on this connection
+        self._written = 0  # bytes sent on this connection
         self._large: dict[int, int] = {}  # by request id of a large frame: `_written` at its end
 
     async def __aenter__(self) -> Self:
@@ -250,7 +251,7 @@ class Client(Reconnecting):
         self.tell(False)
 
     def received(self, link: Link, data: bytes) -> None:
-        """Handle the messages in bytes of a connection."""
+        """Decode bytes received on a connection, and handle the messages."""
         if link is not self._link:
             return
         try:
@@ -279,7 +280,7 @@ class Client(Reconnecting):
         link.end_search()
 
     def _welcomed(self, welcome: Welcome) -> None:
-        """Start the conversation: send requests without an answer again, in order."""
+        """Handle the server's welcome: send all unanswered requests again, in order."""
         self.connected = True
         self._outages.over(self.time())
         self._met_or_failed.set()
@@ -327,7 +328,7 @@ class Client(Reconnecting):
         item.settle(error if error is not None else response)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request; see `Store.call`."""
+        """Make one request, and return its response."""
         timeout = time_limit(timeout, None if waits(request) else self.timeout)
         self.check_usable()
         if self._has_room and not self._turns.locked():
@@ -341,7 +342,7 @@ class Client(Reconnecting):
             raise
 
     async def _ask_in_turn(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
-        """Send a request once there is room and earlier callers have sent theirs."""
+        """Send a request once few enough are in flight, after the requests of earlier callers."""
         came_at = self.time()
         with anyio.move_on_after(timeout):
             async with self._turns:
@@ -349,7 +350,7 @@ class Client(Reconnecting):
                     self._eased.clear()
                     await self._eased.wait()
                 self.check_usable()
-                # No await until the turn ends: a cancelled caller would leave the request behind.
+                # No await from here on: a caller cancelled at one would leave its request behind.
                 return self.ask(request, timeout, waited=self.time() - came_at)
         crowd = f"{len(self._connection.in_flight)} requests to {self.name} are in flight"
         raise StoreTimeoutError(f"{crowd}, and there was no room for another within {timeout:g} s")
@@ -357,7 +358,7 @@ class Client(Reconnecting):
     def ask(
         self, request: Request[R], timeout: float | None, *, waited: float = 0.0
     ) -> tuple[InFlight, asyncio.Future[R]]:
-        """Send a request now, or when connected. `waited` seconds of `timeout` are over."""
+        """Send a request now, or when connected; `waited` seconds of its `timeout` have passed."""
         answer: asyncio.Future[R] = self._loop.create_future()
         item = self._connection.ask(request, answer)
         if waits(request):
@@ -370,12 +371,12 @@ class Client(Reconnecting):
 
     @property
     def _has_room(self) -> bool:
-        most = self._connection.limits.get("session_replies_max", math.inf)  # half of it may await acknowledgement
+        most = self._connection.limits.get("session_replies_max", math.inf)  # half may be unacknowledged
         asked = len(self._connection.in_flight) - len(self._parked)
         return self._failed is not None or (self._writable and asked < min(IN_FLIGHT_MAX, max(most // 2, 1)))
 
     def _send(self, item: InFlight) -> None:
-        """Enqueue a request; those of one pass of the loop are written at once."""
+        """Enqueue a request; all requests of one pass of the event loop are written together."""
         try:
             frame = self._connection.encode(item)
         except StoreError as error:
@@ -410,7 +411,7 @@ class Client(Reconnecting):
             item.timer.cancel()
         self._connection.abandon(item)
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
-            # else the request would stay at the server
+            # A watch or a wait must end at the server, too.
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
             if item.sent and self.connected:

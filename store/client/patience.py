@@ -2,10 +2,10 @@
 
 TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so after a cut an old connection may stay silent for long, or for ever
 behind a firewall that has forgotten it. So the client tries a fresh connection after a second of silence (promise R8),
-and waits twice as long after each change that brought no answer.
+and waits twice as long after each fresh connection without an answer.
 
-If the other system acknowledges all data, the server is busy, or a proxy has lost the connection behind it. Then the
-client waits longer, and longer than the server took lately. Leases shorten each wait.
+If the peer's system acknowledges all data, the server is busy, or a proxy has lost its connection to the server. Then
+the client waits longer: a multiple of the server's longest recent silence. A lease that may expire shortens each wait.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-BACKOFF_FIRST = 0.1  # seconds; the longest first pause, doubled each time ...
-BACKOFF_MOST = 2.0  # ... up to this, with full jitter
+BACKOFF_FIRST = 0.1  # seconds; the longest first pause between attempts, doubled after each attempt
+BACKOFF_MOST = 2.0  # seconds; the longest pause of all, with full jitter
 LASTED = 0.25  # seconds; a connection that lasted longer is replaced without a pause
-SOON = 1.0  # seconds after a loss: leases may expire early (S5) ...
-BACKOFF_SOON = 0.25  # ... so pauses are at most so long at first
-BACKOFF_RECENT = 0.5  # seconds; the longest pause of a client with a lease, and of others ...
-RECENT = 30.0  # ... for so many seconds after a loss: the store may be restarting
+SOON = 1.0  # seconds after the loss of a connection with short pauses: leases may expire early (S5)
+BACKOFF_SOON = 0.25  # seconds; the longest pause within `SOON`
+BACKOFF_RECENT = 0.5  # seconds; the longest pause of a client with a lease, and of all clients within `RECENT`
+RECENT = 30.0  # seconds after the loss of a connection in which the store may be restarting
 
 HEARTBEAT = 5.0  # seconds of silence before a ping, and again before hanging up
-SILENCE = 1.0  # seconds without an answer, before a fresh connection is tried
-SILENCE_MOST = 5.0  # the same, after several fresh connections without an answer
-BUSY_FACTOR = 10.0  # times as long, for a server whose system acknowledges ...
-BUSY_SHARE_OF_LEASE = 0.75  # ... but at most this share of the time left of a lease
-SLOW_FACTOR = 3.0  # times the longest recent silence of such a server is allowed ...
-SLOW_FOR = 15.0  # ... which halves every so many seconds
-ATTEMPT = 0.5  # seconds for the other system to answer, before the next attempt
-FIRST_ATTEMPT = 5.0  # the same before the round trip is known
-WORD_MOST = 64.0  # seconds for the first word, after many attempts without one
+SILENCE = 1.0  # seconds without an answer before a fresh connection is tried
+SILENCE_MOST = 5.0  # `SILENCE`, doubled for each fresh connection without an answer, is at most this
+BUSY_FACTOR = 10.0  # a server whose system acknowledges may be silent for so many times `SILENCE`
+BUSY_SHARE_OF_LEASE = 0.75  # the share of a lease's remaining time that such a silence may take
+SLOW_FACTOR = 3.0  # such a server may also be silent for so many times its longest recent silence
+SLOW_FOR = 15.0  # seconds after which the longest recent silence counts half
+ATTEMPT = 0.5  # seconds for the peer's system to accept a connection
+FIRST_ATTEMPT = 5.0  # `ATTEMPT` before the round-trip time is known
+WORD_MOST = 64.0  # seconds for the server's first bytes, after many attempts without any
 # The least time for an answer, an attempt or a greeting, in multiples of the shortest time to connect.
 ROUND_TRIPS = 3
 SHARE_OF_LEASE = 4  # attempts that fit into the time left of a lease
@@ -48,7 +48,7 @@ class Patience:
         self._rng = rng
         self._leases: list[Callable[[], float]] = []
         self._round_trip: float | None = None
-        self._unanswered_changes = 0  # since the last answer
+        self._unanswered_changes = 0  # fresh connections since the last answer
         self._slow, self._slow_at = 0.0, 0.0  # the longest recent silence, and when it ended
 
     def bound_by(self, remaining: Callable[[], float]) -> None:
@@ -56,7 +56,7 @@ class Patience:
         self._leases.append(remaining)
 
     def connected(self, took: float) -> None:
-        """Note the seconds that a connection took to make."""
+        """Note how long a connection took to be made, in seconds."""
         self._round_trip = took if self._round_trip is None else min(took, self._round_trip)
 
     def answered(self) -> None:
@@ -74,7 +74,7 @@ class Patience:
 
     @property
     def large_packets_seem_lost(self) -> bool:
-        """True if the next attempt should use small packets: fresh connections stall where large ones are lost."""
+        """True if the next attempt should use small packets: fresh connections stall where large packets are lost."""
         return self._unanswered_changes > 0
 
     def silence(self, now: float, *, acknowledged: bool = False) -> float:
@@ -86,11 +86,11 @@ class Patience:
         return self._within_leases(longest, share)
 
     def attempt(self) -> float:
-        """Return the seconds for the other system to answer an attempt to connect."""
+        """Return the seconds that an attempt to connect may take."""
         return FIRST_ATTEMPT if self._round_trip is None else self._within_leases(ATTEMPT, 1 / SHARE_OF_LEASE)
 
     def first_word(self) -> float:
-        """Return the seconds for a server's first word: more after each failure, since a new connection queues last."""
+        """Return the seconds for a server's first bytes, doubled per failure: a new connection is served last."""
         first = 2 * HEARTBEAT if self._round_trip is None else SILENCE
         longest = min(first * 2.0 ** min(self._unanswered_changes, 8), WORD_MOST)
         return max(self._within_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)
@@ -108,7 +108,7 @@ class Patience:
         return min((remaining() for remaining in self._leases), default=math.inf)
 
     def _within_leases(self, longest: float, share: float) -> float:
-        """Limit a time to this share of a lease, but at least some round trips."""
+        """Limit a time to this share of the leases' remaining time, but not below some round trips."""
         return max(min(longest, max(self._until_first_lapse() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
 
     def _slowness(self, now: float) -> float:

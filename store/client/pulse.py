@@ -1,8 +1,8 @@
-"""Pure: judges by its silence if a connection works; for awaited and blocking clients.
+"""Pure: judges if a connection still works, by the server's silence; for awaited and blocking clients.
 
-After half of the client's patience the server is pinged. After all of it the client looks for a fresh connection and
-keeps the old one: the first on which the server speaks is used. Acknowledged bytes count as an answer; time in which
-this process was busy does not count. For an idle connection see `HEARTBEAT` and `HEARTBEATS_OF_BUSY`.
+After half of the time `Patience.silence`, the client pings the server. After all of that time, the client tries a fresh
+connection beside the old one, and uses the first on which the server sends bytes. Bytes that the peer's system
+acknowledges count as an answer. Time in which this process was busy does not count as silence.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from store.client.patience import HEARTBEAT
 if TYPE_CHECKING:
     from store.client.patience import Patience
 
-HEARTBEATS_OF_BUSY = 6.0  # before hanging up, if the other system acknowledges; else one
-WATCHES_HEAR_EVERY = 20.0  # seconds; a ping tells watches the store's revision
-LATE = 0.1  # seconds; if a look is later, the loop was busy
-LOOKS = 8  # the most in one wait
+HEARTBEATS_OF_BUSY = 6.0  # heartbeats until hanging up, if the peer's system acknowledges; otherwise one
+WATCHES_HEAR_EVERY = 20.0  # seconds between pings that tell watches the store's revision
+LATE = 0.1  # seconds; a look that is later shows that the event loop was busy
+LOOKS = 8  # the most looks during one wait for an answer
 SOON = 0.001  # seconds by which a timer may be early
 
 
@@ -27,12 +27,12 @@ class Say(enum.Enum):
 
     NOTHING = enum.auto()
     PING = enum.auto()
-    SEEK = enum.auto()  # look for a fresh connection beside it
+    SEEK = enum.auto()  # try a fresh connection beside this one
     HANG_UP = enum.auto()
 
 
 class Line(NamedTuple):
-    """The state of a connection; the first three are explained in `store.net.sockets.outstanding`."""
+    """The state of a connection; `store.net.sockets.outstanding` explains the first three fields."""
 
     unsent_bytes: int = 0
     held_back: bool = False
@@ -42,29 +42,29 @@ class Line(NamedTuple):
 
 
 class Pulse:
-    """Notes for how long a connection was silent, by the caller's clock; `asked_at` is None if no answer is due."""
+    """Measures how long the server is silent, by the caller's clock. `asked_at` is None if no answer is due."""
 
     def __init__(self, patience: Patience, now: float) -> None:
         self._patience = patience
         self.heard_at: float = now
         self.asked_at: float | None = None
         self.seeking: bool = False
-        self._pinged = False  # since `asked_at`
-        self._watches_told_at = now  # when they last got the store's revision
+        self._pinged = False  # True if the server was pinged since `asked_at`
+        self._watches_told_at = now  # when watches last got the store's revision
         self._unsent_bytes: int | None = None  # at the last look
-        self._postponed = False  # the last look was late, and data may be unread
+        self._postponed = False  # True if the last look was late, and received data may be unread
 
     def expect(self, now: float) -> None:
-        """Note a request: silence counts from now on. The caller looks first at `first_look_at`."""
+        """Note that an answer is due: silence counts from now on. The caller first calls `look` at `first_look_at`."""
         if self.asked_at is None:
             self.asked_at, self._pinged = now, False
 
     def first_look_at(self, now: float) -> float:
-        """Return the time of the first look after a request now."""
+        """Return the time of the first `look` after a request that is made now."""
         return now + self._patience.silence(now) / 2
 
     def heard(self, now: float, *, expecting: bool) -> None:
-        """Note received bytes; `expecting` if another answer is due."""
+        """Note that bytes were received; `expecting`: another answer is due."""
         self.heard_at = now
         if self.asked_at is not None:
             self._patience.was_silent(now - self.asked_at, now=now)
@@ -72,16 +72,16 @@ class Pulse:
         self.seeking = False
 
     def look(self, now: float, line: Line, *, late: float = 0.0) -> tuple[Say, float]:
-        """Return the action to take and the time of the next look; this one is `late` seconds late."""
+        """Return the action to take and the time of the next look; this look is `late` seconds late."""
         before, self._unsent_bytes = self._unsent_bytes, line.unsent_bytes
         moved = before is not None and line.unsent_bytes < before
         if moved:
             self.heard_at = now
         if self.asked_at is not None and (moved or line.held_back):
             self.asked_at = now
-        elif self.asked_at is not None and late >= LATE:  # answers may be unread
+        elif self.asked_at is not None and late >= LATE:  # received answers may be unread
             self.asked_at = min(self.asked_at + late, now)
-            if not self._postponed:  # else a busy loop would postpone every look
+            if not self._postponed:  # only once: a busy loop would postpone every look
                 self._postponed = True
                 return Say.NOTHING, now
         self._postponed = False
@@ -112,7 +112,7 @@ class Pulse:
         longest = self._patience.silence(now, acknowledged=line.acknowledged)
         if silence + SOON >= longest and (self._pinged or not line.acknowledged):
             self.seeking = True
-            self._patience.was_silent(silence, now=now)  # so a fresh connection is given longer
+            self._patience.was_silent(silence, now=now)  # a slow server gets longer on a fresh connection
             return Say.SEEK, until
         say = Say.NOTHING
         if not self._pinged and silence + SOON >= longest / 2:

@@ -1,4 +1,4 @@
-"""Shell: the connection of an awaited client. One task makes it, and replaces it when lost or silent (see `pulse`)."""
+"""Shell: the connection of an awaited client. One task connects, and reconnects after loss or silence (see `pulse`)."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class Link(asyncio.Protocol):
-    """One connection, which measures its silence, and buffers bytes until `take_up`.
+    """One connection, which measures the server's silence, and buffers received bytes until `take_up`.
 
-    `turn` is set once it is `over` or silent. If it is silent, a fresh one is looked for, in the scope `search`.
+    `turn` is set once the connection is `over` or silent. If it is silent, the client tries a fresh connection, in the
+    cancel scope `search`.
     """
 
     def __init__(self, owner: Reconnecting) -> None:
@@ -47,16 +48,16 @@ class Link(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._socket: Any = None
         self._early: list[bytes] | None = []
-        # True once the server has spoken, False if it ended before
+        # True once the server has sent bytes, False if the connection ended without any
         self.spoken: asyncio.Future[bool] = self._loop.create_future()
         self.over: bool = False
         self.turn: asyncio.Event = asyncio.Event()
         self.search: anyio.CancelScope | None = None
         self.farewell: str = ""
-        self._error: Exception | None = None  # that ended it
+        self._error: Exception | None = None  # the error that ended the connection
         self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
-        self._timer: asyncio.TimerHandle | None = None  # of the next look ...
-        self._look_due = 0.0  # ... at this time, which uvloop's handles do not tell
+        self._timer: asyncio.TimerHandle | None = None  # the timer of the next `_look`
+        self._look_due = 0.0  # the time of the next `_look`, which uvloop's timers do not tell
         self._looks_soon = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,7 +68,7 @@ class Link(asyncio.Protocol):
             let_go_in_children(self, self._socket)
 
     def data_received(self, data: bytes) -> None:
-        """Pass bytes to the owner, or buffer them."""
+        """Pass received bytes to the owner, or buffer them until `take_up`."""
         if self._early is None:
             self._owner.received(self, data)
             return
@@ -78,13 +79,13 @@ class Link(asyncio.Protocol):
     def take_up(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
         self.pulse = Pulse(self._owner.patience, self._loop.time())
-        self.expect_answer()  # the welcome is due
+        self.expect_answer()  # the server owes its welcome
         early, self._early = self._early or [], None
         for data in early:
             self._owner.received(self, data)
 
     def write(self, data: bytes) -> None:
-        """Send data, unless the transport is closing, where uvloop would raise."""
+        """Send data, unless the transport is closing: uvloop's `write` would raise an error then."""
         assert self.transport is not None, "it was made before anybody has something to say on it"
         if not self.transport.is_closing():
             self.transport.write(data)
@@ -106,7 +107,7 @@ class Link(asyncio.Protocol):
         self.end()
 
     def end(self) -> None:
-        """End the conversation: the connection has ended, or was replaced."""
+        """Stop the timer and the search: the connection has ended, or was replaced."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -143,7 +144,7 @@ class Link(asyncio.Protocol):
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of this end and of the peer, or None."""
+        """The addresses of this end and of the peer, or None without a socket."""
         if self.transport is None:
             return None
         ours, theirs = (self.transport.get_extra_info(which) for which in ("sockname", "peername"))
@@ -162,7 +163,7 @@ class Link(asyncio.Protocol):
             self._look_soon()
 
     def _look_soon(self) -> None:
-        """Set a timer for the next look, not one for each request."""
+        """Schedule the next `_look`, unless an earlier request has done so."""
         if not self._looks_soon:
             self._looks_soon = True
             self._look_at(self.pulse.first_look_at(self._loop.time()))
@@ -193,10 +194,10 @@ class Link(asyncio.Protocol):
 
 
 class Reconnecting(interface.Store):
-    """The connection of a `Client`."""
+    """The part of a `Client` that connects and reconnects to the server."""
 
-    connected: bool = False  # welcomed: requests may be written
-    watches: Mapping[int, object]  # those open at the server, by request id
+    connected: bool = False  # True after the server's welcome: requests may be sent
+    watches: Mapping[int, object]  # the watches open at the server, by request id
 
     def __init__(
         self,
@@ -211,16 +212,16 @@ class Reconnecting(interface.Store):
         self._made_in = process_identity()
         self._secure = isinstance(dial, TcpDial) and dial.secure
         self.name = name
-        self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))  # cheaper than seeding by itself
+        self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))
         self._connection = ClientConnection(
             session_id=secrets.token_bytes(16), process=process or self._made_in, token=token, name=name
         )
-        self._link: Link | None = None  # in use ...
-        self._previous: Link | None = None  # ... in place of this one, which stays open until the welcome (R20)
-        self._trying: Link | None = None  # a new connection on which the server has not spoken yet
-        self._parked: set[int] = set()  # the waits in flight, which the limit does not count
+        self._link: Link | None = None  # the connection in use
+        self._previous: Link | None = None  # the replaced connection, open until the new one's welcome (R20)
+        self._trying: Link | None = None  # a new connection on which the server has not sent bytes yet
+        self._parked: set[int] = set()  # ids of the waits in flight, which `IN_FLIGHT_MAX` does not count
         self._writable = True
-        self._eased = asyncio.Event()  # set when there may be room for requests
+        self._eased = asyncio.Event()  # set when another request may be sent
         self._attempt = 0  # attempts that failed since the last welcome
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
@@ -230,7 +231,7 @@ class Reconnecting(interface.Store):
 
     @abstractmethod
     def received(self, link: Link, data: bytes) -> None:
-        """Handle bytes of a connection."""
+        """Handle bytes received on a connection."""
 
     @abstractmethod
     def _disconnected(self) -> None:
@@ -312,14 +313,15 @@ class Reconnecting(interface.Store):
     async def _stay_connected(self) -> None:
         self._away_since = self.time()
         successor: Link | None = None
-        with contextlib.suppress(AuthenticationError):  # the client has failed with it
+        with contextlib.suppress(AuthenticationError):  # `fail` was called with this error
             while self._failed is None:
                 link = successor or await self._fresh_link()
                 began = self.time()
                 welcomed, successor = await self._converse(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
-                # Reconnect at once, or this client counts as dead (R20); not after a goodbye or a short connection.
+                # Reconnect at once, or the server counts this process as dead (R20). But pause after a goodbye, or
+                # if the server closed the connection soon after its welcome.
                 at_once = welcomed and not link.farewell and self._away_since - began >= LASTED
                 if successor is None and not at_once and self._failed is None:
                     await self._pause()
@@ -329,7 +331,7 @@ class Reconnecting(interface.Store):
         self._attempt += 1
 
     async def _fresh_link(self) -> Link:
-        """Connect until a server speaks. Raise errors that another attempt cannot remedy."""
+        """Try to connect until a server sends bytes; raise an error that another attempt cannot remedy."""
         while True:
             if self._addresses is not None:
                 self._addresses.use_small_packets(self.patience.large_packets_seem_lost)
@@ -341,7 +343,7 @@ class Reconnecting(interface.Store):
                     raise untrusted(self.name, error) from None
                 self.last_problem = describe(error)
                 self._cuts.attempted(error)
-                if lack_of(error) and not self.met:  # out of files or threads: dialing again is no use
+                if lack_of(error) and not self.met:  # this process has no file or thread left
                     lost = ConnectionLost(f"{self.name} cannot be asked: {self.last_problem}", maybe_applied=False)
                     self.fail(lost)
                     raise lost from None
@@ -352,11 +354,11 @@ class Reconnecting(interface.Store):
                     return link
 
     async def _attempted_link(self) -> Link | None:
-        """Connect, and wait for the server's first word; return None if it is late."""
+        """Connect, and wait for the server's first bytes; return None if they are late."""
         began, links = self.time(), list[Link]()
 
         def make_link() -> Link:
-            # called before TLS
+            # called once TCP is connected, before the TLS handshake
             scope.deadline = self.time() + self.patience.first_word()
             self.patience.connected(self.time() - began)
             self._trying = link = Link(self)
@@ -379,7 +381,7 @@ class Reconnecting(interface.Store):
         return None
 
     async def _converse(self, link: Link) -> tuple[bool, Link | None]:
-        """Serve a connection; return whether it was welcomed, and its replacement."""
+        """Use a connection to its end. Return True if the server welcomed it, and the connection that replaces it."""
         self._link = link
         self._connection.connected(nonce=secrets.token_bytes(16))
         successor: Link | None = None
@@ -421,7 +423,7 @@ class Reconnecting(interface.Store):
             previous.abort()
 
     def may_write(self, link: Link, *, writable: bool) -> None:
-        """Note whether a connection's buffer has room."""
+        """Note whether a connection's write buffer has room."""
         if link is self._link:
             self._writable = writable
             self._eased.set()

@@ -1,8 +1,8 @@
 """Shell: checks, copies and restores durable stores: `rdzv check`, `backup` and `restore`.
 
 Checks and copies change nothing, and work beside a running server. A copy is one file, verified before it gets its
-name. A restored store gets a new identity: else clients would assume that writes after the copy still exist, and two
-might hold one lock.
+name. A restored store gets a new identity. With the old one, clients would assume that writes after the copy still
+exist, and two clients might hold one lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Report:
 
 
 def found(path: Path, store_id: str) -> None:
-    """Create an empty store under another name, and put it in place when it is whole."""
+    """Create an empty store under a temporary name, and rename it when it is complete."""
     partial = _unfinished(path)
     make_file(partial)
     with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
@@ -54,7 +54,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def check(directory: Path) -> Report:
-    """Read all of a store; `StoreUsageError` has the problem and the remedy."""
+    """Verify all of a store; raise `StoreUsageError` with the problem and the remedy."""
     path = directory / FILE
     with reporting(path), holder(directory) as process:
         _find(path)
@@ -83,7 +83,7 @@ def back_up(directory: Path, target: Path) -> Report:
 
 
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
-    """Create a store from a copy in a directory without one, or raise `StoreUsageError`.
+    """Create a store from a copy, in a directory without a store, or raise `StoreUsageError`.
 
     Sessions are dropped: their clients knew the old identity.
     """
@@ -104,7 +104,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
             if version != rows.FORMAT:
                 carry_over(partial, version)
             with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
-                _load(database)  # check the copy's seals before the first write
+                _load(database)  # check the copy's checksums before the first write
                 database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))
                 database.execute("DELETE FROM sessions")
                 database.execute("DELETE FROM replies")
@@ -125,8 +125,8 @@ def _copy(source: Path, target: Path) -> None:
             contextlib.closing(open_to_read(source)) as whole,
             contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as taken,
         ):
-            whole.backup(taken)  # in one piece: its lock does not delay writers
-            taken.execute("PRAGMA journal_mode=DELETE")  # everything in one file
+            whole.backup(taken)  # in one step: the lock for reading does not delay writers
+            taken.execute("PRAGMA journal_mode=DELETE")  # no separate log file
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         put_in_place(partial, target)

@@ -1,8 +1,8 @@
 """Shell: the reasons why a file of a store cannot be read or written, with their remedies.
 
-SQLite's codes do not suffice: a full tmpfs and a limit on file sizes are I/O errors; too few descriptors and a
-read-only mount are files that cannot be opened. Only an error about contents means damage; after any other, a test
-write beside the files finds the system's reason.
+SQLite's error codes do not suffice: it reports a full tmpfs or a limit on file sizes as an I/O error, and too few
+descriptors or a read-only mount as a file that cannot be opened. Only an error about contents means damage. After any
+other error, a test write beside the files finds the system's reason.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # the last: a missing table
+DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)  # SQLITE_ERROR: a missing table
 FILES = 10  # descriptors that SQLite needs to copy one database into another
 PROBE_BYTES = 64 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def refusal(path: Path, size: int = PROBE_BYTES) -> OSError | None:
-    """Return the error of opening a file, or of a write of this size beside it, or None."""
+    """Return the system's error when opening a file, or when writing `size` bytes beside it, or None."""
     probe, numbers = path.with_name(f".{path.name}.probe"), []
     try:
         if path.exists():
@@ -53,20 +53,20 @@ def free_bytes(directory: Path) -> int:
 
 
 def is_full(path: Path) -> bool:
-    """Return whether the disk of a file is full."""
+    """Return True if the disk of a file is full."""
     error = refusal(path)
     return error is not None and error.errno in FULL
 
 
 def reason(error: Exception, path: Path) -> str:
-    """Return an error's text, and the system's if it refuses a test write."""
+    """Return an error's text; if the system rejects a test write, add the system's reason."""
     refused = refusal(path)
     return f"{error}: {in_words(refused)}" if refused is not None else str(error)
 
 
 @contextlib.contextmanager
 def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
-    """Replace errors of a store's file, or of the copy `written`, by one with file, reason and remedy."""
+    """Replace an error of a store's file, or of the copy `written`, by one with file, reason and remedy."""
     try:
         yield
     except StoreUsageError:
@@ -81,7 +81,7 @@ def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
 
 
 def _is_damage(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):  # without a code it is about contents
+    if isinstance(error, sqlite3.Error):  # an error without a code is about contents
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         return code & 0xFF in DAMAGE
     return not isinstance(error, OSError | MemoryError)

@@ -3,7 +3,7 @@
     store.sqlite3            everything that is durable, with SQLite's own -wal and -shm beside it
     lock                     held by the one server that has the directory
     durable                  the number of the last durable group; see `Mark`
-    reserve                  room kept back for deletes; see `Reserve`
+    reserve                  disk space reserved for deletes; see `Reserve`
     store.sqlite3-wal.left-1 the log of a database that was moved away, when a new one took its place
 
 The directory (0700) and its files (0600) are created for their owner alone.
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 FILE = "store.sqlite3"
-UNFINISHED = "store.sqlite3.new"  # its name until it is whole: an empty database counts as damaged
+UNFINISHED = "store.sqlite3.new"  # the name of an incomplete store: an empty database counts as damaged
 LOCK = "lock"
 MARK = "durable"
 RESERVE = "reserve"
-RESERVE_BYTES = 8 * 1024 * 1024  # growth of the database by a log of 4 MiB, and DELETES_BYTES
-DELETES_BYTES = 4 * 1024 * 1024  # the log of some deletes, up to its restart
+RESERVE_BYTES = 8 * 1024 * 1024  # the growth of the database by a log of 4 MiB, and DELETES_BYTES
+DELETES_BYTES = 4 * 1024 * 1024  # the log of some deletes, until the log restarts
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 REMEDIES = {
     errno.ENOSPC: "make room there",
@@ -52,7 +52,7 @@ REMEDIES = {
 
 
 def in_words(error: OSError) -> str:
-    """Return the system's refusal, and the remedy."""
+    """Return an error of the system in words, with the remedy."""
     remedy = REMEDIES.get(error.errno or 0)
     return f"{error.strerror or error}" + (f" ({remedy})" if remedy else "")
 
@@ -68,7 +68,7 @@ def take_lock(directory: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(OSError):  # a full disk must not prevent the lock
             file.truncate(0)
-            # Unbuffered: closing a buffer would try to write again.
+            # Unbuffered: closing a buffered file would try to write again.
             os.write(file.fileno(), b"%d\n" % os.getpid())
     except BlockingIOError:
         file.seek(0)
@@ -93,7 +93,7 @@ def release_lock(file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def holder(directory: Path) -> Iterator[str | None]:
-    """Yield the process that has a directory; or None, and keep servers out meanwhile."""
+    """Yield the process that serves a directory; if there is none, yield None, and lock the directory."""
     try:
         file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - held open
     except OSError:
@@ -134,10 +134,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def put_in_place(partial: Path, path: Path) -> None:
-    """Give a finished file its name, durably.
+    """Give a complete file its final name, durably.
 
-    SQLite would apply the log of a database that was moved away to the new file. That log may hold acknowledged
-    changes, so it is kept under another name.
+    If a database was moved away without its log, SQLite would apply that log to the new file. The log may hold
+    acknowledged changes, so it is renamed.
     """
     left = path.with_name(f"{path.name}-wal")
     if left.exists():
@@ -171,9 +171,9 @@ def warn_if_open_to_others(directory: Path) -> None:
 class Mark:
     """The file that names the last durable group.
 
-    SQLite takes a damaged or missing end of its log for an end never written. The mark shows such damage, and an old
-    copy of the store. It is written after a group is durable and before it is acknowledged. It is not synced, which
-    would cost as much as the group: after a power loss it may be older.
+    SQLite cannot tell a damaged or missing end of its log from an end that was never written. The mark shows such
+    damage, and an old copy of the store. The mark is written after a group is durable and before the group is
+    acknowledged. It is not synced, which would take as long as the group: after a power loss, the mark may be older.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -181,7 +181,7 @@ class Mark:
         self._file: int | None = None
 
     def read(self) -> tuple[str, int] | None:
-        """Return the store and its last group, or None."""
+        """Return the id of the store and the number of its last durable group, or None."""
         try:
             text, _, seal = self._path.read_text(encoding="utf-8").strip().rpartition(" ")
             store_id, number = text.split()
@@ -195,7 +195,7 @@ class Mark:
         return None
 
     def refuse_to_found(self, path: Path) -> None:
-        """Refuse (StoreUsageError) to replace a deleted store of which only the mark is left."""
+        """Raise `StoreUsageError` if the mark is left of a store whose database was deleted."""
         if (marked := self.read()) is not None:
             raise StoreUsageError(
                 f"{path} is gone, and {self._path} says that it held write {marked[1]} of store {marked[0]}: put it "
@@ -204,14 +204,14 @@ class Mark:
             )
 
     def write(self, store_id: str, number: int) -> None:
-        """Note that a group is durable. A failure does no harm."""
+        """Write that a group is durable; ignore errors, as an older mark does no harm."""
         text = f"{store_id} {number}"
         line = f"{text} {zlib.crc32(text.encode()):08x}\n".encode().rjust(64)
         with contextlib.suppress(OSError):
             if self._file is None:
                 self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
                 if os.fstat(self._file).st_size > len(line):
-                    os.ftruncate(self._file, 0)  # another program wrote it
+                    os.ftruncate(self._file, 0)  # another program wrote the file
             os.pwrite(self._file, line, 0)
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class Mark:
 
 
 class Reserve:
-    """A file that keeps `bytes` on the disk for deletes."""
+    """A file that reserves `bytes` of disk space for deletes."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / RESERVE
@@ -232,7 +232,7 @@ class Reserve:
         self.bytes: int = 0
 
     def take(self, least: int) -> bool:
-        """Keep `least` bytes back, or more, up to `RESERVE_BYTES`, if already kept; return False without room."""
+        """Reserve `least` bytes, or keep a larger reserve up to `RESERVE_BYTES`; return False if the disk is full."""
         with self._at_work:
             size = max(least, min(self.bytes, RESERVE_BYTES))
             if size == self.bytes:
@@ -246,13 +246,13 @@ class Reserve:
                 finally:
                     os.close(number)
             except OSError:
-                self._cut(self.bytes)  # some of the room may have been allocated
+                self._cut(self.bytes)  # part of the space may have been allocated
                 return False
             self.bytes = size
             return True
 
     def give_up(self) -> None:
-        """Release the room."""
+        """Release the reserved space."""
         self._cut(0)
 
     def _cut(self, size: int) -> None:
@@ -262,7 +262,7 @@ class Reserve:
 
 
 def allocate(number: int, size: int) -> None:
-    """Extend a file to this size, with room on the disk."""
+    """Extend a file to this size, and allocate the disk space."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(number, 0, size)
     else:  # macOS

@@ -1,11 +1,11 @@
 """A store as rows of SQLite: the tables, the rows of a group of changes, and a whole store read back (S3).
 
-SQLite has no checksums outside its write-ahead log, so the last column of each row is the CRC-32 of the others: proof
-of damage, not against malice.
+SQLite has no checksums outside its write-ahead log, so the last column of each row is the CRC-32 of the others. It
+shows damage, but not malice.
 
-`FORMAT` stands for all layouts: the tables, and the bytes of events and answers in them, which are those of the wire. A
-release that changes a layout raises the number (a test has a digest of every layout), and adds a function to
-`MIGRATIONS`, which keeps those of all released formats. Nothing has been released yet.
+`FORMAT` numbers the layouts: of the tables, and of the events and replies in them, which are encoded as on the wire. A
+release that changes a layout increases the number (a test has a digest of every layout), and adds a function to
+`MIGRATIONS`, which has functions for all released formats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-FORMAT = 4  # of the tables and their rows; PRAGMA user_version
+FORMAT = 4  # stored as PRAGMA user_version
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value, seal INTEGER) WITHOUT ROWID;
@@ -40,7 +40,7 @@ CREATE TABLE replies (
 ) WITHOUT ROWID;
 """
 
-# A revision's events are in rows of about this size, by part: SQLite takes no row above 1 GB.
+# A revision's events are split into rows of about this size, since SQLite accepts no row above 1 GB.
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 1 << 12
 
@@ -48,11 +48,11 @@ DELETE_KNOWN_REPLIES = """DELETE FROM replies WHERE (session, request) IN (
     SELECT session, request FROM known CROSS JOIN replies ON session = whose AND request <= last
 )"""
 
-ROWS_AT_ONCE = 256  # of one statement; SQLite takes 32,766 values ...
-BYTES_AT_ONCE = 1024 * 1024  # ... and copies them
+ROWS_AT_ONCE = 256  # the most rows of one statement: SQLite accepts 32,766 values
+BYTES_AT_ONCE = 1024 * 1024  # the most bytes of one statement: SQLite copies them
 
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
-"""By format: migrates a store to the next one, within a transaction that it does not end."""
+"""For each older format, the function that migrates a store to the next format, in the caller's transaction."""
 
 
 def seal(*fields: Any) -> tuple[Any, ...]:
@@ -64,7 +64,7 @@ def seal(*fields: Any) -> tuple[Any, ...]:
 
 
 def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) -> None:
-    """Write a group as number `number`, in the current transaction."""
+    """Write a group of changes, with its number, in the current transaction."""
     changed: dict[str, Event] = {}
     sessions: dict[bytes, int | None] = {}
     replies: dict[bytes, dict[int, Any]] = {}
@@ -132,9 +132,10 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
 
 
 def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the placeholders and the fields of many rows at a time, in powers of two, for a few cached statements.
+    """Yield the placeholders and the fields of many rows at a time; their numbers are powers of two.
 
-    Python's sqlite3 releases the GIL for each execution, and a busy event loop keeps it for milliseconds.
+    So few statements are cached, and few are executed: at each execution Python's sqlite3 releases the GIL, which a
+    busy event loop then holds for milliseconds.
     """
     rows, at = list(rows), 0
     while at < len(rows):
@@ -175,7 +176,7 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
 
 
 def refusal_of(facts: Facts, why: str) -> Facts:
-    """Return the facts to keep of a failed step: the replies, as errors."""
+    """Return the facts to store of a step that the disk rejected: its replies are errors."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)
     replies = [replace(reply, response=answer) for reply in facts.replies]

@@ -31,7 +31,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def verify(directory: Path, *, served: bool = False) -> int:
-    """Return a store's format; refuse it if it is damaged, or has lost changes. A `served` log is not checked."""
+    """Return a store's format; raise if the store is damaged or has lost changes. A `served` log is not checked."""
     path = directory / FILE
     marked = Mark(directory).read()  # read before the database: a server may write to both meanwhile
     with contextlib.closing(open_to_read(path)) as database:
@@ -70,7 +70,7 @@ def _lost(path: Path, what: str) -> StoreUsageError:
 
 
 def check_format(found: int, path: Path) -> None:
-    """Refuse (StoreUsageError) a format that this release neither reads nor migrates."""
+    """Raise `StoreUsageError` for a format that this release neither reads nor migrates."""
     if found > rows.FORMAT:
         raise StoreUsageError(
             f"{path} has format {found}, and this release, which is older than the one that wrote it, reads formats up "
@@ -89,7 +89,7 @@ def carry_over(path: Path, found: int) -> None:
         database.executescript("PRAGMA synchronous=FULL; PRAGMA fullfsync=ON; BEGIN EXCLUSIVE;")
         for step in range(found, rows.FORMAT):
             rows.MIGRATIONS[step](database)
-        rows.load(database)  # the result must be whole, or closing rolls it back
+        rows.load(database)  # raises if the result is inconsistent; closing then rolls it back
         database.execute(f"PRAGMA user_version={rows.FORMAT}")
         database.execute("COMMIT")
     log.warning("%s was carried over from format %d to %d", path, found, rows.FORMAT)

@@ -1,11 +1,11 @@
 """Pure: detects that SQLite's write-ahead log has lost durable changes.
 
 SQLite reads its log up to the first damaged frame, and takes the rest for a write that a crash cut off. But with
-`synchronous=FULL`, frames are written only after the previous transaction is on the disk: a valid frame after a commit,
-beyond those that SQLite reads, proves that the commit was durable, and was damaged later.
+`synchronous=FULL`, frames are written only after the previous transaction is on the disk. So a valid frame after a
+commit that SQLite does not read proves that the commit was durable, and was damaged later.
 
-The layout is described at https://sqlite.org/walformat.html. Frames with other salts than the log's are from before its
-restart; those with other checksums are from a rolled-back transaction.
+The layout is described at https://sqlite.org/walformat.html. Frames with other salts than the log's header are from
+before the log's restart; frames with other checksums are from a rolled-back transaction.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 HEADER = struct.Struct(">8I")
 FRAME = struct.Struct(">6I")
-MAGIC = 0x377F0682  # one more if checksums are of big-endian words
-MX_FRAME_AT = 16  # in the -shm file: the number of frames that SQLite reads
+MAGIC = 0x377F0682  # the header's first number; one more if checksums are of big-endian words
+MX_FRAME_AT = 16  # where the -shm file has the number of frames that SQLite reads
 
 
 def count_of_frames_read(index: bytes) -> int | None:
-    """Return the number of frames that SQLite reads, by its index of the log; None if unknown."""
+    """Return the number of frames that SQLite reads, from the index of its log; None if the index is too short."""
     if len(index) < MX_FRAME_AT + 4:
         return None
     (frames,) = struct.unpack_from("=I", index, MX_FRAME_AT)
@@ -31,10 +31,10 @@ def count_of_frames_read(index: bytes) -> int | None:
 
 
 def is_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> bool:
-    """Return whether the log proves that durable changes lie beyond the frames that SQLite reads."""
+    """Return True if the log proves that durable changes follow the frames that SQLite reads."""
     head = file.read(HEADER.size)
     if len(head) < HEADER.size or not any(head):
-        return False  # nothing was written to it
+        return False  # no transaction was written to the log
     magic, _, page_size, _, *salts, check1, check2 = HEADER.unpack(head)
     order = ">" if magic & 1 else "<"
     if magic & ~1 != MAGIC or _checksum(head[: HEADER.size - 8], order, (0, 0)) != (check1, check2):

@@ -54,7 +54,7 @@ class Client(interface.BlockingStore):
         self._made_in = process_identity()
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request; see `BlockingStore.call`."""
+        """Make one request, and return its response."""
         call = self._begun(partial(self._client.call, request, timeout=timeout))
         if not waits(request):
             return self._result(call)
@@ -83,11 +83,11 @@ class Client(interface.BlockingStore):
             thread.stop(within=CLOSE_WITHIN)
 
     def __copy__(self) -> Client:
-        # for a forked child
+        # used in a forked child
         return Client(self._cluster, timeout=self.timeout, **self._options)
 
     def interrupt(self, error: StoreError) -> None:
-        """Make all calls raise `error`; see `BlockingStore.interrupt`."""
+        """Make all calls raise `error`, also those under way."""
         failed = self._failed = self._failed or error
         if self._thread is not None and self._made_in is process_identity():
             self._thread.soon(lambda: self._client.fail(failed))
@@ -151,13 +151,13 @@ class Watch(interface.BlockingWatch):
             self._client._run(partial(self._watch.__aexit__, None, None, None))
 
     def close(self) -> None:
-        """End the watch, also from another thread: iteration ends."""
+        """End the watch and its iteration; any thread may call this."""
         self._closed.set()
         if self._reading is not None:
             self._reading.cancel()
 
     def batches(self) -> Iterator[list[Event]]:
-        """Yield one list per revision; see `interface.BlockingWatch`."""
+        """Yield one list of events per revision."""
         for event in self._rest:
             yield [event]
         ready = self._watch.ready
@@ -170,7 +170,7 @@ class Watch(interface.BlockingWatch):
                 yield batch
                 continue
             self._reading = self._client._begun(self._watch.wait_for_batch)
-            if self._closed.is_set():  # just now, by another thread
+            if self._closed.is_set():  # another thread has just closed the watch
                 self._reading.cancel()
             try:
                 self._client._result(self._reading)

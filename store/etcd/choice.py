@@ -1,4 +1,4 @@
-"""Pure: chooses the next member of a cluster to ask, and the pause before it, by failures."""
+"""Pure: chooses the next member of a cluster to connect to, and the pause before, by earlier failures."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-PAUSE_FIRST = 0.02  # seconds, at most, between attempts once all members have failed, ...
-PAUSE_GROWTH = 1.6  # ... growing by this factor ...
-PAUSE_MOST = 5.0  # ... up to this, if the cluster is silent or without leader, ...
-PAUSE_MOST_UNREACHED = 1.0  # ... or to this, if no member can be reached
+PAUSE_FIRST = 0.02  # seconds; the longest first pause between attempts, once all members have failed
+PAUSE_GROWTH = 1.6  # the factor by which the longest pause grows per attempt
+PAUSE_MOST = 5.0  # seconds; the longest pause if the cluster is silent or without a leader
+PAUSE_MOST_UNREACHED = 1.0  # seconds; the longest pause if no member can be reached
 
 
 def pause_after(failures: int, most: float = PAUSE_MOST) -> float:
@@ -33,11 +33,11 @@ class Choice:
         self.misses: int = 0  # consecutive failures
         self.try_at: float = -math.inf  # the time of the next attempt
         self.problem: str = "it has never answered"
-        self.on_reach: Callable[[bool], object] = bool  # called if the last member has failed, or one answers again
+        self.on_reach: Callable[[bool], object] = bool  # called when all members fail, and when one answers again
 
     @property
     def alone(self) -> bool:
-        """True if there is no other member."""
+        """True if the cluster has only one member."""
         return len(self._members) == 1
 
     @property
@@ -54,7 +54,7 @@ class Choice:
         return self.place
 
     def forgive(self) -> None:
-        """Give all members the same chance again, unless all of them fail."""
+        """Forget which members have failed, unless all have."""
         if not self.all_fail:
             self._failing.clear()
 
@@ -64,7 +64,7 @@ class Choice:
             self.problem = str(failure)
 
     def missed(self, place: int, failure: Failure, now: float) -> None:
-        """Note a member's failure; the pause is short while others are untried."""
+        """Note a member's failure, and set `try_at`: soon, while other members are untried."""
         self.note(place, failure)
         was_in_reach = not self.all_fail
         self._failing.add(place)
@@ -86,9 +86,9 @@ class Choice:
             self.on_reach(True)
 
     def jitter(self, seconds: float) -> float:
-        """Return between half and one and a half times as much."""
+        """Return a random time, from half to one and a half times `seconds`."""
         return self._rng.uniform(0.5, 1.5) * seconds
 
     def pause(self, failures: int) -> float:
-        """Return the seconds before another attempt at a request; 0 before the second."""
+        """Return the seconds before another attempt at a request; 0 before the second attempt."""
         return self._rng.uniform(0, pause_after(failures)) if failures > 0 else 0.0

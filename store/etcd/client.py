@@ -1,7 +1,7 @@
 """Shell: the store's interface on an etcd v3 cluster.
 
-`store.interface` lists the differences from the own server. A wait reads its keys, watches at most a hundred missing
-ones, and reads again.
+`store.interface` lists the differences from the built-in server. A `Wait` request reads its keys, watches at most a
+hundred of the missing keys, and reads again.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Client(interface.Store):
         self.members: Members = _members_shared_as(shared_as, make)
         self._receipts = Receipts(self.members, receipts)
         self._reads = Reads(self.members, receipts)
-        self._scopes: set[anyio.CancelScope] = set()  # of the calls under way
+        self._scopes: set[anyio.CancelScope] = set()  # the scopes of the calls under way
         self._made_in = process_identity()
 
     async def __aenter__(self) -> Self:
@@ -190,7 +190,7 @@ class Client(interface.Store):
         raise unsent(self._failed)
 
     async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
-        """Make one request; see `Store.call`."""
+        """Make one request, and return its response."""
         limit = time_limit(timeout, None if messages.waits(request) else self.timeout)
         deadline = math.inf if limit is None else self.time() + limit
         guard: tuple[messages.Condition, ...] = ()
@@ -264,7 +264,7 @@ class Client(interface.Store):
         requests = watch_requests([*missing, *others], start_revision=start_revision)
         try:
             stream = await self.members.stream(requests, what="Wait")
-        except Failure:  # compacted: read again
+        except Failure:  # compacted: the caller reads again
             return
         try:
             while missing:

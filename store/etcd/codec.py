@@ -1,7 +1,7 @@
 """Pure: requests and answers in etcd's format and the store's; and the URL of a cluster.
 
 Requests are nested mappings from the names in `rpc/etcd.proto` to values. The sender makes messages of them, so this
-module, which also reads URLs, needs no extra.
+module works without the optional gRPC packages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Span: TypeAlias = tuple[bytes, bytes]  # the keys from the first up to the secon
 DEFAULT_PORT: Final = 2379
 
 OPERATIONS_MAX: Final = 126
-"""etcd takes 128 (`--max-txn-ops`), nested ones included; one is the receipt's condition, one its write."""
+"""The most operations of a write: etcd takes 128 (`--max-txn-ops`), and the receipt needs two of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Cluster:
         if scheme not in ("etcd", "etcds") or not separator:
             raise StoreUsageError(f"{url!r} does not start with etcd:// or etcds://")
         authority = rest.removesuffix("/")
-        if "@" in authority:  # not shown: a password may precede it
+        if "@" in authority:  # the URL is not shown, as it may have a password
             raise StoreUsageError("the URL's host contains '@'; give user= and password= beside the URL")
         if any(sign in authority for sign in "/?#"):
             raise StoreUsageError(f"{url!r} has more than a cluster's address; write etcd://HOST:PORT,HOST:PORT")
@@ -72,7 +72,7 @@ class Cluster:
 
 def _end(prefix: bytes) -> bytes:
     """Return the first key after all that start with a prefix; UTF-8 has no byte 255."""
-    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # a zero byte: to the last key
+    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # to etcd, a zero byte means: to the last key
 
 
 def span_of(prefix: str) -> Span:
@@ -97,7 +97,7 @@ def range_of(span: str | Span, **options: Any) -> Fields:
 
 
 def entry_of(kv: pb.KeyValue) -> Entry:
-    """Return the entry of an answer."""
+    """Return a key of an answer as an `Entry`."""
     return Entry(
         key=key_of(kv.key),
         value=kv.value,
@@ -123,7 +123,7 @@ def watch_requests(keys: Iterable[str | Span], *, start_revision: int) -> list[F
 
 
 def events_of(result: pb.WatchResponse, hidden: str) -> list[list[Event]]:
-    """Return the changes in a watch's message, by revision; etcd never splits a revision."""
+    """Return the events in a watch's message, grouped by revision; etcd never splits a revision."""
     events = [event for change in result.events if not (event := _event(change)).key.startswith(hidden)]
     return [list(batch) for _, batch in itertools.groupby(events, key=lambda event: event.revision)]
 
@@ -139,7 +139,7 @@ def _event(change: pb.Event) -> Event:
 
 
 def look_at(condition: Condition) -> Fields:
-    """Return the read that decides a condition."""
+    """Return the read whose result shows if a condition holds."""
     return range_of(condition.key, keys_only=condition.target not in (Target.VALUE, Target.VALUE_IF_ANY))
 
 
@@ -147,7 +147,7 @@ def compare(condition: Condition) -> Fields:
     """Return a condition, other than `VALUE_IF_ANY`, in etcd's format."""
     expected, fields = condition.expected, {"key": condition.key.encode(), "result": "EQUAL"}
     match condition.target:
-        case Target.EXISTS:  # greater than the zero of a missing key
+        case Target.EXISTS:  # a missing key has `create_revision` 0
             return {**fields, "target": "CREATE", "result": "GREATER" if expected else "EQUAL", "create_revision": 0}
         case Target.VALUE:
             return {**fields, "target": "VALUE", "value": expected}
@@ -213,7 +213,7 @@ _TELLING: Final[tuple[tuple[str, FailureKind | tuple[type[StoreError], str]], ..
     ("authentication is not enabled", FailureKind.NO_AUTHENTICATION),
     ("lease already exists", FailureKind.LEASE_EXISTS),
     ("has been compacted", FailureKind.COMPACTED),
-    # etcd says these before it has proposed anything.
+    # With the next four messages, etcd has not begun to carry out the request.
     ("no leader", FailureKind.UNDONE),
     ("too many requests", FailureKind.UNDONE),
     ("raft proposal dropped", FailureKind.UNDONE),

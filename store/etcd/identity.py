@@ -20,10 +20,11 @@ class Identity:
         self.revision: int = 0
 
     def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
-        """Note a member's answer; raise `StoreReplaced` if it is of another cluster.
+        """Note a member's answer; raise `StoreReplaced` if it is from another cluster.
 
         A cluster whose data was deleted keeps its id, which is made from its addresses, but its revisions begin anew.
-        Unless that happened, an answer through the consensus is never older than `floor`, the revision known before.
+        Unless the data was deleted, an answer through the consensus is never older than `floor`, the revision known
+        before.
         """
         cluster_id, revision = f"{header.cluster_id:x}", header.revision
         reason = ""

@@ -52,13 +52,13 @@ async def revoke(members: Members, lease: int, deadline: float) -> Done:
     try:
         await members.ask("Lease/LeaseRevoke", {"ID": lease}, deadline=deadline, what="Revoke", doubt=doubt)
     except LeaseNotFound:
-        if not doubt.any:  # else an earlier attempt ended it
+        if not doubt.any:  # otherwise an earlier attempt has ended the lease
             raise _no_lease(lease) from None
     return Done()
 
 
 async def notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
-    """Return the notes of leases with keys under a prefix, without age."""
+    """Return the notes of leases that have keys under a prefix; their age is unknown, and given as 0."""
     begin = f"{reads.hidden}{NOTES}"
     written = await members.ask("KV/Range", range_of(span_of(begin)), deadline=deadline, what="Range")
     by_lease = {kv.lease: kv.value for kv in written.kvs}
@@ -69,9 +69,9 @@ async def notes(members: Members, reads: Reads, request: ListNotes, deadline: fl
 
 
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
-    """Grant a lease; a lease of this `id` may exist. The TTL is whole seconds, at least etcd's minimum."""
+    """Grant a lease, or renew it if `id` exists. The TTL is rounded up to seconds, and to etcd's minimum."""
     check_ttls(ttl=ttl)
-    lease = id or new_id()  # so that a repeated request grants no second one
+    lease = id or new_id()  # so that a repeated request grants no second lease
     asked = {"ID": lease, "TTL": math.ceil(ttl)}
     while True:
         try:
@@ -91,7 +91,7 @@ def new_id() -> int:
 
 
 def check(lease: int | None) -> None:
-    """Refuse an id that etcd's leases cannot have; 0 would mean none."""
+    """Raise an error for an id that no lease of etcd can have; for etcd, 0 means no lease."""
     if lease is not None and lease.bit_length() > 64:
         raise StoreUsageError(f"{shown(lease)} is no id of a lease")
     if lease is not None and not 0 < lease < 2**63:
@@ -99,7 +99,7 @@ def check(lease: int | None) -> None:
 
 
 def check_ttls(**ttls: float | None) -> None:
-    """Refuse TTLs that are not positive, or too long for etcd."""
+    """Raise an error for a TTL that is not positive, or too long for etcd."""
     for name, ttl in ttls.items():
         if ttl is not None and not ttl > 0:
             raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")

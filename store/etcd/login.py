@@ -24,11 +24,11 @@ class Login:
 
     def __init__(self, name: str, user: str | None, password: str | Callable[[], str | None] | None) -> None:
         self._name, self._user, self._password = name, user, password
-        self._token: str | None = None  # empty: none is needed
+        self._token: str | None = None  # empty if etcd needs no token
         self._logging_in = asyncio.Lock()
 
     async def token(self, connection: Connection, limit: float) -> str | None:
-        """Return the token, fetched if necessary; None without a login."""
+        """Return the token, after a login if necessary; None if no token is needed."""
         if self._user is None or self._token is not None:
             return self._token or None
         async with self._logging_in:
@@ -44,7 +44,7 @@ class Login:
                 reply = await connection.ask("Auth/Authenticate", fields, token=None, limit=limit)
             except Failure as failure:
                 if failure.trouble is not FailureKind.NO_AUTHENTICATION:
-                    # The request itself has not been sent.
+                    # The caller's request has not been sent.
                     raise Failure(str(failure), FailureKind.UNDONE, silent=failure.silent) from failure
                 log.warning("%s has no authentication: user %r is not used", self._name, self._user)
                 return ""
@@ -52,7 +52,7 @@ class Login:
                 raise AuthenticationError(str(error)) from None
             except AuthenticationError:
                 before, password = password, self._read_password()
-                if password == before:  # else the password has changed
+                if password == before:  # a changed password is tried
                     raise
             else:
                 return str(reply.token)
@@ -61,7 +61,7 @@ class Login:
         return self._password() if callable(self._password) else self._password
 
     def refused(self, failure: Failure, token: str | None, tokens: int) -> None:
-        """Forget a rejected token: the next request logs in again. `AuthenticationError` after too many `tokens`."""
+        """Forget a rejected token, so that the next request logs in; `AuthenticationError` after too many `tokens`."""
         if failure.trouble is not FailureKind.TOKEN:
             return
         if self._user is None:

@@ -1,11 +1,11 @@
 """Shell: one client's requests to an etcd cluster, over one connection to any member that answers.
 
 **Members.** A failed attempt moves this client and its watches to another member (see `Choice.choose`), which is used
-once it has answered a read through the consensus. Now and then the client chooses anew, so that restarts one by one do
-not leave all clients at one member.
+once it has answered a read through the consensus. Now and then the client chooses a member anew: otherwise all clients
+would be at one member after a rolling restart.
 
-**Without a leader** every member refuses. Then one attempt at a time is made for all callers, with growing pauses, to
-keep the load low.
+**Without a leader** every member rejects requests. Then one attempt at a time is made for all callers, with growing
+pauses, to keep the load low.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member; doubled after every two failures ...
-ATTEMPT_MOST = 8.0  # ... up to this: etcd gives up after 7
+ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member; doubled after every two failures
+ATTEMPT_MOST = 8.0  # seconds for any attempt, at most: etcd itself gives up after 7
 ATTEMPT_ALONE = 2.0  # seconds for the first attempt with a single member
 ATTEMPT_LEAST = 0.05  # seconds of the shortest attempt
 IDLE = 5.0  # seconds of silence before a probe of the member, while watches are open
 BALANCE_AFTER = 300.0  # seconds before another choice of a member; times 0.5 to 1.5
-AT_ONCE = 64  # requests besides renewals: etcd may allow only 100 streams for a connection
-RENEWING_AT_ONCE = 16  # renewals of leases, which do not queue with the others
+AT_ONCE = 64  # concurrent requests besides renewals: etcd may allow only 100 streams per connection
+RENEWING_AT_ONCE = 16  # concurrent renewals of leases, which do not queue with other requests
 
 
 class RetryState:
@@ -61,7 +61,7 @@ class RetryState:
 
 
 class Members:
-    """The members of a cluster; `probe` is a permitted read through the consensus."""
+    """The members of a cluster; `probe` is a read through the consensus that the user may make."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Members:
 
     @property
     def hosts(self) -> list[tuple[str, int]]:
-        """Return the members' addresses, the present or last one first."""
+        """The members' addresses; the address of the present or last member is first."""
         here = self._cluster.hosts[self.choice.place]
         return [here, *(host for host in self._cluster.hosts if host != here)]
 
@@ -169,7 +169,7 @@ class Members:
                 raise Failure("the requests before it are not answered", FailureKind.UNDONE, silent=True)
             try:
                 reply = await self._send(connection, method, asked, token, min(limit, deadline - self._time()))
-            except asyncio.CancelledError:  # it may have been sent
+            except asyncio.CancelledError:  # the request may have been sent
                 if doubt is not None:
                     doubt.any = True
                 raise
@@ -184,12 +184,12 @@ class Members:
         return await connection.ask(method, asked, token=token, limit=limit)
 
     async def current_revision(self, deadline: float) -> int:
-        """Return the store's revision, by the consensus."""
+        """Return the store's revision, read through the consensus."""
         reply = await self.ask("KV/Range", self._probe_fields, deadline=deadline, what="a question")
         return int(reply.header.revision)
 
     async def stream(self, requests: Sequence[Fields], *, deadline: float = math.inf, what: str = "") -> Subscription:
-        """Open watches that are read together, at a member that answers; errors as of `ask`."""
+        """Open watches that are read together, at a member that answers; raise the errors of `ask`."""
 
         async def attempt(connection: Connection, token: str | None, limit: float) -> Subscription:
             subscription = connection.watches(token).subscribe(requests)
@@ -206,7 +206,7 @@ class Members:
         return await self._attempts(attempt, deadline, what, None)
 
     async def stream_failed(self, subscription: Subscription, failure: Failure) -> None:
-        """Pause after the end of a stream, so that streams that always end cause little load."""
+        """Handle the end of a stream, and pause, so that streams that always end cause little load."""
         self.login.refused(failure, subscription.stream.token, 1)
         if self._current is not None and self._current.carries(subscription):
             await self.moved_on(self._current, failure)
@@ -223,7 +223,7 @@ class Members:
         share: float = 1.0,
     ) -> T:
         failures, tokens, token = 0, 0, None
-        told = ""  # the last reason; it says more than a silence
+        told = ""  # the last failure other than silence
         while True:
             connection = await self._connection(deadline, share, what, doubt, told)
             left = deadline - self._time()
@@ -279,14 +279,14 @@ class Members:
     async def _connection(
         self, deadline: float, share: float, what: str, doubt: RetryState | None, told: str = ""
     ) -> Connection:
-        """Return the current connection, or a new one; `StoreError` if none can be made."""
+        """Return the current connection, or a new one; raise a `StoreError` if there is none in time."""
         current = self._current
         if current is not None:
             return current
         with anyio.move_on_after(deadline - self._time()):
             async with self._connecting:
                 while True:
-                    current = self._current  # another caller may have made it meanwhile
+                    current = self._current  # another caller may have connected meanwhile
                     if current is not None:
                         return current
                     await self._try_to_connect(max((deadline - self._time()) * share, ATTEMPT_LEAST))
@@ -335,7 +335,7 @@ class Members:
         self._met(reply.header, floor=floor)
 
     async def _diagnose(self, place: int, failure: Failure) -> None:
-        """Raise a member's permanent problem, once all were asked and none has ever answered."""
+        """Raise a member's permanent problem, if all members have failed and none has ever answered."""
         host, port = self._cluster.hosts[place]
         found = await diagnose(host, port, self._tls, name=self.name)
         if isinstance(found, Failure):
@@ -357,7 +357,7 @@ class Members:
 
     async def moved_on(self, connection: Connection, failure: Failure) -> None:
         """Handle the failure of a connection; the next request makes another."""
-        if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # its streams are opened again
+        if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # the member works
             return
         if self._current is connection:
             self._missed(connection.place, failure)
@@ -366,7 +366,7 @@ class Members:
             self.choice.note(connection.place, failure)
 
     async def _leave(self, reason: Failure) -> None:
-        """Close once pending requests are answered; the next request makes another connection."""
+        """Close the connection once its pending requests are answered; the next request makes another connection."""
         connection, self._current = self._current, None
         self._balance_at = math.inf
         if connection is not None:
@@ -390,7 +390,7 @@ class Members:
                     await self._probe(connection, self._attempt_limit(0))
                 except Failure as failure:
                     await self.moved_on(connection, failure)
-                except StoreError as error:  # the next caller gets it
+                except StoreError as error:  # the next request raises it, too
                     log.debug("etcd at %s: %s", self.name, error)
                     connection.heard_at = self._time()
 

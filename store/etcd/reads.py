@@ -1,4 +1,4 @@
-"""Shell: reads at an etcd cluster, at one revision over several requests; guards are read with them, and checked."""
+"""Shell: reads at an etcd cluster, at one revision over several requests. Guards are read, too, and checked here."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Reads:
     async def read(
         self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
     ) -> tuple[Ranges, int]:
-        """Return the content of ranges at one revision, by default the present one, if the guard holds."""
+        """Return ranges at one revision, by default the present; `ConditionFailed` if the guard fails then."""
         if revision:
             guard, asked = (), [{**each, "revision": revision} for each in asked]
         if not guard and len(asked) == 1:
@@ -81,7 +81,7 @@ class Reads:
     async def pages(
         self, prefix: str, guard: tuple[Condition, ...], deadline: float, *, keys_only: bool = False
     ) -> AsyncIterator[tuple[Entries, int]]:
-        """Yield all entries under a prefix, sorted, at one revision, in pieces with that revision."""
+        """Yield all entries under a prefix, sorted, at one revision, as pages with that revision."""
         revision = 0
         for first, last in spans(prefix, self.hidden):
             after: bytes | None = first
@@ -93,7 +93,7 @@ class Reads:
                 after = found.kvs[-1].key + b"\0" if found.more and found.kvs else None
 
     async def stats(self, deadline: float) -> Figures:
-        """Return etcd's few figures."""
+        """Return the few figures that etcd has."""
         revision = await self.members.current_revision(deadline)
         status = await self.members.ask("Maintenance/Status", {}, deadline=deadline, what="stats")
         return Figures(

@@ -1,8 +1,8 @@
 """Shell: the receipts of one client, on which its writes depend: see `transactions`.
 
-They are keys of this client, each for one write at a time, on a lease of their own, so that none outlives the client. A
-write to a lease that it has granted itself has its receipt on that lease: the receipt then lapses only together with
-the written keys, and a late copy of the write is refused.
+Receipts are keys of this client, each for one write at a time. They have a lease of their own, so that no receipt
+outlives the client. If a write grants a lease for its keys, its receipt is on that lease: the receipt then expires only
+together with the written keys, and etcd rejects a late copy of the write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from store.etcd.members import Members
 
 RECEIPTS_TTL: Final = 60.0  # seconds; later the outcome of a write without an answer is unknown
-RECEIPTS_LEAST: Final = 40.0  # seconds that a lease must have left; above the default timeout of the write
+RECEIPTS_LEAST: Final = 40.0  # seconds that the receipts' lease must have left; above the default timeout of a write
 HANG_UP_WITHIN: Final = 1.0  # seconds for deleting receipts; else their lease lapses
 
 
@@ -59,7 +59,7 @@ class Receipts:
         return self.lease
 
     def give_back(self, receipt: Receipt) -> None:
-        """Free a receipt with a known revision; others lapse."""
+        """Make a receipt available again, whose revision is known; other receipts expire with their lease."""
         if receipt.lease in (self.lease, self.writers_lease):
             self._free[receipt.lease].append(receipt)
 

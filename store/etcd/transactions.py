@@ -1,7 +1,7 @@
 """Pure: a write as one etcd transaction that can be repeated, and its result.
 
 etcd keeps no replies. So every write is one transaction that also writes a *receipt*, a key of this client, and depends
-on its last known revision: a second copy finds the receipt changed, and does nothing.
+on its last known revision: a second copy of it finds the receipt changed, and does nothing.
 
     if the receipt has its known revision, and the conditions hold:  write the receipt, and do the operations
     else:                                                            read the receipt, and the keys that decide
@@ -83,7 +83,7 @@ class Write:
         return _surely_writes(self.then) and not any(isinstance(each, Add | Append) for each in self.then)
 
     def looks(self) -> dict[str, Fields]:
-        """Return the reads that decide the write, or answer it."""
+        """Return the reads, by key, that the write's plan or its answer depends on."""
         looks: dict[str, Fields] = {}
         for condition in (*self.guard, *self.when):
             look = look_at(condition)
@@ -101,23 +101,23 @@ class Plan:
 
     operations: Operations
     rests_on: tuple[Condition, ...]
-    succeeded: bool  # the write's conditions hold
+    succeeded: bool  # True if the write's conditions hold
     sums: Mapping[int, int] = field(default_factory=dict)  # results of adding and appending, by the place of their put
     assumed: frozenset[int] = frozenset()  # leases of creations whose key is assumed to exist
 
     @property
     def writes(self) -> bool:
-        """True if it changes anything."""
+        """True if the plan changes any key."""
         return _surely_writes(self.operations)
 
     @property
     def only_deletes(self) -> bool:
-        """True if it only frees space."""
+        """True if the plan puts no key, so it only frees space."""
         return not any(isinstance(operation, Put) for operation in self.operations)
 
     @property
     def leases(self) -> frozenset[int]:
-        """The leases on which it puts keys."""
+        """The leases on which the plan puts keys."""
         return frozenset(each.lease for each in self.operations if isinstance(each, Put) and each.lease)
 
 
@@ -172,7 +172,7 @@ def _revision_is(key: str, revision: int) -> Condition:
 
 
 def decided(write: Write, known: Known | None) -> Plan:
-    """Return the plan of a write: for the expected case, or by the result of its `looks`; or `ConditionFailed`."""
+    """Return the plan of a write by the results of its `looks`, or, if None, for the expected case."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise broken(write.guard)
     rests_on = [_settled(condition, known) for condition in write.guard]
@@ -219,7 +219,7 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
         else:
             value = (entry.value if entry else b"") + operation.value
             sums[place] = len(value)
-        if entry is None:  # an existing one keeps its lease
+        if entry is None:  # an existing key keeps its lease
             check(operation.lease)
         operations.append(Put(key, value, lease=entry.lease if entry else operation.lease))
         rests_on.append(_revision_is(key, entry.mod_revision if entry else 0))
@@ -257,7 +257,7 @@ def _receipted(body: Fields, receipt: Receipt, says: bytes) -> Fields:
 
 
 def _reads(looks: Iterable[Fields]) -> list[Fields]:
-    """Return reads for a transaction; none, if they are too many."""
+    """Return reads for a transaction; no reads if they are too many."""
     reads = [{"request_range": look} for look in looks]
     return reads if len(reads) <= OPERATIONS_MAX else []
 
@@ -298,10 +298,10 @@ def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
     reads = []
     written = set()
     for operation in plan.operations:
-        at = revision - 1  # it deleted, and read, the keys of just before, but for those that it had put itself
+        at = revision - 1  # it read and deleted the keys of the revision before, but for its own puts
         if isinstance(operation, Put):
             written.add(operation.key)
-            at = 0  # the result of a put is known, and history may be gone
+            at = 0  # the present: the result of a put is known, and the revision may be compacted
         elif isinstance(operation, Get) and operation.key in written:
             at = revision
         for request in _requests(operation, hidden):

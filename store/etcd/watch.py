@@ -1,7 +1,7 @@
 """Shell: watches on an etcd cluster, opened again from the next revision when their stream ends.
 
-Compaction overtakes a watch without events. So the number of its keys is kept: if none was written since, and there are
-as many as before, no event is lost, and the watch goes on from now.
+Compaction may delete the revision from which a watch without events would resume. So the watch counts its keys: if no
+key was written since that revision, and their number is the same, no event is lost, and the watch resumes from now.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Watch(interface.Watch):
         self._release()
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Yield one list per revision; see `interface.Watch`."""
+        """Yield one list of events per revision."""
         for event in self._rest:
             yield [event]
         while True:
@@ -75,7 +75,7 @@ class Watch(interface.Watch):
             await self._while_usable(self._more)
 
     async def _more(self) -> None:
-        """Wait for the next message; open the watch again if it has ended, or was silent for long."""
+        """Wait for the next message; open the watch again if its stream has ended."""
         if self._stream is None:
             await self._open(math.inf)
             return
@@ -95,14 +95,14 @@ class Watch(interface.Watch):
                 if self._population is not None:
                     self._population += sum(map(_growth, batch))
             if not message.events and not message.created:
-                # etcd's progress message
+                # a progress message: etcd has sent all events up to its revision
                 self._cursor.nothing_before(message.header.revision)
 
     async def _open(self, deadline: float, *, first: bool = False) -> None:
         while self._stream is None:
             request, reset = self._cursor.opening()
             messages.checked(request)
-            # kept until delivered: this attempt may fail
+            # kept until delivered: this attempt to open the watch may fail
             self._reset = reset or self._reset
             try:
                 await self._open_at(request, deadline, first=first)
@@ -143,7 +143,7 @@ class Watch(interface.Watch):
             self.ready.append(batch)
 
     async def _compacted(self, deadline: float) -> None:
-        """Go on if no event was lost; else with a reset and a new snapshot, or end."""
+        """Resume the watch if no event was lost; otherwise restart it with a reset and a snapshot, or end it."""
         if await self._unchanged(deadline):
             return
         if not self._cursor.compacted():
@@ -154,7 +154,7 @@ class Watch(interface.Watch):
             )
 
     async def _unchanged(self, deadline: float) -> bool:
-        """Return whether the keys are unchanged since the last event; if so, go on from now."""
+        """Return True if no key has changed since the last event; if so, resume from the present revision."""
         if not self._cursor.resumable or self._population is None:
             return False
         request, _ = self._cursor.opening()

@@ -55,8 +55,8 @@ class Writing:
         self._own_lease = next(own, None)
         self._write = replace(write, then=self._on_leases(write.then), otherwise=self._on_leases(write.otherwise))
         self._looks = self._write.looks()
-        self._known: Known | None = None  # the result of the looks ...
-        self._revision = 0  # ... at this revision
+        self._known: Known | None = None  # the results of `looks`, at `_revision`
+        self._revision = 0
         self._must_look = not self._write.sendable
         self._receipt: Receipt | None = None  # set while a request may depend on it
         self._renewed = False
@@ -121,7 +121,7 @@ class Writing:
             return await self._deleted_without_receipt(plan)
         except LeaseNotFound:
             if await self._grant(needed):
-                return None  # keeps the receipt: an earlier copy may be under way
+                return None  # the receipt is kept, as an earlier copy may be under way
             if doubt.any:
                 raise self._nobody_knows() from None
             if self._renewed or receipt.lease != self._receipts.lease:
@@ -152,7 +152,7 @@ class Writing:
         return await self._members.ask(method, fields, deadline=self._deadline, what="writing", doubt=self._doubt)
 
     def _learn(self, responses: Sequence[pb.ResponseOp], revision: int) -> None:
-        """Note the results of looks in the write's transaction."""
+        """Note the results of `looks`, which the failed transaction has read."""
         self._must_look = len(responses) < len(self._looks)
         if self._must_look:
             self._known = None
@@ -176,7 +176,7 @@ class Writing:
         return outcome(plan, reply.responses, revision, hidden=self._hidden)
 
     async def _deleted_without_receipt(self, plan: Plan) -> TransactionResult | None:
-        """Delete without a receipt in a full cluster; once, since twice might delete more.
+        """Delete without a receipt in a full cluster; only once, as a repetition might delete newer keys.
 
         Until 3.4.20 and 3.5.7 a full etcd refused transactions that delete, and took a plain deletion
         (etcd-io/etcd#13429).
@@ -209,7 +209,7 @@ class Writing:
         return bool(to_grant)
 
     async def _revoke(self, unused: Iterable[int]) -> None:
-        """Revoke leases of puts that were not made; the others lapse."""
+        """Revoke leases that were granted for puts that were not made; leases that are not revoked expire."""
         with anyio.move_on_after(HANG_UP_WITHIN, shield=True):
             for lease in unused:
                 with contextlib.suppress(StoreError, Failure):

@@ -1,6 +1,6 @@
 """Shell: logs that a store cannot be reached while a call waits for it, at growing intervals.
 
-Of several waits in one process for the same store, only the first logs.
+If several calls of one process wait for the same store, only the oldest call logs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-FIRST: Final = (3.0, 10.0, 30.0)  # seconds of absence at which it is logged; later at each doubling
+FIRST: Final = (3.0, 10.0, 30.0)  # seconds without the store at which a line is logged; later at each doubling
 FORGOTTEN_AFTER: Final = 10.0  # seconds without a failed attempt, until an outage is forgotten
 
 _waiting: defaultdict[str, list[object]] = defaultdict(list)  # by store, the oldest first
@@ -80,7 +80,7 @@ class Outages:
                 self._say("the store at %s has been out of reach for %s: %s", now, self._problem())
 
     def lost(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Note a lost connection, and log it later if it is not restored."""
+        """Note a lost connection, and log the outage later if the connection is not restored."""
         self._met = True
         self.failed(loop.time())
         loop.call_later(FIRST[0], lambda: self.failed(loop.time()) if self._lasts else None)
@@ -96,5 +96,5 @@ class Outages:
     def _say(self, text: str, now: float, more: str) -> None:
         if self._log.isEnabledFor(logging.INFO):
             said = (text, self._name, in_words(now - self._since), more)
-            # In a thread: a terminal or pipe may block.
+            # Log in a thread: a terminal or pipe may block.
             threading.Thread(target=self._log.info, args=said, name="log", daemon=True).start()

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from store.errors import StoreUsageError
 
-DEFAULT_PORT = 29400  # torchrun's default
+DEFAULT_PORT = 29400  # torchrun's default port
 
 
 def host_and_port(host: str, port: int) -> str:
@@ -16,7 +16,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def token_bytes(token: object) -> bytes | None:
-    """Return a token as bytes; refuse what is neither str nor bytes."""
+    """Return a token as bytes, or None; raise `StoreUsageError` for other types."""
     if not isinstance(token, str | bytes | None):
         raise StoreUsageError(f"the token is of type {type(token).__name__}; give str or bytes")
     return token.encode() if isinstance(token, str) else token
@@ -37,7 +37,7 @@ class Address:
     def parse(cls, url: str) -> Address:
         """Parse the URL of a store; raise `StoreUsageError` for any other."""
         try:
-            url.encode()  # no surrogates
+            url.encode()  # raises for surrogates
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Shell: rejects blocking callers that would wait for ever: the event loop of their own thread serves the store."""
+"""Shell: rejects blocking calls that would never end: the event loop of the caller's own thread serves the store."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ClientContext(ssl.SSLContext):
-    """A context that remembers its certificate chain and key as PEM (`shown`), for gRPC; others do not show them."""
+    """A context that keeps its certificate chain and key as PEM (`shown`) for gRPC: others do not return them."""
 
     shown: tuple[bytes, bytes] | None = None
 
@@ -28,7 +28,7 @@ def client_context(
     cert: str | os.PathLike[str] | None = None,
     key: str | os.PathLike[str] | None = None,
 ) -> ClientContext:
-    """Return a client's context from PEM files. Default: the system's authorities; the key is in `cert`'s file."""
+    """Return a client's TLS context from PEM files; `ca` defaults to the system's authorities, `key` to `cert`."""
     context = ClientContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca is not None:
         context.load_verify_locations(ca)

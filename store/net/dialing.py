@@ -1,4 +1,4 @@
-"""Shell: how a client connects, and the words for errors."""
+"""Shell: connects a client to a server, and describes connection errors in words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Dial: TypeAlias = "Callable[[Callable[[], asyncio.Protocol]], Awaitable[tuple[asyncio.Transport, asyncio.Protocol]]]"
-"""Connects, and returns the result of `loop.create_connection`; tests in virtual time have their own."""
+"""A function that connects, and returns the result of `loop.create_connection`."""
 
 
 class TcpDial:
@@ -50,9 +50,9 @@ class TcpDial:
             context = (renewed or context) if self.secure else None
         await self.choose(context)
         try:
-            # No await between the two, or the socket may leak.
+            # No await between the next calls: a cancellation there would leak the socket.
             sock = await connected_socket(self.addresses)
-            prepare(sock)  # uvloop's socket object takes three times as long
+            prepare(sock)  # on uvloop's socket object this takes three times as long
             return await loop.create_connection(
                 protocol_factory, sock=sock, ssl=context, server_hostname=self.addresses.host if context else None
             )
@@ -60,25 +60,25 @@ class TcpDial:
             raise HungUp(IN_THE_HANDSHAKE) if context else error from None
 
     async def choose(self, context: ssl.SSLContext | None = None) -> None:
-        """Set `addresses`, if there are several hosts."""
+        """Set `addresses` before connecting; a subclass for several hosts overrides this."""
 
 
 class HungUp(ConnectionResetError):
-    """The server closed a connection before its first word."""
+    """The server closed a connection before it sent any bytes."""
 
 
 IN_THE_HANDSHAKE = (
     "it closed the connection in the TLS handshake, as a server does that wants a client's certificate (mutual TLS) "
     "and has got none, or one that it does not trust"
 )
-"""This is all that TLS 1.3 lets a rejected client see."""
+"""The problem in words: with TLS 1.3, a rejected client sees no more than this."""
 
 WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, write tcps://"
-"""For a server never met, without TLS; the protocol of one that was met is known."""
+"""The problem in words, if a server that has never answered closes a connection without TLS."""
 
 
 def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
-    """Return the error for a connection closed before the server's first word; `met`: it has answered before."""
+    """Return the error for a connection closed before the server's first bytes; `met`: it has answered before."""
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
@@ -90,7 +90,7 @@ def untrusted(name: str, error: ssl.SSLCertVerificationError) -> AuthenticationE
 
 
 class RefusedByStore(ConnectionRefusedError):
-    """The server rejected the client and said why: it is full, or another store."""
+    """The server rejected the client with a reason, for example that the server is full."""
 
 
 NOBODY_LISTENS = "nobody listens there"
@@ -99,7 +99,7 @@ SAYS_NOTHING = (
     "it accepts connections and sends nothing: it is no store (of HTTP, say), or speaks TLS: for that, write tcps://",
     "it accepts connections and does not answer in the TLS handshake: it is no store, or without TLS: write tcp://",
 )
-"""For a server never met that sends no greeting: to a client without TLS, and with it."""
+"""The problem in words of a server that sends no greeting: for a client without TLS, and for one with TLS."""
 
 
 NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
@@ -120,7 +120,7 @@ def describe(error: BaseException) -> str:
     if isinstance(error, ssl.SSLEOFError):
         return IN_THE_HANDSHAKE
     if isinstance(error, ssl.SSLError):
-        reason = getattr(error, "reason", None) or str(error)  # Python's own errors have none
+        reason = getattr(error, "reason", None) or str(error)  # errors of Python's own have no reason
         return f"TLS failed: {_TLS_IN_WORDS.get(reason, reason)}"
     if isinstance(error, ConnectionRefusedError):
         return NOBODY_LISTENS
@@ -134,7 +134,7 @@ def describe(error: BaseException) -> str:
 
 def lack_of(error: BaseException) -> str:
     """Return the exhausted limit of this process, and its remedy; "" for other errors."""
-    if isinstance(error, socket.gaierror):  # a resolver may fail to open a file
+    if isinstance(error, socket.gaierror):  # a resolver may fail because it cannot open a file
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as lack:

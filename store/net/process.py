@@ -41,7 +41,7 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, name: str) -> None:
 def loopback_id() -> str:
     """Return an id of this process's loopback network, equal in processes that share it."""
     try:
-        # One host's containers share the boot id; hosts number their networks alike.
+        # Both parts are needed: containers of one host share its boot id, and different hosts use equal network ids.
         where = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/net").readlink())
     except OSError:
         where = socket.gethostname()
@@ -51,7 +51,7 @@ def loopback_id() -> str:
 def _draw_again() -> None:
     global _id
     _id = os.urandom(16)
-    loopback_id.cache_clear()  # a child may change its network
+    loopback_id.cache_clear()  # a child may enter another network
 
 
 os.register_at_fork(after_in_child=_draw_again)

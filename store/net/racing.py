@@ -1,8 +1,9 @@
 """Shell: connecting to a host with several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
 
-Attempts start a quarter of a second apart, or at once after a failure, and the first that connects wins. The families
-alternate, so a dead network costs one pause. The address that worked last comes first; failed ones come last. asyncio's
-own race may leak the winning socket if cancelled; uvloop and blocking callers have no race.
+Attempts start a quarter of a second apart, or at once after a failure, and the first connection wins. IPv6 and IPv4
+addresses alternate, so a dead network costs one pause. The address that worked last is tried first, and addresses that
+failed are tried last. asyncio's own race may leak the winning socket if cancelled. uvloop and blocking sockets have no
+race.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ STAGGER = 0.25  # seconds, as RFC 8305 recommends
 
 CHECK_EVERY = 0.5  # seconds between calls of `check`
 LOOKED_UP_WITHIN = 1.0  # seconds for a lookup; then the last known addresses are used
-HOLDS_FOR = 3.0  # seconds that an answer is used for; more than the longest pause between attempts
+HOLDS_FOR = 3.0  # seconds that a lookup's result is used for; more than the longest pause between attempts
 TOLD_MOST = 4  # addresses of a name in one message
-UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # the last if memory is short
+UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # EAGAIN if memory is short
 WORKED, SILENT = -1, 1  # ranks of the address that worked last, and of those that failed since
 SMALL_SEGMENT = 1024  # bytes; such packets pass all IPv6 networks and most tunnels
 
@@ -55,8 +56,8 @@ class Addresses:
         self._resolved: list[Resolved] = []
         self._small_packets = self._said = self._has_worked = False
         self._looking: threading.Thread | None = None
-        self._holds_until = -math.inf  # until then the last answer is used, on `time.monotonic()`
-        self._problem: Exception = OSError(f"{host} was not looked up")  # of the last failed lookup
+        self._holds_until = -math.inf  # until this `time.monotonic()`, the last lookup's result is used
+        self._problem: Exception = OSError(f"{host} was not looked up")  # the error of the last failed lookup
         with contextlib.suppress(OSError):
             self._look_up(socket.AI_NUMERICHOST)
         self.literal: bool = bool(self._resolved)
@@ -87,17 +88,17 @@ class Addresses:
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
-        """Return the addresses in the order to try; None if the lookup takes over a second, or `within`: call again."""
+        """Return the addresses in the order to try; None if a lookup takes over a second, or `within`: retry then."""
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
-            if looking is None or not looking.is_alive():  # one at a time: it may take minutes
+            if looking is None or not looking.is_alive():  # one lookup at a time: it may take minutes
                 looking = threading.Thread(target=self._look_up_aside, name=f"look up {self.host}", daemon=True)
                 wait = True
                 looking.start()
                 self._looking = looking
             if wait:
                 looking.join(min(within, LOOKED_UP_WITHIN))
-            is_over = not looking.is_alive()  # read first: a later answer still counts
+            is_over = not looking.is_alive()  # read before the result, which may come meanwhile
             if not self._has_worked and time.monotonic() >= self._holds_until:
                 if is_over:
                     raise self._problem.with_traceback(None)
@@ -110,12 +111,12 @@ class Addresses:
 
     def _look_up_aside(self) -> None:
         try:
-            self._look_up()  # a late answer is for the next attempt
+            self._look_up()  # a late result is for the next attempt
         except (OSError, UnicodeError) as error:
             self._problem = error
 
     def _look_up(self, flags: int = 0) -> None:
-        # As bytes if ASCII: for text Python loads its slow IDNA tables.
+        # Pass an ASCII name as bytes: for text, Python loads its IDNA tables, which is slow.
         host = self.host.encode() if self.host.isascii() else self.host
         found = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM, flags=flags)
         if not found:
@@ -133,13 +134,13 @@ class Addresses:
     def did_not_work(self, addresses: Iterable[Any]) -> None:
         """Note that these addresses have failed, or not answered in time."""
         self._standing.update(dict.fromkeys(addresses, SILENT))
-        # Not a generator, which may swallow a handler's exception.
+        # Not a generator, which may swallow the exception of a signal's handler.
         if {self._standing.get(one[4]) for one in self._resolved} <= {SILENT}:
             self._standing.clear()  # none has worked: rank all equally
 
 
 class Race:
-    """One attempt to connect: call `begin_next` in time, and `won` with each writable socket."""
+    """One race to connect: the caller calls `begin_next` at intervals, and `won` with each writable socket."""
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
         self._addresses = addresses
@@ -149,7 +150,7 @@ class Race:
         self.connecting: dict[socket.socket, Any] = {}
 
     def begin_next(self) -> socket.socket | None:
-        """Start the next address that does not fail at once, if any; `OSError` if all have failed."""
+        """Begin to connect to the next address that does not fail at once; `OSError` if all have failed."""
         while self.left:
             family, kind, protocol, _, address = self.left.popleft()
             self._tried.append(address)
@@ -189,7 +190,7 @@ class Race:
         return False
 
     def close(self) -> None:
-        """Close the sockets under way."""
+        """Close the sockets that are still connecting, and note that their addresses did not work."""
         for sock in self.connecting:
             sock.close()
         self.connecting.clear()
@@ -197,7 +198,7 @@ class Race:
         self._tried.clear()
 
     def _failed(self, error: OSError) -> None:
-        # A machine that refuses says more than a missing route.
+        # Keep a refusal by a machine: it says more than a missing route.
         if self._problem is None or isinstance(error, ConnectionRefusedError):
             self._problem = error
 
@@ -237,8 +238,8 @@ def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> 
 
 
 async def connected_socket(addresses: Addresses) -> socket.socket:
-    """The awaited twin of `connected`."""
-    # uvloop's lookup uses libuv's threads, which hang a forked child at its end.
+    """Do the same as `connected`, without blocking the event loop."""
+    # Not the loop's own lookup: uvloop's uses libuv's threads, with which a forked child hangs at its end.
     order = addresses.resolve() if addresses.literal else None
     while order is None:
         order = await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)

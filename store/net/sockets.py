@@ -1,8 +1,8 @@
 """Shell: sockets: quick sending, early notice of a dead peer, `fork()` and signals.
 
 While a forked child holds its parent's sockets open, the peer does not notice the parent's death. So sockets are
-registered here, and replaced by `/dev/null` in a child, which keeps their numbers taken. A signal's handler may raise
-any exception in a system call, even `TimeoutError`: see `raised_by_handler`.
+registered here, and a forked child replaces them by `/dev/null`, which keeps their numbers in use. A signal's handler
+may raise any exception in a system call, even `TimeoutError`: see `raised_by_handler`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: unsent bytes
 TCP_INFO_PROBES = 3  # <linux/tcp.h>: the place of unanswered probes in tcp_info
-SO_MEMINFO = 55  # <asm-generic/socket.h>: a socket's memory ...
-MEMINFO_BYTES = 4  # ... first that of received data
-PROBES_ANSWERED = 1  # if more probes are unanswered, the peer is gone
+SO_MEMINFO = 55  # <asm-generic/socket.h>: the memory that a socket uses
+MEMINFO_BYTES = 4  # the first number of SO_MEMINFO: the memory of received data
+PROBES_ANSWERED = 1  # if more TCP probes than this are unanswered, the peer is dead
 PASSED_ON = sys.platform == "linux"  # accepted connections inherit their listener's options
 SYSTEM_TELLS = sys.platform == "linux"  # the system tells the bytes not acknowledged
 LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
@@ -44,14 +44,14 @@ OPTIONS += [
 
 Sockets: TypeAlias = "Sequence[socket.socket]"
 
-# By owner: asyncio's socket objects take no weak references.
+# The registered sockets by owner: asyncio's socket objects allow no weak references.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})  # packages with errors of their own
+CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})  # packages that raise errors themselves
 
 
 def raised_by_handler(error: BaseException | None) -> bool:
     """Return True if a signal's handler, and no package called here, raised this error."""
-    if error is None or threading.current_thread() is not threading.main_thread():  # handlers run there
+    if error is None or threading.current_thread() is not threading.main_thread():  # signal handlers run there
         return False
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -78,8 +78,8 @@ def prepare(sock: Any) -> None:
 def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
     """Return the unacknowledged bytes, `buffered` ones included, and two flags.
 
-    The first: the bytes only wait for the peer to read. The second: the peer's system has acknowledged all, and no
-    received data was lost.
+    The first: the bytes only wait for the peer to read. The second: the peer's system has acknowledged all bytes, and
+    no received data waits for a lost packet.
     """
     under_way, unsent = (0, 0) if sock is None else _queued_bytes(sock)
     waiting = buffered + unsent
@@ -88,7 +88,7 @@ def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 
 
 def _queued_bytes(sock: Any) -> tuple[int, int]:
-    """Return the unacknowledged and the unsent bytes; all count as sent if probes are unanswered."""
+    """Return the unacknowledged and the unsent bytes; if probes are unanswered, all bytes count as sent."""
     held = unsent = 0
     with SystemErrorsSuppressed(OSError, ValueError):  # closed, or the system is not Linux
         held, unsent = (
@@ -101,7 +101,7 @@ def _queued_bytes(sock: Any) -> tuple[int, int]:
 
 
 def _unanswered_probes(sock: Any) -> int:
-    """Return the number of unanswered probes; 0 if unknown."""
+    """Return the number of TCP probes without an answer; 0 if unknown."""
     option = getattr(socket, "TCP_INFO", None)
     if option is not None:
         with SystemErrorsSuppressed(OSError):
@@ -124,7 +124,7 @@ def unread_bytes(sock: Any) -> float:
 
 
 def let_go_in_children(owner: object, *socks: Any) -> None:
-    """Register sockets of `owner`, which forked children replace. Call `forget` when they are closed."""
+    """Register sockets of `owner`, which forked children replace. Call `forget` when the sockets are closed."""
     _owned[owner] = socks
 
 
@@ -135,7 +135,7 @@ def forget(owner: object) -> None:
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
     """Return sockets that listen on every address of `host` ("": all), on one port (0: a free one)."""
-    # None gives the loopback of both families; some hosts files name one.
+    # None gives the loopback addresses of both families; some hosts files give `localhost` only one.
     asked, flags = (None, 0) if host == "localhost" else (host or None, socket.AI_PASSIVE)
     found = socket.getaddrinfo(asked, port, type=socket.SOCK_STREAM, flags=flags)
     addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
@@ -150,7 +150,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             for sock in bound:
                 sock.close()
-            # With "" or "localhost", the free port of one family may be taken in the other.
+            # With "" or "localhost", a port that is free for IPv4 may be taken for IPv6.
             if port or not bound or error.errno != errno.EADDRINUSE or attempt == LISTEN_ATTEMPTS - 1:
                 raise
         else:
@@ -203,7 +203,7 @@ _limit_before = (0, 0)
 
 @contextlib.contextmanager
 def raised_file_limit() -> Iterator[int]:
-    """Raise the limit of open files; the last user restores it, unless more files are open."""
+    """Raise the limit of open files in a block; the last block to end restores it, unless more files are open."""
     global _limit_users, _limit_before
     if not _limit_users:
         _limit_before = resource.getrlimit(resource.RLIMIT_NOFILE)

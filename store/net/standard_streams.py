@@ -1,7 +1,7 @@
 """Shell: opens the standard streams that a process was started without, for example by `2>&-`.
 
-Else a socket gets the number of a closed stream: standard error would go to a peer, and libuv aborts the process when
-it closes the socket.
+Otherwise a socket gets the number of a closed stream. Standard error would then go to a peer, and libuv aborts the
+process when it closes such a socket.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 
 def open_standard_streams(*, for_command: bool = False) -> None:
     """Open closed descriptors 0, 1, 2 on `/dev/null`; `for_command` also replaces the stream objects."""
-    # The system chooses the number: another thread may be opening a file.
-    with contextlib.suppress(OSError):  # the caller's next `open` fails, too
+    # Let the system choose the number: another thread may take a free one meanwhile.
+    with contextlib.suppress(OSError):  # the caller's next `open` raises the same error
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(number, True)
         os.close(number)

@@ -1,4 +1,4 @@
-"""Shell: ends tasks, and finishes work despite a cancelled caller."""
+"""Shell: cancels tasks, and finishes work although its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-LOOK_AGAIN = 0.01  # seconds between two looks at a task in a shielded scope
+LOOK_AGAIN = 0.01  # seconds between checks if a task has left its shielded scope
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None) -> None:
-    """Cancel tasks and wait for their end, even if cancelled; their errors stay in them."""
+    """Cancel tasks, and wait for their end even if the caller is cancelled; do not raise their errors."""
     for task in tasks:
         task.cancel()
     if tasks:
@@ -31,10 +31,10 @@ async def together(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U], /
 @overload
 async def together(*work: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
 async def together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
-    """Run these concurrently, each to its end; return their results, or raise the error of the first that has one.
+    """Run coroutines concurrently, each to its end; return their results, or raise the first error.
 
-    `asyncio.gather` may raise a `CancelledError` of its own, without the message by which anyio's scopes know theirs:
-    a cancelled scope would not end at its block, but cancel all that is around it.
+    `asyncio.gather` may raise a new `CancelledError`, without the message by which an anyio scope recognizes its own.
+    The cancellation would then not stop at the cancelled scope, but reach the scopes around it.
     """
     tasks = [asyncio.create_task(one) for one in work]
     try:
@@ -49,7 +49,7 @@ async def together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
 async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
     """Run work in its own task; return its result, or None after `within` seconds.
 
-    A cancelled caller waits for this, too, and is cancelled afterwards.
+    A cancelled caller waits for the result, too, and is cancelled afterwards.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
@@ -67,7 +67,7 @@ async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = Non
 
 
 class Cancelling:
-    """Cancels the task that made it, at each await, from `begin` until `end`, except in shielded anyio scopes."""
+    """Cancels the task that created it at each await, from `begin` until `end`, except in shielded anyio scopes."""
 
     def __init__(self) -> None:
         task = asyncio.current_task()
@@ -94,7 +94,7 @@ class Cancelling:
         self._next = loop.call_soon(self.begin, why)
 
     def end(self) -> None:
-        """Stop cancelling it."""
+        """Stop cancelling the task."""
         if self._next is not None:
             self._next.cancel()
         for _ in range(self._count):
@@ -102,7 +102,7 @@ class Cancelling:
 
     @property
     def was_all(self) -> bool:
-        """True if the current task is the cancelled one, and nothing else has cancelled it."""
+        """True if this object, and nothing else, has cancelled the current task."""
         is_here = self._task is asyncio.current_task()
         return self._count > 0 and is_here and self._task.cancelling() <= self._before
 
@@ -116,6 +116,6 @@ class Cancelling:
 
 
 def _scope_of(task: asyncio.Task[Any]) -> Any:
-    """Return the innermost anyio scope of a task; None with an unknown anyio."""
+    """Return the innermost anyio scope of a task; None if anyio's internals are unknown."""
     states = getattr(sys.modules.get("anyio._backends._asyncio"), "_task_states", {})
     return getattr(states.get(task), "cancel_scope", None)

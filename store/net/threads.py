@@ -1,8 +1,8 @@
 """Shell: event loops in threads, uvloop's if installed.
 
-They are daemon threads, so that a process can end. But a loop that runs while Python finalizes may crash (seen with
-uvloop). So `atexit` stops and joins the remaining loops, within `END_WITHIN` seconds. Python has joined its other
-threads before, which may use these loops.
+They are daemon threads, so that a process can end. But an event loop that runs while Python finalizes may crash (seen
+with uvloop). So an `atexit` function stops the remaining loops and joins their threads, within `END_WITHIN` seconds. By
+then Python has joined all other threads, which may use these loops.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 END_WITHIN = 3.0  # seconds for all loops to end; longer than revoking a lease takes
 
-LOOK = 0.5  # seconds; the longest delay of a signal in a thread that waits for another
+LOOK = 0.5  # seconds; a thread that waits for another handles a signal after this time at the latest
 
 
 class Flag:
-    """An event for threads and loops that an exception of a signal's handler cannot break.
+    """An event for threads and event loops which an exception of a signal's handler cannot break.
 
-    Waiters and waker of a `threading.Event` or a future share a lock, which an exception just after it was taken leaves
-    locked. Here each waiter has its own lock, released by `set`.
+    The threads that wait for a `threading.Event` or a future share a lock with the thread that sets it. An exception
+    just after the lock was acquired leaves it locked. Here each waiter has its own lock, which `set` releases.
     """
 
     __slots__ = ("_is_set", "_waiting")
@@ -54,9 +54,9 @@ class Flag:
 
     def set(self) -> None:
         """Wake all waiters, from any thread."""
-        self._is_set = True  # first: a new waiter sees it, or is in the list
+        self._is_set = True  # set first, so that a new waiter sees the flag or is in the list
         while self._waiting:
-            with contextlib.suppress(IndexError):  # another thread has taken the last
+            with contextlib.suppress(IndexError):  # another thread has taken the last waiter
                 self._waiting.pop()()
 
     def call(self, callback: Callable[[], object]) -> None:
@@ -68,8 +68,8 @@ class Flag:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the flag is set; return False after `timeout` seconds.
 
-        A signal just before a lock's wait, or in another thread, does not interrupt it, so the wait is cut into short
-        ones.
+        A signal just before a lock's wait, or in another thread, does not interrupt the wait for the lock. So this
+        waits several times, for a short time each.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         opened = _thread.allocate_lock()
@@ -85,7 +85,7 @@ class Flag:
                     return self._is_set
             return True
         finally:
-            with contextlib.suppress(ValueError):  # it was woken
+            with contextlib.suppress(ValueError):  # `set` has removed the lock
                 self._waiting.remove(wake)
 
 
@@ -101,10 +101,10 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 class Call(Generic[T]):
-    """A coroutine in another thread's loop; await it, or block on `wait`. `over` is set at its end.
+    """A coroutine in another thread's loop. Await the call, or block on `wait`; `over` is set at its end.
 
     It costs a fifth of `asyncio.run_coroutine_threadsafe`, and signals cannot break it: see `Flag`. Cancelling the
-    awaiting task does not cancel it. It raises `RuntimeError` if the loop has ended.
+    awaiting task does not cancel the coroutine. The constructor raises `RuntimeError` if the loop has ended.
     """
 
     __slots__ = ("_task", "_there", "_work", "over")
@@ -131,7 +131,7 @@ class Call(Generic[T]):
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # else asyncio would report it as never retrieved
+            task.exception()  # read the error, or asyncio reports it as never retrieved
         self.over.set()
 
     async def end(self) -> None:
@@ -150,13 +150,13 @@ class Call(Generic[T]):
         return self.result()
 
     def wait(self, timeout: float | None = None) -> T:
-        """Block until it is over; return its result, or raise `TimeoutError` after `timeout` seconds."""
+        """Block until the call is over; return its result, or raise `TimeoutError` after `timeout` seconds."""
         if not self.over.wait(timeout):
             raise TimeoutError(f"not over after {timeout:g} s")
         return self.result()
 
     def abandon(self) -> None:
-        """Cancel the call if it did not begin before its loop closed."""
+        """Mark the call as over, since its loop has closed; close the coroutine if it did not begin."""
         if self._task is None:
             self._work.close()
         self.over.set()
@@ -168,19 +168,19 @@ class Call(Generic[T]):
 
     @property
     def has_failed(self) -> bool:
-        """True if it is over and raised an exception; False if cancelled."""
+        """True if the coroutine has raised an exception; False if it was cancelled."""
         task = self._task
         return task is not None and task.done() and not task.cancelled() and task.exception() is not None
 
     def result(self) -> T:
-        """Return its result, once it is over; `CancelledError` if it was cancelled."""
+        """Return the coroutine's result once the call is over; `CancelledError` if it was cancelled."""
         if self._task is None:
             raise asyncio.CancelledError
         return self._task.result()
 
 
 class LoopThread:
-    """A daemon thread with an event loop, in which `end` is awaited last; `RuntimeError` if it cannot be made.
+    """A daemon thread with an event loop, which awaits `end` before it stops; `RuntimeError` if it cannot start.
 
     At the end of the process, threads with `last` end after the others.
     """
@@ -197,7 +197,7 @@ class LoopThread:
         self._calls: set[Call[Any]] = set()  # those that are not over
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         try:
-            # In a thread without signals: one could interrupt `Thread.start`.
+            # Start it in another thread, where no signal's handler runs: a handler could interrupt `Thread.start`.
             _thread.start_new_thread(self._begin, ())
             self._ready.wait()
         except BaseException:
@@ -210,7 +210,7 @@ class LoopThread:
 
     def _begin(self) -> None:
         try:
-            self._loop = new_loop()  # made first, to accept work at once
+            self._loop = new_loop()  # made before the thread, so that `run` works at once
             _running[self._thread] = self._last, self.stop
             try:
                 self._thread.start()
@@ -227,7 +227,7 @@ class LoopThread:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         finally:
-            # Else `_running` would keep the thread and its loop: 300 kB.
+            # The entry refers to the thread, so it would keep thread and loop in memory: 300 kB.
             _running.pop(self._thread, None)
             for call in tuple(self._calls):
                 call.abandon()
@@ -240,7 +240,7 @@ class LoopThread:
                 await self._end()
 
     def run(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Start a coroutine there; raise `RuntimeError` if the thread has ended."""
+        """Start a coroutine in the thread's loop; raise `RuntimeError` if the thread has ended."""
         call = Call(work, self._loop)
         self._calls.add(call)
         call.over.call(partial(self._calls.discard, call))
@@ -250,21 +250,21 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """True if the caller runs in it."""
+        """True if the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     @property
     def has_ended(self) -> bool:
-        """True if its loop is closed."""
+        """True if the thread's loop is closed."""
         return self._loop.is_closed()
 
     def soon(self, callback: Callable[[], object]) -> None:
-        """Call a function there, from any thread; do nothing if the thread has ended."""
+        """Call a function in the thread's loop, from any thread; do nothing if the thread has ended."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 
     def stop(self, *, within: float = 0.0) -> None:
-        """End it, and wait at most `within` seconds."""
+        """End the thread, and wait at most `within` seconds for its end."""
         self.soon(self._stop.set)
         deadline = time.monotonic() + within
         if not self.is_current:
@@ -275,8 +275,8 @@ class LoopThread:
 class Held(contextlib.AbstractContextManager[T]):
     """An async context entered in a thread's loop, for a blocking caller.
 
-    One task enters and leaves it, as anyio's scopes require. Not a generator: one that is collected would wait for ever
-    for a dead thread.
+    One task enters and leaves the context, as anyio's scopes require. This is no generator-based context manager: a
+    generator that is garbage-collected would wait for ever for a dead thread.
     """
 
     def __init__(self, thread: LoopThread, context: contextlib.AbstractAsyncContextManager[T]) -> None:
@@ -309,12 +309,12 @@ class Held(contextlib.AbstractContextManager[T]):
 
     def __exit__(self, *_: object) -> None:
         self._thread.soon(self._left.set)
-        with contextlib.suppress(asyncio.CancelledError):  # the thread has ended with the process
+        with contextlib.suppress(asyncio.CancelledError):  # the thread has ended, with the process
             self._holding.wait()
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run work in a daemon thread, which does not delay a cancelled caller."""
+    """Run work in a daemon thread, and return its result; a cancelled caller does not wait for the thread."""
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
 
@@ -329,13 +329,13 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 _running: weakref.WeakKeyDictionary[threading.Thread, tuple[bool, Callable[[], object]]] = weakref.WeakKeyDictionary()
-"""The threads that run loops: if they end last, and the function that ends them."""
+"""For each thread that runs a loop: if it ends last, and the function that ends it."""
 
 
 def _end_all() -> None:
-    """Stop and join every running loop, those of served stores last: clients here need them."""
+    """Stop every loop and join its thread; loops that serve stores are last, as clients in this process need them."""
     deadline = time.monotonic() + END_WITHIN
-    # A forked child has no such threads.
+    # In a forked child, the parent's threads are not alive.
     running = [(thread, *what) for thread, what in list(_running.items()) if thread.is_alive()]
     for comes_last in (False, True):
         ending = [(thread, end) for thread, last, end in running if last is comes_last]

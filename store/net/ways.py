@@ -1,4 +1,4 @@
-"""Shell: the route to one of several servers, which tells this machine's address."""
+"""Shell: finds this machine's address, by the network route to one of several servers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FOUND_WITHIN: Final = 3.0  # seconds for all name lookups
-ELSEWHERE: Final = "another"  # the id of any other member
+ELSEWHERE: Final = "another"  # the id of a member other than the first
 
 
-Ends: TypeAlias = tuple[str, str]  # the addresses of a route: of this machine, and of a member of a cluster
+Ends: TypeAlias = tuple[str, str]  # the two ends of a route: the addresses of this machine, and of a cluster's member
 
 
 async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
-    """Return the route to the first host, and its id `server`; if that is on this machine, the route to another."""
+    """Return the route to the first host, and its id `server`; if it is this machine, the route to another host."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):

@@ -1,10 +1,9 @@
 """Sans-I/O: the state of a peer on either side of a connection, from hello to goodbye.
 
-`ClientConnection` outlives its connections: it numbers the requests, remembers those without a reply, and repeats them
+`ClientConnection` outlives its connections: it numbers the requests, and keeps unanswered requests, which are repeated
 after a reconnect (promises S2, S10).
 
-Both sides prove that they know the token (promise S8): see docs/protocol.md. A recorded proof is worthless on another
-connection.
+Both sides prove that they know the token (promise S8): see docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     Secret: TypeAlias = bytes | Callable[[], bytes | None] | None
 
-FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # of a client, until the first welcome
+FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # the limit of a client's frames until its first welcome
 
 LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl_max")
 """The limits that a client applies itself, from the welcome."""
@@ -48,7 +47,7 @@ def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
     parts = (
         role.encode(),
         b"%d" % hello.version,
-        b"%d-%d" % (greeting.version_min, greeting.version_max),  # else an attacker could force an older version
+        b"%d-%d" % (greeting.version_min, greeting.version_max),  # or an attacker could force an older version
         greeting.store_id.encode(),
         greeting.nonce,
         hello.nonce,
@@ -81,15 +80,15 @@ class ServerConnection:
         return self._reader.held_bytes
 
     def let_go(self) -> None:
-        """Drop the incomplete frame."""
+        """Free the bytes of an incomplete frame."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
 
     def greeting(self) -> bytes:
-        """Return the first frame."""
+        """Return the server's greeting as a frame."""
         return wire.encode_opening(self._greeting)
 
     def only_request(self, data: bytes) -> tuple[int, int, Request[Any]] | None:
-        """Return the request if these bytes are just one, else None: then call `receive`."""
+        """Return the request if the bytes are exactly one request; otherwise None, and the caller calls `receive`."""
         if self._hello is None or len(data) > wire.STEP_BYTES:
             return None
         body = self._reader.only_frame(data)
@@ -102,8 +101,8 @@ class ServerConnection:
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
         """Yield the client's messages. After a `Hello` the caller calls `welcome` before the next item.
 
-        None is a pause while a large request is decoded, so that other peers are served. After `ProtocolError` or
-        `AuthenticationError` the caller closes the connection.
+        None marks a pause in the decoding of a large request: the caller serves other peers meanwhile. After
+        `ProtocolError` or `AuthenticationError` the caller closes the connection.
         """
         for body in self._reader.feed(data):
             if self._hello is None:
@@ -128,7 +127,7 @@ class ServerConnection:
         self._last_id = request_id
 
     def welcome(self, *, session: int, address: str, revision: int, durable: bool = True) -> bytes:
-        """Return the answer to a hello; `session` is the session's number."""
+        """Return the welcome that answers a hello, as a frame; `session` is the session's number."""
         assert self._hello is not None, "a welcome answers a hello"
         proof = b"" if self._token is None else _proof(self._token, "server", self._greeting, self._hello)
         limits = {name: getattr(self._limits, name) for name in LIMITS_TOLD}
@@ -148,7 +147,7 @@ class ServerConnection:
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A request without a reply, with the shell's `waiter` and `timer`."""
+    """A request without a reply, with its caller's future (`waiter`) and `timer`."""
 
     request_id: int
     request: Request[Any]
@@ -161,7 +160,7 @@ class InFlight:
 
     @property
     def maybe_applied(self) -> bool:
-        """True if it may take effect without an answer."""
+        """True if the request may take effect although no answer arrives."""
         return self.mutates and self.sent
 
     def settle(self, outcome: Response | StoreError) -> None:
@@ -176,14 +175,14 @@ class InFlight:
             self.waiter.set_result(outcome)
 
     def with_doubt(self, error: StoreError) -> StoreError:
-        """Return a copy of the client's error for this caller, with its own `maybe_applied`."""
+        """Return a copy of the client's error for this request, with the request's own `maybe_applied`."""
         mine = unsent(error)
         if isinstance(error, ConnectionLost | ProtocolError | AuthenticationError):
             mine.maybe_applied = self.maybe_applied
         return mine
 
     def out_of_time(self, timeout: float, name: str, trouble: str | None) -> StoreError:
-        """Return the error of a request without an answer in time; `trouble` is that of the connection, if any."""
+        """Return the error of a request without an answer in time; `trouble` is the connection's problem, or None."""
         what, maybe = f"{type(self.request).__name__} at {name}", self.maybe_applied
         if trouble is None:
             return StoreTimeoutError(f"no answer to {what} within {timeout:g} s", maybe_applied=maybe)
@@ -195,7 +194,7 @@ class ClientConnection:
 
     def __init__(self, *, session_id: bytes, process: bytes = b"", token: Secret, name: str) -> None:
         self._session_id = session_id  # 16 random bytes, constant for this client
-        self._process = process  # 16 random bytes, constant for its process; empty: not named
+        self._process = process  # 16 random bytes, constant for this process; empty if not given
         self._secret = token  # the shared secret, or a function that returns it for each connection
         self._token: bytes | None = None
         self._name = name  # the server's address, for error messages
@@ -204,11 +203,11 @@ class ClientConnection:
         self._greeting: Greeting | None = None
         self._hello: Hello | None = None
         self._last_id = 0
-        self._session: int | None = None  # its number in the last welcome
+        self._session: int | None = None  # the session's number in the last welcome
         self._unanswered: OrderedDict[int, None] = OrderedDict()  # sent mutations, oldest first
-        self.in_flight: dict[int, InFlight] = {}  # by number, in order
+        self.in_flight: dict[int, InFlight] = {}  # by request id, in order
         self.welcomed: Welcome | None = None
-        self.resumed: bool = False  # the last welcome was to the same session
+        self.resumed: bool = False  # True if the last welcome was to the same session
         self.store_id: str | None = None
         self.seen_revision: int = 0  # the highest durable revision
         self._frame_bytes_max = FRAME_BYTES_AT_FIRST
@@ -237,9 +236,9 @@ class ClientConnection:
         return self._greeting is not None
 
     def may_retry(self, error: StoreError) -> bool:
-        """Return whether another attempt may succeed after an error of `receive`.
+        """Return True if another attempt may succeed after an error of `receive`.
 
-        A full server may have room later. Before its welcome, a proxy or another machine may have answered.
+        A full server may accept clients later. Before the welcome, a proxy or another machine may have answered.
         """
         in_place_of_it = self.store_id is not None and self.welcomed is None
         return isinstance(error, LimitExceeded) or (in_place_of_it and not isinstance(error, StoreReplaced))
@@ -259,7 +258,7 @@ class ClientConnection:
                 self._note_revision(whole.response)
                 yield whole
             elif isinstance(item, Events):
-                if item.events:  # else this release knows none of its events
+                if item.events:  # empty if this release knows none of the events
                     self.seen_revision = max(self.seen_revision, item.events[-1].revision)
                     yield item
             elif isinstance(item, Sorry):
@@ -267,7 +266,7 @@ class ClientConnection:
             elif isinstance(item, Greeting):
                 yield self._answer_greeting(item)
                 if item.token_wanted and self._token is None:
-                    # The hello without proof makes the server log it, too.
+                    # A hello without proof was sent first, so that the server logs the missing token, too.
                     raise AuthenticationError(
                         f"{self._name} wants a token, and none was given: pass token= or token_file="
                     )
@@ -282,7 +281,7 @@ class ClientConnection:
         return wire.decode_opening(body, Greeting)
 
     def only_answer(self, data: bytes, item: InFlight) -> Response | None:
-        """Return the answer to `item` if these bytes are just that, else None: then call `receive`."""
+        """Return the answer to `item` if the bytes are exactly that; otherwise None, and the caller calls `receive`."""
         body = None if self.welcomed is None else self._reader.only_frame(data)
         if body is None:
             return None
@@ -338,7 +337,7 @@ class ClientConnection:
                 f"{self._name} could not prove that it knows the token: it is not the server meant"
             )
         if self.store_id is not None and self._greeting.store_id != self.store_id:
-            # Not before the welcome, which has the proof: any server can send a greeting.
+            # Checked only at the welcome, which carries the proof: any server can send a greeting.
             raise StoreReplaced(
                 f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
                 f"{self._greeting.store_id}, so its data is gone"
@@ -369,7 +368,7 @@ class ClientConnection:
         return item
 
     def encode(self, item: InFlight) -> bytes:
-        """Return the bytes of a request; after `LimitExceeded` or `StoreUsageError` it is forgotten."""
+        """Return a request as a frame; a request that raises `LimitExceeded` or `StoreUsageError` is forgotten."""
         if item.mutates:
             self._unanswered[item.request_id] = None
         oldest = next(iter(self._unanswered), item.request_id)
@@ -382,7 +381,7 @@ class ClientConnection:
         return frame
 
     def lost_for_good(self) -> list[InFlight]:
-        """After a welcome, return the mutations of a forgotten session, which may have been applied."""
+        """After a welcome to a new session, forget and return the sent mutations, which may have been applied."""
         lost = [item for item in self.in_flight.values() if item.maybe_applied and not self.resumed]
         for item in lost:
             self._forget(item)
@@ -390,16 +389,16 @@ class ClientConnection:
 
     @property
     def forgotten(self) -> ConnectionLost:
-        """The error of requests that are lost for good."""
+        """The error of the requests that `lost_for_good` returns."""
         why = "broke, and the server has since forgotten this client's session"
         return ConnectionLost(f"the connection to {self._name} {why}", maybe_applied=True)
 
     def answered(self, request_id: int) -> InFlight | None:
-        """Return the request of a reply, if its caller still waits."""
+        """Remove and return the request with this id, or None."""
         return self.in_flight.pop(request_id, None)
 
     def abandon(self, item: InFlight) -> None:
-        """Note that no caller waits. An unsent request is forgotten; a sent one is not repeated."""
+        """Note that no caller waits for a request: forget it if it is unsent; a sent request is not repeated."""
         item.abandoned = True
         if not item.sent:
             self._forget(item)

@@ -1,12 +1,13 @@
 """Pure: counts the elements that a msgpack body claims to hold, before any of them is made.
 
-A byte on the wire, such as an empty array, can cost seventy in memory, and msgpack allocates claimed lengths. So `wire`
-counts the elements of bodies larger than a few kilobytes, and refuses more than any message may have.
+A byte on the wire, such as an empty array, can take seventy bytes of memory, and msgpack allocates the length that an
+array claims. So `wire` counts the elements of bodies larger than a few kilobytes, and rejects a body with more elements
+than any message may have.
 
 Empty arrays and maps, which cost most per byte, are counted separately: no message has more than a few.
 
 Counting reads the first byte of each element (https://github.com/msgpack/msgpack/blob/master/spec.md#formats), so a
-large value costs no more than a small one. It pauses every few thousand elements (promise S11).
+large value costs no more than a small one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _small() -> tuple[list[int], list[int]]:
-    """Return the size and the number of nested elements by first byte, where that byte tells both."""
+    """Return an element's size and its number of nested elements, by its first byte; 0 if that does not give both."""
     size, inside = [0] * 256, [0] * 256
     for first in range(256):
         if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC1, 0xC2, 0xC3):  # small numbers, nil, false, true
@@ -38,9 +39,10 @@ def _small() -> tuple[list[int], list[int]]:
 
 
 _SIZE, _INSIDE = _small()
+# By first byte: how many bytes the length of the content, or the number of elements, has.
 _LENGTH = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes, extensions, text
 _COUNT = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays, maps
-_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # one byte more, for their type
+_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # they have one byte more, for their type
 _MAPS = (0xDE, 0xDF)
 _EMPTY = (0x80, 0x90)
 COUNTED_AT_ONCE = 8192  # elements: about a millisecond and a half

@@ -19,7 +19,7 @@ class FrameReader:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._held = bytearray()
-        self._wanted = 0  # bytes of the next frame, as far as known
+        self._wanted = 0  # bytes needed for the next frame, as far as known
 
     @property
     def held_bytes(self) -> int:
@@ -27,7 +27,7 @@ class FrameReader:
         return len(self._held)
 
     def only_frame(self, data: bytes) -> bytes | None:
-        """Return the body if these bytes are just one frame, else None: then call `feed`."""
+        """Return the body if the bytes are exactly one frame; otherwise None, and the caller calls `feed`."""
         size = len(data) - 4
         if self._held or not 0 <= size <= self.bytes_max or _length.unpack_from(data) != (size,):
             return None
@@ -36,12 +36,12 @@ class FrameReader:
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
         """Take bytes, and yield the complete bodies, which are valid until the next call.
 
-        Bodies are cut one by one: a buffer may hold tens of thousands. The caller takes all before its next call.
-        `ProtocolError`: a frame is longer than allowed.
+        Bodies are cut one by one, as a buffer may hold tens of thousands. The caller exhausts the iterator before its
+        next call. `ProtocolError`: a frame is longer than allowed.
         """
         if self._held:
             self._held += data
-            if len(self._held) < self._wanted:  # else each piece would copy all before it
+            if len(self._held) < self._wanted:  # otherwise each piece would copy all earlier pieces
                 return
             data, self._held = self._held, bytearray()
         view = memoryview(data)

@@ -22,8 +22,8 @@ from store.records import AnyOf, Record, Unfit, UnknownWord, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-VERSION_MIN = 1  # the oldest that this release speaks ...
-VERSION = 1  # ... and the newest
+VERSION_MIN = 1  # the oldest protocol version of this release
+VERSION = 1  # the newest protocol version of this release
 MAGIC = "rdzv"
 SORRY = "sorry"
 CANDIDATE, ENDED = "candidate", "ended"  # kinds of `Sorry`
@@ -35,33 +35,33 @@ EVENT_KINDS = frozenset(get_args(EventKind))
 _HEAD = struct.Struct(">IBBQ")  # length; array of 2: request id, 64 bits
 _EVENTS_HEAD = struct.Struct(">IBBQBB")  # length; array of 2: watch id, 64 bits; array of 2: EVENTS
 HANDSHAKE_BYTES_MAX = 4096  # the largest frame before the welcome
-NUMBER_MAX = 2**63 - 1  # of a request id: SQLite's largest integer
-OPENING_ELEMENTS_MAX = 512  # of a hello or greeting, also of later versions
-ELEMENTS_PER_OPERATION = 12  # an operation has up to 6, and more in later releases
+NUMBER_MAX = 2**63 - 1  # the largest request id: SQLite's largest integer
+OPENING_ELEMENTS_MAX = 512  # the most elements of a hello or greeting, also in later versions
+ELEMENTS_PER_OPERATION = 12  # an operation has up to 6 elements, and may have more in later releases
 # A smaller request is decoded in one step without a count: at worst (nested arrays that each claim as many elements as
 # there are bytes) that takes a few milliseconds, and 27 MB.
 STEP_BYTES = 4096
-RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts its server, but not garbage
+RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts its server, but bytes may be garbage
 
 O = TypeVar("O", bound=Record)  # noqa: E741 - an opening message
 
-CHUNK_BYTES = 256 * 1024  # larger values are sent from the store's own bytes
+CHUNK_BYTES = 256 * 1024  # larger values are sent without a copy
 PACKER_BYTES = 256 * 1024  # a packer's buffer at its creation
 _idle_packers: list[msgpack.Packer] = []
 
 
 def _pack(fields: object) -> bytes:
-    """Return an array as bytes, from any thread; packers are reused, since a new one costs more than a message.
+    """Return an array as bytes, from any thread; packers are reused, as making one takes longer than packing a message.
 
-    One thread at a time uses a packer: packing may start a garbage collection, and switch threads.
+    Only one thread uses a packer at a time: packing may start a garbage collection, which may switch threads.
     """
     try:
         packer = _idle_packers.pop()
     except IndexError:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
-    if len(packed) <= PACKER_BYTES:  # a grown packer would keep its buffer
-        _idle_packers.append(packer)  # not after an error, which may leave part of an array in it
+    if len(packed) <= PACKER_BYTES:  # a packer with a larger buffer would keep it
+        _idle_packers.append(packer)  # not after an error, which may leave part of an array in the packer
     return packed
 
 
@@ -95,7 +95,7 @@ class Hello(Record):
 
 
 class Welcome(Record):
-    """The server accepts the client. `session` is new if the server had forgotten the old one."""
+    """The server's acceptance of a client. `session` is a new number if the server has forgotten the old session."""
 
     session: int
     address: str
@@ -107,7 +107,7 @@ class Welcome(Record):
 
 
 class Sorry(NamedTuple):
-    """The server rejects the client; `kind` names the error to raise, or is one of those in docs/protocol.md."""
+    """The server's rejection of a client; docs/protocol.md lists each `kind`."""
 
     kind: str
     message: str
@@ -128,14 +128,14 @@ class Events(NamedTuple):
 
 
 class Lagged(NamedTuple):
-    """The server ended a watch; everything up to `revision` was sent."""
+    """The server's end of a slow reader's watch; all events up to `revision` were sent."""
 
     request_id: int
     revision: int
 
 
 class Bye(NamedTuple):
-    """The peer closes the connection on purpose."""
+    """The peer's goodbye before it closes the connection."""
 
     reason: str
 
@@ -175,7 +175,7 @@ def encode_sorry(sorry: Sorry) -> bytes:
 
 
 def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
-    """Return an opening of this kind, or a server's refusal."""
+    """Decode a greeting, hello or welcome, as `kind` says, or a server's refusal."""
     fields = _decode(body, _unpack_opening)
     if fields[0] == SORRY and kind is not Hello:
         return _sorry(fields)
@@ -190,7 +190,7 @@ def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
 
 
 def _check_version(fields: Any, kind: type[Record]) -> None:
-    """Raise an error that names the peer's version, which comes first in an opening of any layout."""
+    """Raise an error that names the peer's version if it is unknown; versions come first in every layout."""
     versions = fields[: {Hello: 1, Greeting: 2}.get(kind, 0)] if type(fields) is tuple else ()
     told = bool(versions) and all(type(version) is int for version in versions)
     if told and not (versions[0] <= VERSION and versions[-1] >= VERSION_MIN):
@@ -198,7 +198,7 @@ def _check_version(fields: Any, kind: type[Record]) -> None:
 
 
 def other_version(oldest: int, newest: int, *, server: bool) -> str:
-    """Return the message that no version is common with a peer, which is the `server` or a client."""
+    """Return the error message for a peer, the `server` or a client, with which no version is common."""
     theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
     ours = f"version {VERSION}" if VERSION_MIN == VERSION else f"versions {VERSION_MIN} to {VERSION}"
     if server:
@@ -228,7 +228,7 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any], *,
 
 
 def elements_max(operations_max: int) -> int:
-    """Return the limit of elements per request: high enough to meet `operations_max` first, whose error says more."""
+    """Return the limit of elements per request: so high that `operations_max`, whose error says more, applies first."""
     return 1000 + ELEMENTS_PER_OPERATION * operations_max
 
 
@@ -249,7 +249,7 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Do the same as `decode_request`, with a pause per millisecond; more than `elements_max` are `Excessive`."""
+    """Decode a request as `decode_request` does, with pauses; one of more than `elements_max` is `Excessive`."""
     try:
         count = yield from count_elements(body, elements_max)
     except ValueError as error:
@@ -277,7 +277,7 @@ def _check_numbers(fields: Sequence[Any]) -> None:
 
 
 def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
-    """Return the two numbers of an undecoded request: at most nine bytes each, after the array's length."""
+    """Return an undecoded request's own and acknowledged id: at most nine bytes each, after the array's length."""
     start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
     start.feed(body[:64])
     try:
@@ -295,7 +295,7 @@ def encode_response(request_id: int, response: Response) -> bytes:
 
 
 def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
-    """Encode a response or events, without a head, for all readers; a large value is a chunk, and not copied."""
+    """Encode a response or events, without a head, for all readers; a large value is a chunk of its own, not copied."""
     chunks: list[bytes] = []
     small: list[bytes] = []
     for part in _parts(said):
@@ -327,7 +327,7 @@ def _holds_large(fields: tuple[Any, ...]) -> bool:
 
 
 def content_head(request_id: int, size: int) -> bytes:
-    """Return the head of a response of `size` bytes."""
+    """Return the head of a frame for a response of `size` bytes."""
     return _HEAD.pack(size + _HEAD.size - 4, 0x92, 0xCF, request_id)
 
 
@@ -370,7 +370,7 @@ def _known(events: tuple[Any, ...]) -> Iterator[Event]:
 
 
 def encode_events(events: tuple[Event, ...]) -> bytes:
-    """Return events as bytes, to follow `events_head`."""
+    """Return events as bytes, which follow `events_head` in a frame."""
     return _pack(events)
 
 

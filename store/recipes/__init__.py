@@ -5,9 +5,9 @@
 
 The blocking twins in `store.sync.recipes` have the same names and arguments.
 
-A paused or disconnected holder may go on after another has taken the lock. So each holder has a *fence*, a condition
-that is true while its place exists: add it to `when=` of each critical write. Other systems can compare `token`, which
-is higher than that of each earlier holder.
+A paused or disconnected holder may go on after another client has taken the lock. So each holder has a *fence*, a
+condition that is true while it holds the lock: add the fence to `when=` of each critical write. Systems other than the
+store can compare `token`: each holder's token is higher than those of all earlier holders.
 """
 
 from store.recipes.awaited import Held, leader, leaders, leadership, lock, read_lock, write_lock

@@ -1,8 +1,8 @@
 """Shell: the awaited recipes; see `store.recipes`. `blocking` wraps them.
 
-A waiter sends one `Wait` for a key that is never written, on condition that its own place and the place ahead exist.
-Each place is a key on its holder's lease, written once: its `create_revision` is the order of arrival, and the fence.
-Keys, under the recipe's name: `line/<kind><lease>`, and `bell` for elections.
+Each client in a lock's queue writes one key on its own lease: its *place*. The key's `create_revision` is the order in
+the queue, and the fence. A waiting client sends one `Wait` for a key that is never written, on condition that its own
+place and the place ahead exist. Keys, under the recipe's name: `line/<kind><lease>`, and `bell` for elections.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Response)
 
-TTL = 10.0  # seconds until the place of a dead holder is free
+TTL = 10.0  # seconds until a dead holder loses its lock
 SILENT_AFTER = 1.0  # seconds per request with `timeout=0`
 EARLY = 0.01  # seconds by which a timer may be early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A place in the store, held until its lease ends. Each `token` is higher than earlier ones."""
+    """A lock or a leadership, held until its lease ends. Its `token` is higher than those of earlier holders."""
 
     key: str
     token: int
@@ -41,12 +41,12 @@ class Held:
 
     @property
     def fence(self) -> Condition:
-        """The condition that the place is still held, for `when=` of a write."""
+        """The condition, for `when=` of a write, that the lock is still held."""
         return when.create_revision(self.key) == self.token
 
 
 class _Asking:
-    """Asks the store within a timeout. `late`: the error if the place was taken."""
+    """Makes requests within one timeout. `late` is the error message if another client held the lock."""
 
     def __init__(self, store: Calls, name: str, timeout: float | None = None, late: str = "") -> None:
         if name == "":
@@ -69,13 +69,13 @@ class _Asking:
         return await self.store.call(request, timeout=self.left)
 
     def taken(self) -> None:
-        """Note that another holds the place, which ends an attempt with `timeout=0`."""
+        """Note that another client holds the lock; with `timeout=0`, raise `StoreTimeoutError`."""
         self._seen_taken = True
         if self._timeout == 0:
             raise StoreTimeoutError(self._late)
 
     def judged(self, error: StoreError) -> StoreError:
-        """Return the caller's error: after the timeout, it says if the place was taken."""
+        """Return the error to raise: after the timeout, one that says if another client held the lock."""
         late_after = SILENT_AFTER if self._timeout == 0 else self._timeout
         if late_after is None or self.store.time() < self._began_at + late_after - EARLY:
             return error
@@ -115,11 +115,11 @@ def lock(
         name: A prefix of its keys.
         ttl: Seconds until a dead or disconnected holder loses it.
         value: The value of the holder's key.
-        terms: `timeout=`: seconds for getting it; 0: only if it is free now. `disconnect_ttl=` and `gone_ttl=`: see
-            `LeaseTerms`.
+        terms: `timeout=`: seconds to wait for the lock; 0: take it only if it is free now. `disconnect_ttl=` and
+            `gone_ttl=`: see `LeaseTerms`.
 
     Raises:
-        StoreTimeoutError: It was not free in time, or the store did not answer.
+        StoreTimeoutError: The lock was not free in time, or the store did not answer.
         LeaseNotFound: The lock was lost; an awaiting holder is cancelled first.
     """
     return _held_place(store, name, f"the lock {shown(name)} was not free", "w", value, ttl, terms)
@@ -128,28 +128,28 @@ def lock(
 def write_lock(
     store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
-    """Hold a read-write lock alone, once all earlier readers and writers have gone; see `lock`."""
+    """Hold a read-write lock alone, once all earlier readers and writers have released it; see `lock`."""
     return lock(store, name, ttl=ttl, value=value, **terms)
 
 
 def read_lock(
     store: Calls, name: str, *, ttl: float = TTL, value: bytes = b"", **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
-    """Hold a read-write lock together with other readers, once all earlier writers have gone; see `lock`."""
+    """Hold a read-write lock together with other readers, once all earlier writers have released it; see `lock`."""
     return _held_place(store, name, f"the lock {shown(name)} was not free of writers", "r", value, ttl, terms)
 
 
 def leadership(
     store: Calls, name: str, candidate: bytes, *, ttl: float = TTL, **terms: Unpack[LeaseTerms]
 ) -> AbstractAsyncContextManager[Held]:
-    """Lead during a block, once all earlier candidates have gone.
+    """Lead during a block, once all earlier candidates have left.
 
     Args:
         store: The client.
         name: A prefix of the election's keys.
         candidate: The value that `leader` returns, for example an address.
         ttl: Seconds until a dead or disconnected leader loses its place.
-        terms: As of `lock`; with `timeout=0`, lead only if there is no other candidate now.
+        terms: The same as for `lock`; with `timeout=0`, lead only if there is no other candidate now.
     """
     late = f"another led in {shown(name)}: this one was not elected"
     return _held_place(store, name, late, "w", candidate, ttl, terms, bell=True)
@@ -199,7 +199,7 @@ async def _held_place(
 
 
 async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes) -> Held:
-    """Take a place in a line, and wait for earlier ones; readers (`r`) wait for writers only."""
+    """Join the queue, and wait until earlier places have ended; readers (`r`) wait for writers only."""
     prefix = f"{ask.name}/line/"
     key = f"{prefix}{kind}{lease.id:016x}"
     taken = (await ask(CompareAndSet(key=key, value=value, expected_revision=0, lease=lease.id))).entry
@@ -233,9 +233,9 @@ async def _leader_changed(ask: _Asking, known: Entry | None) -> Entry | None:
         await ask.until_changed([_as_it_is(known)])
         return await _first_in_line(ask)
     while True:
-        # The next key is unknown, so wait for the bell of the next candidate.
+        # The next leader's key is unknown, so wait until a candidate writes the bell.
         bell = await ask.entry(f"{ask.name}/bell")
-        current = await _first_in_line(ask)  # a candidate may have come before the bell was read
+        current = await _first_in_line(ask)  # a candidate may have written the bell before it was read
         if current is not None:
             return current
         await ask.until_changed([when.mod_revision(f"{ask.name}/bell") == (bell.mod_revision if bell else 0)])

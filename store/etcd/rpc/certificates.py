@@ -18,7 +18,7 @@ SYSTEM_BUNDLES: Final = (
     "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat
     "/etc/ssl/cert.pem",  # macOS
 )
-"""The systems' files of trusted authorities: a context reads them one by one from a folder, and has none yet."""
+"""The systems' files of trusted authorities, for a context that has loaded none: it reads a folder on demand."""
 
 
 def channel_credentials(context: ssl.SSLContext) -> grpc.ChannelCredentials:

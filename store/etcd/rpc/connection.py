@@ -1,7 +1,7 @@
 """Shell: one connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
 
-A lease is renewed by a stream of one request and one answer. Every request requires a member with a leader
-(`hasleader`): a member cut off from the others would keep a silent watch open for ever.
+Each renewal of a lease is a stream of one request and one answer. Every request requires that the member has a leader
+(`hasleader`): a member cut off from the other members would keep a silent watch open for ever.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from store.etcd.rpc.watch_stream import Subscription
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Of one answer; gRPC's own limit of 4 MiB is less than a page of a listing, or a snapshot's events."""
+"""The limit of an answer; gRPC's own, 4 MiB, is less than a page of a listing, or a snapshot's events."""
 
 OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),  # `http_proxy` is for the web
-    ("grpc.use_local_subchannel_pool", 1),  # else all clients of a process share a connection
+    ("grpc.enable_http_proxy", 0),  # ignore `http_proxy`, which is for the web
+    ("grpc.use_local_subchannel_pool", 1),  # a connection for each client of a process
     ("grpc.service_config_disable_resolution", 1),  # no DNS queries for TXT records
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd reports its own limit
@@ -77,10 +77,10 @@ class Connection:
         )
         self._closed: Failure | None = None
         self._watches: WatchStream | None = None
-        self._reading: set[asyncio.Task[None]] = set()  # of streams; awaited in `close`
+        self._reading: set[asyncio.Task[None]] = set()  # tasks that read streams; awaited in `close`
 
     async def ask(self, method: str, fields: Fields, *, token: str | None, limit: float) -> Any:
-        """Make one request, below `etcdserverpb.`, and return its answer; `Failure` if another attempt may succeed."""
+        """Call a method of `etcdserverpb`, and return its answer; `Failure` if another attempt may succeed."""
         name = method.partition("/")[2]
         kind, answered = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
         try:
@@ -95,8 +95,8 @@ class Connection:
             response_deserializer=answered.FromString,
         )
         self.under_way += 1
-        # In its own task: when its caller is cancelled, gRPC raises a new `CancelledError`, which the cancel scope
-        # would not recognize.
+        # Call in a task of its own: when the caller is cancelled, gRPC raises a new `CancelledError`, which the cancel
+        # scope would not recognize.
         answering = asyncio.create_task(_answer(call(message, timeout=limit, metadata=_metadata(token))))
         try:
             await asyncio.wait([answering])
@@ -135,7 +135,7 @@ class Connection:
         return subscription.stream is self._watches
 
     def watches(self, token: str | None) -> WatchStream:
-        """Return the stream that all watches share; a new token opens another."""
+        """Return the stream that all watches share; a new token opens another stream."""
         watches = self._watches
         if watches is None or watches.ended is not None or watches.token != token:
             if watches is not None:

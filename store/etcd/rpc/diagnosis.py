@@ -1,4 +1,4 @@
-"""Shell: finds out why a member cannot be reached, by a connection without gRPC, which does not say.
+"""Shell: finds out why a member cannot be reached, by a connection without gRPC, which gives no reason.
 
 Permanent problems are reported at once: a missing or untrusted certificate, TLS on one side only, and a server that is
 not etcd.
@@ -44,7 +44,7 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
             f"cert= and key="
         )
     except TimeoutError:
-        return None  # it is slow, as gRPC has reported
+        return None  # the member is slow, as gRPC has reported
     except (OSError, EOFError, UnicodeError) as error:  # UnicodeError: an impossible host name
         return Failure(describe(error) if isinstance(error, OSError) else str(error), FailureKind.UNDONE)
     speaks_tls = hello.startswith(TLS_ALERT) or b"HTTPS server" in hello
@@ -54,14 +54,14 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
         return ProtocolError(f"{name} is a store of ours and no etcd; write {'tcps' if tls else 'tcp'}://")
     if not hello and tls is None:
         return Failure("it closed the connection", FailureKind.UNDONE)
-    # With TLS the handshake suffices: without ALPN it need not speak HTTP/2.
+    # A TLS handshake suffices: without ALPN, which is not offered here, etcd need not speak HTTP/2.
     if tls is not None or (len(hello) > SETTINGS and hello[3] == SETTINGS):
         return None
     return ProtocolError(f"{name} does not answer in HTTP/2; it is no etcd v3.4 or later ({hello[:40]!r})")
 
 
 async def _hello(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
-    """Return a member's first bytes; one may require a certificate only after its hello."""
+    """Return a member's first bytes: a rejected certificate may show only when they are read."""
     with anyio.fail_after(ANSWER_WITHIN):
         reader, writer = await asyncio.open_connection(host, port, ssl=tls)
         try:
@@ -73,7 +73,7 @@ async def _hello(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
 
 
 async def _speaks_tls(host: str, port: int) -> bool:
-    """Return whether a TLS hello is answered in TLS, or refused."""
+    """Return True if a TLS hello is answered or rejected in TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing secret is sent
     try:

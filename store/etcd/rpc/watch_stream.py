@@ -1,8 +1,8 @@
 """Shell: all watches of one client at one member, over one stream.
 
-Watches are opened in order. The answer to a refused watch has no number, so it is for the first unanswered one.
-Messages for a slow reader are held, up to a bound. Past it, the reader's watches are cancelled, and the reader opens
-them again when it has read the held messages.
+Watches are opened in order. The answer to a rejected watch has no id, so it is for the first unanswered one. Messages
+for a slow reader are held, up to a bound. Past it, the reader's watches are cancelled, and the reader opens them again
+when it has read the held messages.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the bytes held for a slow reader
 
 
 class Outgoing:
-    """The messages to send over a stream, as an iterator for gRPC, which must be closed."""
+    """An iterator, for gRPC, over the messages to send on a stream; it must be closed."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # at most two for each watch
+        self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # at most two messages per watch
 
     def send(self, **request: pb.WatchCreateRequest | pb.WatchCancelRequest) -> None:
         """Send a request."""
@@ -55,13 +55,13 @@ class WatchStream:
         self.token: str | None = token
         self.requests: Outgoing = Outgoing()
         self._last_id = 0
-        self._opening: deque[int] = deque()  # not answered yet, in order
+        self._opening: deque[int] = deque()  # ids of the unanswered requests, in order
         self._subscriptions: dict[int, Subscription] = {}
-        self.ended: Exception | None = None  # why it has ended
+        self.ended: Exception | None = None  # why the stream has ended
 
     @property
     def busy(self) -> bool:
-        """True if it has watches."""
+        """True if the stream has watches."""
         return bool(self._subscriptions)
 
     def subscribe(self, requests: Sequence[Fields]) -> Subscription:
@@ -106,7 +106,7 @@ class WatchStream:
         reason = message.cancel_reason or "it ended the watch"
         verdict = classify(0, reason, name=self._name)
         if isinstance(verdict, AuthenticationError) and self.token is not None:
-            verdict = FailureKind.TOKEN  # etcd says the same of an old token
+            verdict = FailureKind.TOKEN  # etcd says the same about an expired token
         if isinstance(verdict, FailureKind):
             return Failure(reason, verdict if verdict is FailureKind.TOKEN else FailureKind.UNDONE)
         return verdict
@@ -116,7 +116,7 @@ class WatchStream:
         if self.ended is not None:
             return
         self.ended = problem
-        self.requests.close()  # also at the member
+        self.requests.close()  # ends the stream at the member, too
         for subscription in set(self._subscriptions.values()):
             subscription.fail(problem)
         self._subscriptions.clear()
@@ -135,7 +135,7 @@ class Subscription:
         self._news = asyncio.Event()
 
     async def opened(self) -> None:
-        """Wait until the member has opened every watch, or `Failure`; `COMPACTED` if the history is gone."""
+        """Wait until the member has opened every watch; `Failure` if it does not, `COMPACTED` without the history."""
         while self._opened < len(self.ids) or self._problem is not None:
             await self._more()
 
@@ -153,7 +153,7 @@ class Subscription:
         await self._news.wait()
 
     def take(self, message: pb.WatchResponse) -> bool:
-        """Hold a message for the reader; return False if too much is held."""
+        """Hold a message for the reader; return False if the held messages are too large."""
         if message.created:
             self._opened += 1
         else:
@@ -165,7 +165,7 @@ class Subscription:
         return True
 
     def fail(self, problem: Exception) -> None:
-        """Raise this in the reader, after the held messages."""
+        """Raise an error in the reader, after the held messages."""
         self._problem = self._problem or problem
         self._news.set()
 
