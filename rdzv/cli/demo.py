@@ -1,11 +1,9 @@
 """Shell: `rdzv demo` plays an elastic run with real processes on this machine, prints each event, and verifies it.
 
 Each node is a process of this module (`python -m rdzv.cli.demo NODE URL`). In each round a node does a small all-reduce
-over the round's store, and prints the result as a line of JSON. Then the node waits until the round ends, and prints
-the reason. The nodes' parent process, the director, serves the store, starts the nodes, kills one, starts a
-replacement, and checks the lines that the nodes print.
-
-The director queues each node's lines: on a busy machine one node may be a round ahead of another.
+over the round's store, and prints the result as a line of JSON; at the end of the round it prints the reason. The
+nodes' parent, the director, serves the store, starts the nodes, kills one, starts a replacement, and checks the lines
+of the nodes. It queues the lines of each node, as on a busy machine one node may be a round ahead of another.
 """
 
 from __future__ import annotations
@@ -51,9 +49,6 @@ slow node. A killed process is noticed after `gone_ttl`, not after `ttl`."""
 LAST_WORDS: Final = 20  # lines of a dead node's output that are shown, without its reports
 
 
-# ------------------------------------------------------------------------------------------------- one node
-
-
 async def _node(name: str, url: str) -> None:
     async for round in rdzv.rounds(url, node_id=name, is_host=False):
         async with round:
@@ -77,9 +72,6 @@ def _end_with_the_director() -> None:
     """Exit when standard input ends, as then the director has ended, perhaps by SIGKILL."""
     sys.stdin.read()
     os._exit(1)
-
-
-# ---------------------------------------------------------------------------------------------- the director
 
 
 class _Failed(Exception):

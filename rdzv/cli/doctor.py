@@ -1,8 +1,7 @@
 """Shell: `rdzv doctor` looks from this node for problems that keep nodes from meeting, and names a remedy for each.
 
-The doctor first looks up, reaches and greets the store as a joining node does, and then reads the run. It stops after a
-failed step, as the later steps would fail, too. Under `srun rdzv doctor URL` each node runs a check of its own, and
-each line begins with the node's name.
+The doctor looks up, reaches and greets the store as a joining node does, and then reads the run. It ends at a failed
+step, as the later steps would fail, too. Each line begins with the node's name, for `srun rdzv doctor URL`.
 """
 
 from __future__ import annotations

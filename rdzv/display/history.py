@@ -24,9 +24,6 @@ def hour(at: float | None) -> str:
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-# ------------------------------------------------------------------------------------------------ in lines
-
-
 def describe(history: History) -> list[str]:
     """Return the history of a run as lines of text."""
     lines = []
@@ -91,9 +88,6 @@ def as_json(run_id: str, history: History, cost: Account) -> dict[str, Any]:
 def _fields(noun: Record, *, without: Collection[str] = ()) -> dict[str, Any]:
     values = {name: getattr(noun, name) for name in noun.fields if name not in without}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-# ------------------------------------------------------------------------------------------------ as a timeline
 
 
 class Span(NamedTuple):

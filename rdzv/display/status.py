@@ -127,9 +127,6 @@ def _since(status: RunStatus, node_id: str) -> str:
     return "" if at is None else f"  since {hour(at)}"
 
 
-# ------------------------------------------------------------------------------------------------ the screen
-
-
 class Line(NamedTuple):
     """A line of the screen. `meant` is its colour: "bad", "good", "soft" or ""; if `may_be_cut`, it is not wrapped."""
 

@@ -1,7 +1,4 @@
-"""Shell: the HTTP server beside a store. Needs the extra `http`.
-
-docs/operating.md lists the paths. HTTP changes nothing; `door` has the access rules.
-"""
+"""Shell: the read-only HTTP server beside a store; docs/operating.md lists the paths. Needs the extra `http`."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ async def serve(
     insecure: bool = False,
     prefix: str,
 ) -> AsyncIterator[str]:
-    """Serve HTTP for the runs of a store's server during the context, and yield the URL.
-
-    `host`, `token`, `tls` and `insecure` are those of the store. The keys of all runs begin with `prefix`.
-    """
+    """Serve HTTP for runs with keys under `prefix` in a store, which has the other settings, too; yield the URL."""
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_of(server, token=token) as client:
         site = _Site(server, Runs(client, prefix=prefix))

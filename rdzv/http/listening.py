@@ -1,7 +1,5 @@
 """Shell: accepts HTTP connections within the limits of a connection table, and applies the access rules (`door`).
 
-Needs the extra `http`.
-
 aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
 store's process. Here each HTTP connection is registered in the store's connection table as unauthenticated. If the
 table is full, unauthenticated connections are closed first. TLS is the store's implementation, with small buffers.
@@ -135,13 +133,7 @@ class _Visitor(asyncio.Protocol):
 async def listening(
     routes: Iterable[web.RouteDef], door: Door, table: ConnectionTable, host: str, port: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[int]:
-    """Serve routes over HTTP during the context, and yield the port.
-
-    `host` "" means every address, and `port` 0 a free port.
-
-    Raises:
-        OSError: The address cannot be bound.
-    """
+    """Serve routes on `host` ("" is every address), and yield the port; raise OSError if `port` cannot be bound."""
     visitors = _Visitors(table)
     # The access rules run first, so that a client with a wrong token does not count as authenticated.
     application = web.Application(middlewares=[_guarded(door), visitors.serve_one], client_max_size=BODY_BYTES_MOST)

@@ -1,8 +1,7 @@
 """Shell: reads the runs of a store, in the store's own process, for HTTP.
 
 A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request returns
-the numbers of keys and bytes of each run, which show if an ended run has changed. All ended runs are counted, and only
-the youngest are listed.
+how many keys and bytes each run has, which shows if an ended run has changed. Only the youngest ended runs are listed.
 """
 
 from __future__ import annotations

@@ -80,7 +80,6 @@ OF_STEPS = {
 }
 """Metrics of members: the help text, the field of the summary, and True if that field is a time, not a duration."""
 
-
 OF_TIME = "Seconds since the run began: with a round, regrouping, waiting."
 LINES_AT_ONCE = 500  # made in one turn of the loop, in a millisecond or two
 
@@ -89,10 +88,7 @@ Sample = tuple[tuple[str, ...], float]
 
 
 class OfProcess:
-    """The metrics of any process: its release, its resources, and the lag of its event loop under the name `lag`.
-
-    These metrics have a registry of their own, as the user's program may use the default registry.
-    """
+    """The metrics of any process, in a registry of their own: its release, its resources, and the lag of its loop."""
 
     def __init__(self, lag: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -134,10 +130,7 @@ class Metrics:
         self._requests.labels(kind, outcome).observe(seconds)
 
     async def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], *, ended: int) -> str:
-        """Return all metrics as text; the loop runs other tasks between its pieces.
-
-        `runs` has the numbers of each run with nodes; `ended` is the number of runs without nodes.
-        """
+        """Return all metrics as text, in pieces, between which the loop runs; `ended` counts the runs without nodes."""
         pieces = [self.process.text()]
         lines: list[str] = []
         for line in chain(_of_store(figures, ended), _of_runs(runs)):

@@ -2,8 +2,8 @@
 
 The metrics are values that the node knows without a request to the store: its round, its use of time, its loop's lag.
 
-The port is opened when the node first joins, so commands that only read a run do not open it. If the port is taken, a
-line is logged and the node works without, as two nodes of one machine may have the same setting.
+The port is opened when the node first joins, so commands that only read a run do not open it. A taken port is only
+logged, as two nodes of one machine may have the same setting.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ LABELS: Final = ("node", "run")
 async def serve_node(
     node: Node, host: str, port: int, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool
 ) -> None:
-    """Serve a node's metrics in the node's loop, from the node's first arrival until cancelled.
-
-    The arguments are those of `door_at` and `listening`.
-    """
+    """Serve a node's metrics in the node's loop, from the node's first arrival until cancelled."""
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     metrics = _NodeMetrics(node)
     node.listeners.add(metrics)

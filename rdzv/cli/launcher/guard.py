@@ -57,10 +57,7 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
 
 
 def close_others(keep: int) -> None:
-    """Close all files but the three standard streams and `keep`.
-
-    uvloop leaks copies of files into its children: a daemon of the command would keep the launcher's pipes open.
-    """
+    """Close all files but standard streams and `keep`: a daemon must not keep open pipes that uvloop has leaked."""
     with contextlib.suppress(OSError):  # some systems have no /dev/fd
         for file in map(int, os.listdir("/dev/fd")):
             if file > 2 and file != keep:

@@ -5,8 +5,8 @@
 docs/command.md lists the ends of a round and their consequences. After a loss, a change or a failed process the node
 meets the others again; only a failed process counts as a restart. At SIGTERM or SIGINT the node leaves, and does not
 close the run. The launcher passes SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 on to the processes. If a process ends by one of
-these four, or if SIGHUP or SIGQUIT comes while no process runs, the node leaves as after SIGTERM. If the launcher dies,
-the `guard` of each process kills the process's group.
+these four, or if SIGHUP or SIGQUIT comes while no process runs, the node leaves. If the launcher dies, each process's
+`guard` kills the process's group.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR
 
 
 async def run(job: Job) -> int:
-    """Run a command under rendezvous; return 0, the command's status, or 128 plus the signal that ended the launcher.
+    """Run a command under rendezvous; return 0, its status, or 128 plus the signal that ended the launcher.
 
     Raises:
         RendezvousError: Joining failed, the run was closed, or the store is out of reach.

@@ -138,10 +138,7 @@ def _kill_session(leader: int) -> None:
 
 
 def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
-    """Make the log file of a process; return None on an error: a full disk must not end a healthy node.
-
-    The file is named by the process's rank, so nodes may share the folder.
-    """
+    """Make the log file of a process; return None on an error: a full disk must not end a healthy node."""
     run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
     if not run.strip("."):  # a run_id of dots, which `quote` keeps, would be another folder
         run = run.replace(".", "%2E")
@@ -163,9 +160,9 @@ def _pipe(reader: contextlib.ExitStack, writer: contextlib.ExitStack) -> tuple[i
 
 
 class _Output(threading.Thread):
-    """Passes on one output stream of a process, with a label before each line; a thread, as a terminal may block.
+    """Passes on one output stream of a process, with a label before each line, in a thread, as a terminal may block.
 
-    The thread is no daemon, so the launcher ends only after all output was passed on.
+    The thread is no daemon: all output is passed on before this process ends.
     """
 
     _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # by stream: lines of several processes must not mix
