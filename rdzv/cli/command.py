@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 import anyio
 
@@ -56,19 +56,12 @@ ERROR_LETTERS_MOST: Final = 4000
 Run: TypeAlias = "Callable[[argparse.Namespace], Coroutine[Any, Any, int]]"
 
 
-# ---------------------------------------------------------------------------------- the description of a subcommand
+class Argument:
+    """One argument of a subcommand: the arguments of argparse's `add_argument`."""
 
-
-class Argument(NamedTuple):
-    """The names and settings of one argument, for argparse's `add_argument`."""
-
-    names: tuple[str, ...]
-    settings: dict[str, Any]
-
-
-def argument(*names: str, **settings: Any) -> Argument:
-    """Describe an argument by argparse's settings."""
-    return Argument(names, settings)
+    def __init__(self, *names: str, **settings: Any) -> None:
+        self.names = names
+        self.settings = settings
 
 
 def option(
@@ -78,12 +71,12 @@ def option(
     *names, metavar = named.split(" ")
     shown = f"{default:g}" if isinstance(default, float) else default
     told = f"{help} (default: {shown})" if default not in (None, ()) else help
-    return argument(*names, metavar=metavar, type=kind, default=default, help=told.replace("%", "%%"), **settings)
+    return Argument(*names, metavar=metavar, type=kind, default=default, help=told.replace("%", "%%"), **settings)
 
 
 def flag(name: str, help: str, **settings: Any) -> Argument:
     """Describe an option without a value."""
-    return argument(name, **{"action": "store_true", "help": help, **settings})
+    return Argument(name, **{"action": "store_true", "help": help, **settings})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +136,12 @@ TIMEOUT: Final = option(
     "seconds the command may take; if it runs until stopped, until its first output",
     default=ANSWER_WITHIN,
 )
-RUN: Final = (argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]"), TIMEOUT)
-STORE: Final = (argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)
+RUN: Final = (Argument("url", metavar="URL", help="scheme://host[:port]/run_id[?parameters]"), TIMEOUT)
+STORE: Final = (Argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)
 JSON: Final = flag("--json", "as one JSON object")
-NODE: Final = argument("node", metavar="NODE", help="the node's id")
+NODE: Final = Argument("node", metavar="NODE", help="the node's id")
 OUTPUT: Final = "standard output"  # the file name in an error of standard output
 NAMED_MOST: Final = 8  # node ids, or values of an attribute, that a message lists
-
-
-# ------------------------------------------------------------------------------------------ running a subcommand
 
 
 def carry_out(command: Command, options: argparse.Namespace) -> int:
@@ -185,18 +175,12 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
     return status
 
 
-# ------------------------------------------------------------------------------------------ signals
-
-
 ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 AGAIN_AFTER: Final = 1.0  # seconds
 
 
 def _take_signals_back() -> None:
-    """Unblock signals that the parent has blocked, and restore SIGCHLD: if ignored, children have no exit status.
-
-    Other ignored signals stay ignored, as SIGHUP under nohup.
-    """
+    """Unblock signals that the parent has blocked, and restore SIGCHLD: if ignored, children have no exit status."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
@@ -210,10 +194,7 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
 
 
 def _end_by_ctrl_c() -> None:
-    """Cancel the command at Ctrl-C; end this process at another Ctrl-C, a second or more later.
-
-    asyncio's own handler would end it at any second Ctrl-C.
-    """
+    """Cancel the command at Ctrl-C; end this process at another Ctrl-C, but unlike asyncio only after a second."""
     wish, task, was_told = Wish(), asyncio.current_task(), False
 
     def interrupt() -> None:
@@ -229,10 +210,7 @@ def _end_by_ctrl_c() -> None:
 
 
 class Wish:
-    """The last signal that this process obeyed; a repetition of that signal within a second is ignored.
-
-    `timeout`, Slurm and supervisors send a signal twice: to a process, and then to the process's group.
-    """
+    """The last obeyed signal; its repetition within a second is ignored, as `timeout` and Slurm send signals twice."""
 
     heeded_at: ClassVar[float] = -math.inf  # when this process last obeyed one of `ENDING`
 
@@ -292,11 +270,7 @@ async def _run(command: Command, options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
-    """Limit a block by `--timeout`; yield a function that lifts the limit.
-
-    Raises:
-        StoreTimeoutError: The block took too long. Mostly a request in the block times out before, and says more.
-    """
+    """Limit a block by `--timeout`; yield a function that lifts the limit; raise StoreTimeoutError after the limit."""
     with anyio.move_on_after(seconds + LAST_WORD_WITHIN) as limit:
         yield lambda: setattr(limit, "deadline", math.inf)
     if limit.cancelled_caught:

@@ -10,18 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rdzv.cli.command import DONE, argument, command, put
+from rdzv.cli.command import DONE, Argument, command, put
 from store import StoreError, StoreUsageError
 from store.net.threads import in_thread
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
 
 TOKEN_BYTES = 32  # the length of an HMAC-SHA256
-
-
-DIRECTORY = argument("directory", metavar="DIR", type=Path, help="the directory that was given as --data-dir")
+DIRECTORY = Argument("directory", metavar="DIR", type=Path, help="the directory that was given as --data-dir")
 
 
 @command("check", "read all of a durable store, and say what is in it", DIRECTORY)
@@ -33,17 +30,17 @@ async def _check(options: argparse.Namespace) -> int:
     "backup",
     "copy a durable store into one file, also while a server has it",
     DIRECTORY,
-    argument("file", metavar="FILE", type=Path, help="where to put the copy; must not be there yet"),
+    Argument("file", metavar="FILE", type=Path, help="where to put the copy; must not be there yet"),
 )
 async def _back_up(options: argparse.Namespace) -> int:
-    return await _carry_out("backup", f"was copied to {options.file}", options.directory, options.file)
+    return await _carry_out("back_up", f"was copied to {options.file}", options.directory, options.file)
 
 
 @command(
     "restore",
     "make a store of such a copy, under a new identity",
-    argument("file", metavar="FILE", type=Path, help="a copy made by rdzv backup, or a store.sqlite3"),
-    argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there"),
+    Argument("file", metavar="FILE", type=Path, help="a copy made by rdzv backup, or a store.sqlite3"),
+    Argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there"),
 )
 async def _restore(options: argparse.Namespace) -> int:
     done = f"is in {options.directory}, as a new store: clients of the old one are told that it was replaced"
@@ -53,10 +50,8 @@ async def _restore(options: argparse.Namespace) -> int:
 async def _carry_out(name: str, done: str, *arguments: Path, **how: str) -> int:
     from store.disk import copies
 
-    works: dict[str, Callable[..., copies.Report]]
-    works = {"check": copies.check, "backup": copies.back_up, "restore": copies.restore}
     try:
-        report = await in_thread(partial(works[name], *arguments, **how))
+        report: copies.Report = await in_thread(partial(getattr(copies, name), *arguments, **how))
     except StoreUsageError as error:
         raise StoreError(str(error)) from error  # exit with status 1: the store is at fault, not the usage
     served = f"; process {report.served_by} serves it" if report.served_by else ""

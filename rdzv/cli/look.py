@@ -1,8 +1,7 @@
 """Shell: the subcommands that only read a run: status, history, timeline.
 
-On a terminal, `rdzv status --watch` redraws one screen, which needs the extra `live`. The command reads the run after
-each change, and at intervals that grow with the duration of a reading. By pings it notices within 2 s that the store
-does not answer.
+On a terminal, `rdzv status --watch` redraws one screen, by the extra `live`. It reads the run after each change, and at
+intervals that grow with the duration of a reading. It pings the store, and shows within 2 s that the store is lost.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import anyio
 
 from rdzv.backends.asking import answers_of_hosts
 from rdzv.backends.credentials import Credentials
-from rdzv.cli.command import DONE, JSON, RUN, argument, command, flag, limited_by_timeout, put, say
+from rdzv.cli.command import DONE, JSON, RUN, Argument, command, flag, limited_by_timeout, put, say
 from rdzv.cli.reach import open_run, settings_of
 from rdzv.core.report import report
 from rdzv.display.history import as_json, describe, timeline
@@ -223,7 +222,7 @@ async def _history(options: argparse.Namespace) -> int:
     "timeline",
     "write what happened in a run as a page for a browser",
     *RUN,
-    argument("-o", "--output", required=True, metavar="FILE", help="where to; - is standard output"),
+    Argument("-o", "--output", required=True, metavar="FILE", help="where to; - is standard output"),
 )
 async def _timeline(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:

@@ -1,7 +1,6 @@
 """The `rdzv` command: the table of subcommands, and the parser.
 
-A module of subcommands is imported when one of its subcommands is used. `rdzv --version` imports no such module, and
-`rdzv --help` all of them.
+A module of subcommands is imported when a subcommand of it is used; `rdzv --help` imports all such modules.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 
 GROUPS: Final = {
     "begin": {"run": "run", "serve": "serve", "demo": "demo", "token": "data"},
-    "look": {"status": "look", "doctor": "doctor", "history": "look", "timeline": "look", "stacks": "ask"},
+    "look": {"status": "look", "doctor": "doctor", "history": "look", "timeline": "look", "stacks": "operate"},
     "steer a run": {
         **dict.fromkeys(("drain", "resize", "close", "reopen", "ban", "unban", "lost"), "operate"),
         "forget": "runs",
-        "chaos": "ask",
+        "chaos": "operate",
     },
     "keep a store": {
         **dict.fromkeys(("ping", "runs", "stats"), "runs"),
@@ -167,8 +166,8 @@ def parser_of(command: Command) -> _Parser:
     description = f"{command.help[0].upper()}{command.help[1:]}."
     parser = _Parser(prog=f"rdzv {command.name}", usage=command.usage, description=description)
     _add_flags(parser)
-    for names, settings in command.arguments:
-        parser.add_argument(*names, **settings)
+    for each in command.arguments:
+        parser.add_argument(*each.names, **each.settings)
     return parser
 
 

@@ -1,22 +1,49 @@
-"""Shell: the subcommands that change a run: close, reopen, ban, unban, drain, resize, lost."""
+"""Shell: the subcommands that change a run: close, reopen, ban, unban, drain, resize, lost; and stacks and chaos.
+
+`rdzv stacks` and `rdzv chaos` send questions to the launchers of a run; `launcher.launch` answers. Only launchers with
+`--allow-chaos` obey `rdzv chaos`, whose seed decides which node it kills, and when.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import random
+import secrets
+from typing import TYPE_CHECKING, Final
+
+import anyio
 
 from rdzv.backends.asking import tell_lost
 from rdzv.backends.credentials import Credentials
-from rdzv.cli.command import DONE, NAMED_MOST, NODE, RUN, argument, command, duration, flag, option, say, whole_number
-from rdzv.cli.reach import open_run, settings_of
+from rdzv.cli.command import (
+    DONE,
+    FAILED,
+    NAMED_MOST,
+    NODE,
+    RUN,
+    Argument,
+    command,
+    duration,
+    flag,
+    option,
+    say,
+    whole_number,
+)
+from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.resizing import describe_size
-from rdzv.errors import RendezvousSettingsError, RendezvousStateError
+from rdzv.core.asking import ANSWER_TTL, KILL, STACKS, Question, unpack_answer
+from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.status import read_nodes
 from store.printable import first_of, in_words
 
 if TYPE_CHECKING:
+    from rdzv.core.keys import Keys
     from rdzv.node.run.run import Run
+    from store import Store
+
+ANSWER_WITHIN: Final = 5.0  # seconds for a launcher to answer `rdzv chaos`
+REFUSED: Final = "refused"
 
 
 def _attribute(text: str) -> tuple[str, str]:
@@ -26,9 +53,9 @@ def _attribute(text: str) -> tuple[str, str]:
     return name, value
 
 
-REASON = argument("--reason", default="", help="why; whom it concerns is told")
+REASON = Argument("--reason", default="", help="why; whom it concerns is told")
 WHERE = "--where ATTRIBUTE=VALUE"
-NODE_OR_WHERE = argument(*NODE.names, **NODE.settings, nargs="?")
+NODE_OR_WHERE = Argument(*NODE.names, **NODE.settings, nargs="?")
 
 
 def _check_who_is_meant(options: argparse.Namespace) -> None:
@@ -56,7 +83,7 @@ async def _close(options: argparse.Namespace) -> int:
     "lost",
     "say that a host of the store is dead, so that the next one serves",
     *RUN,
-    argument("host", metavar="HOST", help="the host, as in the URL; if it is still at work, two runs go on"),
+    Argument("host", metavar="HOST", help="the host, as in the URL; if it is still at work, two runs go on"),
 )
 async def _lost(options: argparse.Namespace) -> int:
     settings = settings_of(options.url)
@@ -116,7 +143,7 @@ async def _no_such_node(run: Run, name: str) -> str:
     *RUN,
     NODE_OR_WHERE,
     option(WHERE, _attribute, "instead of NODE: what has banned all nodes with this attribute"),
-    argument("--reason", default="", help="why; the history says it"),
+    Argument("--reason", default="", help="why; the history says it"),
 )
 async def _unban(options: argparse.Namespace) -> int:
     _check_who_is_meant(options)
@@ -160,3 +187,74 @@ async def _resize(options: argparse.Namespace) -> int:
     size = describe_size(resized.min_nodes, resized.max_nodes)
     say(f"run {run.run_id} is resized to {size}, from its next round on")
     return DONE
+
+
+async def _ask(client: Store, keys: Keys, what: str, node_id: str) -> str:
+    name = secrets.token_hex(8)
+    answered = keys.answers(name) + node_id
+    await client.put(keys.questions + name, Question(what=what, node_id=node_id).pack(), ttl=ANSWER_TTL)
+    await client.wait([answered])
+    entry = await client.get(answered)
+    assert entry is not None, "answers are kept for as long as questions"
+    return unpack_answer(entry.value)
+
+
+@command("stacks", "show the Python stacks of the processes that a node's rdzv run has started", *RUN, NODE)
+async def _stacks(options: argparse.Namespace) -> int:
+    async with open_store(options.url, timeout=options.timeout) as (client, keys):
+        there = set(await read_nodes(client, keys))
+        if options.node not in there:
+            here = first_of(sorted(there), NAMED_MOST) or "none"
+            raise RendezvousStateError(f"run {keys.run_id} has no node {options.node}; it has {here}")
+        with anyio.move_on_after(options.timeout):
+            say(*(await _ask(client, keys, STACKS, options.node)).splitlines())
+            return DONE
+    raise RendezvousTimeoutError(
+        f"node {options.node} has not answered within {options.timeout:g} s: only the launcher does, rdzv run, and it "
+        f"may hang itself; give it more --timeout, or look on its machine"
+    )
+
+
+def rate(text: str) -> float:
+    """Read a mean rate per second (`1/10m` is once in ten minutes); raise ArgumentTypeError for other texts."""
+    count, _, within = text.partition("/")
+    if count.isdecimal() and int(count) and within and (seconds := duration(within)) > 0:
+        return float(int(count) / seconds)
+    raise argparse.ArgumentTypeError(f"{text[:80]!r} must say how often: 1/10m is once in ten minutes")
+
+
+@command(
+    "chaos",
+    "kill nodes of a run of one's own at random, to rehearse failures",
+    *RUN,
+    option("--kill N/TIME", rate, "kill nodes, launcher and processes: 1/10m is once in ten minutes", required=True),
+    option("--for SECONDS", duration, "end after so long; without, by Ctrl-C", dest="lasting"),
+    option("--seed N", int, "of what happens when, and to whom; without it, another each time"),
+    flag("--yes", "this really kills: without it nothing is done"),
+    limited=False,
+)
+async def _chaos(options: argparse.Namespace) -> int:
+    if not options.yes:
+        raise RendezvousSettingsError(
+            "chaos kills nodes of the run, and was not confirmed: add --yes. Only launchers started with --allow-chaos "
+            "obey"
+        )
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    say(f"seed {seed}: kill one in {1 / options.kill:g} s")
+    rng = random.Random(seed)
+    obeyed = asked = 0
+    async with open_store(options.url, timeout=options.timeout) as (client, keys):
+        with anyio.move_on_after(options.lasting):
+            while True:
+                await anyio.sleep(rng.expovariate(options.kill))
+                there = sorted(await read_nodes(client, keys))
+                if not there:
+                    say("the run has no nodes")
+                    continue
+                node_id, answer = rng.choice(there), "no answer: only a launcher gives one, rdzv run"
+                with anyio.move_on_after(ANSWER_WITHIN):
+                    answer = await _ask(client, keys, KILL, node_id)
+                    obeyed += not answer.startswith(REFUSED)
+                say(f"{node_id}: {answer}")
+                asked += 1
+    return DONE if obeyed or not asked else FAILED

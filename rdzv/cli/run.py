@@ -6,7 +6,7 @@ import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Final
 
-from rdzv.cli.command import CLOSED, FAILED, NO_CONNECTION, OF_RUN, TIMED_OUT, WRONG_USAGE, argument, command
+from rdzv.cli.command import CLOSED, FAILED, NO_CONNECTION, OF_RUN, TIMED_OUT, WRONG_USAGE, Argument, command
 from rdzv.cli.launcher import launch, slurm
 from rdzv.cli.launcher.job import Job, Then, arguments
 from rdzv.errors import RendezvousSettingsError
@@ -29,7 +29,7 @@ THEN: Final = {
 @command(
     "run",
     "run a command under rendezvous, and again whenever the nodes change",
-    argument("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun"),
+    Argument("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun"),
     *arguments(),
     usage="rdzv run [options] URL -- COMMAND ...",
     means_url=lambda word: "://" in word or slurm.is_meant_by(word),
@@ -46,7 +46,7 @@ async def _run(options: argparse.Namespace) -> int:
         nproc = options.nproc or slurm.processes_of(os.environ)
         told |= {
             "url": slurm.url_of(options.url, os.environ),
-            "says_cost": slurm.is_first_task(os.environ),  # srun merges the output of all tasks
+            "says_cost": os.environ.get("SLURM_PROCID", "0") == "0",  # srun merges the output of all tasks
         }
     return await launch.run(Job(**{**told, "nproc": processes_here(nproc)}))
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import argparse
 
     from rdzv.core.keys import Keys
-    from rdzv.node.run.run import Run
 
 DELETED_AT_ONCE: Final = 100  # keys in one transaction, within etcd's limit
 GONE_WITHIN: Final = 5.0  # seconds for the nodes of a run closed by --force to leave
@@ -91,7 +90,11 @@ async def _forget(options: argparse.Namespace) -> int:
                 f"it with --force"
             )
         if nodes:
-            await _close(run)
+            await run.close("the run was forgotten by its operator")
+            with anyio.move_on_after(GONE_WITHIN):
+                async with client.watch(keys.nodes) as watch:
+                    while await _nodes(client, keys):
+                        await anext(aiter(watch))
         forgotten = await _delete(client, keys)
         say(f"run {keys.run_id} is forgotten: {forgotten} keys")
     return DONE
@@ -117,14 +120,6 @@ async def _delete(client: store.Store, keys: Keys) -> int:
 async def _nodes(client: store.Store, keys: Keys) -> list[str]:
     entries = await client.list(keys.nodes, keys_only=True)
     return [entry.key[len(keys.nodes) :] for entry in entries if entry.key != keys.marker]
-
-
-async def _close(run: Run) -> None:
-    await run.close("the run was forgotten by its operator")
-    with anyio.move_on_after(GONE_WITHIN):
-        async with run.store.watch(run.keys.nodes) as watch:
-            while await _nodes(run.store, run.keys):
-                await anext(aiter(watch))
 
 
 @command("stats", "show what a store's limits are, and how much of them is used", *STORE, JSON)

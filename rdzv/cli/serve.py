@@ -26,7 +26,7 @@ from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_room
 from rdzv.backends.succession import Succession
-from rdzv.cli.command import DONE, ENDING, Argument, Wish, argument, argument_type, command, flag, handle_signal, option
+from rdzv.cli.command import DONE, ENDING, Argument, Wish, argument_type, command, flag, handle_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.parameters import Parameter
@@ -50,7 +50,6 @@ AT_ONCE = 1  # the exit status after a second signal
 LOOK_EVERY: Final = 0.2  # seconds between checks whether another host serves the store
 ENDS_WITHIN: Final = 5.0  # seconds for clients to move to the next host
 
-
 PORT: Final = argument_type(value_types.HTTP_PORT)
 LIMIT: Final = Parameter(
     "--limit", dataclasses.replace(value_types.LIMITS, limit="names of limits with numbers", example="keys_max=100000")
@@ -61,7 +60,7 @@ def _old_flag_of_limit(limit: dataclasses.Field[Any]) -> Argument:
     """Return the hidden flag of a limit, such as `--keys-max N`, for scripts older than `--limit`."""
     name = limit.name
     flags = [name, name.replace("group_", "run_")] if name in ("group_keys_max", "group_bytes_max") else [name]
-    return argument(
+    return Argument(
         *(f"--{one.replace('_', '-')}" for one in flags),
         dest="limit",
         action="append",

@@ -1,8 +1,6 @@
 """Pure: the options of `rdzv run`, the ranks of its processes, and their environment.
 
-**Flags.** A field of `Job` defines its flag, default and help by `_option` or `_flag`.
-
-**Ranks.** A node announces its number of processes in the attribute `nproc`, so that its payload is free for the user.
+A node announces its number of processes in the attribute `nproc`, so that its payload is free for the user.
 The processes are ranked in the order of their nodes. A member without the attribute has one rank.
 """
 
@@ -14,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rdzv.cli.command import Argument, argument, duration, flag, option, whole_number
+from rdzv.cli.command import Argument, duration, flag, option, whole_number
 from rdzv.config.value_types import plain_number
 from rdzv.errors import STATUS_MAX, RendezvousStateError
 
@@ -30,8 +28,8 @@ NPROC: Final = "nproc"
 # `@record` writes at an exception.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` that are no numbers, as torchrun's
 SIGNALLED: Final = 128  # plus a signal: the exit status of a process that the signal ended
+COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` that are no numbers, as torchrun's
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
@@ -199,7 +197,7 @@ def arguments() -> Iterator[Argument]:
     for each in fields(Job):
         if each.metadata:
             by: Argument = each.metadata["by"]
-            yield argument(*by.names, **by.settings, dest=each.name)
+            yield Argument(*by.names, **by.settings, dest=each.name)
 
 
 class Place(NamedTuple):
@@ -210,11 +208,7 @@ class Place(NamedTuple):
 
 
 def place_of(rank: int, participants: Sequence[Participant], nproc: int) -> Place:
-    """Return the ranks of the processes of the node with this rank; `participants` are in order of rank.
-
-    Raises:
-        RendezvousStateError: The attribute `nproc` of a member is not a number of processes.
-    """
+    """Return the ranks of the processes of the node with this rank; `participants` are in order of rank."""
     counts = [_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"
     return Place(first_rank=sum(counts[:rank]), world_size=sum(counts))

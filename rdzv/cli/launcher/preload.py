@@ -1,8 +1,7 @@
 """Shell: preloaded workers, forked from a process that has imported their modules.
 
 Each launcher starts one such process (`preload_server`), which imports while the nodes meet for the first time. A
-command that cannot be forked (another interpreter or language, an option that needs a new interpreter) starts as it
-would without `--preload`.
+command that cannot be forked (in another language, or with an option for a new interpreter) starts without `--preload`.
 """
 
 from __future__ import annotations
@@ -78,10 +77,7 @@ def python_command(command: Sequence[str]) -> PythonCommand | str:
 
 
 def _is_this_python(found: str) -> bool:
-    """Return True if the path `found` is the interpreter that runs this process, with the same packages.
-
-    A virtual environment's `python` is a link to the base interpreter, so the link's folder must be the same, too.
-    """
+    """Return True if `found` is this interpreter, in the same folder: a virtual environment links to its base."""
     here = Path(sys.executable)
     return Path(found).parent.absolute() == here.parent.absolute() and Path(found).resolve() == here.resolve()
 
@@ -126,13 +122,17 @@ class PreloadServer:
     _is_ready: bool | None = None
 
     @classmethod
+    @contextlib.asynccontextmanager
     async def start(
         cls, command: PythonCommand, modules: Sequence[str], *, standby: int = 0, unbuffered: bool = False
-    ) -> Self:
-        """Start a process that imports `modules` and forks `standby` workers ahead; raise OSError on failure."""
+    ) -> AsyncIterator[Self]:
+        """Start a process that imports `modules` and forks `standby` workers ahead; raise OSError on failure.
+
+        The context's end is that of the process and the standby workers; the launcher ends the running workers.
+        """
         ours, theirs = socket.socketpair()
-        with theirs:
-            try:
+        with ours:
+            with theirs:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *command.options,
@@ -143,26 +143,19 @@ class PreloadServer:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,  # Ctrl-C reaches only the launcher, which passes it on
                 )
-            except BaseException:
-                ours.close()
-                raise
-        guard.STARTED.add(process.pid)
-        ours.setblocking(False)
-        return cls(process, ours, command, modules)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """End the process and its standby workers; the launcher ends the running workers."""
-        self._requests.close()
-        with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(END_WITHIN):
-                await self._process.wait()
-            if self._process.returncode is None:  # the process is still importing
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
+            guard.STARTED.add(process.pid)
+            ours.setblocking(False)
+            try:
+                yield cls(process, ours, command, modules)
+            finally:
+                ours.close()  # ends the process
+                with anyio.CancelScope(shield=True):
+                    with anyio.move_on_after(END_WITHIN):
+                        await process.wait()
+                    if process.returncode is None:  # the process is still importing
+                        with contextlib.suppress(ProcessLookupError):
+                            process.kill()
+                        await process.wait()
 
     async def is_ready(self) -> bool:
         """Wait until the modules are imported; log a warning and return False if no worker can be forked (any more)."""
@@ -206,7 +199,7 @@ async def preloading(job: Job) -> AsyncIterator[PreloadServer | None]:
     command = python_command(job.command) if job.preload else None
     if isinstance(command, PythonCommand):
         starting = PreloadServer.start(command, job.preload, standby=job.standby, unbuffered=job.takes_output)
-        async with await starting as server:
+        async with starting as server:
             yield server
         return
     if command is not None:

@@ -4,10 +4,9 @@
     slurm?min_nodes=2&token_file=...   the same; these parameters precede those from Slurm
     slurm?store=tcp://store-host:29400   the same in an existing store: `rdzv serve`, or etcd
 
-`min_nodes` and `max_nodes` are the step's number of nodes. All nodes of the step are `expected`, so that missing nodes
-are named. The port depends on the job, so that two jobs that share a node do not meet. The run_id contains the job, the
-step, and the number of requeues, as the run of a job that is requeued was closed. The attribute `switch` is for
-rank_order=topology:switch.
+`min_nodes` and `max_nodes` are the step's number of nodes, which are all `expected`, so that missing nodes are named.
+The port depends on the job, so that two jobs that share a node do not meet. The run_id has the job, the step, and the
+number of requeues, as a requeued job's former run is closed. The attribute `switch` is for rank_order=topology:switch.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
     """Return the URL of a step's run; `word` is `slurm`, perhaps with parameters after a question mark.
 
     Raises:
-        RendezvousSettingsError: This process is no task of a Slurm step, a node has several launchers, or the store
-            would accept every client.
+        RendezvousSettingsError: This is no task of a Slurm step, a node has several launchers, or the store is open.
     """
     job = environment.get("SLURM_JOB_ID", "")
     names = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
@@ -98,11 +96,6 @@ def processes_of(environment: Mapping[str, str]) -> int:
     return max(int(gpus), 1) if gpus.isdecimal() else 1
 
 
-def is_first_task(environment: Mapping[str, str]) -> bool:
-    """Return True for the step's first task, which is on the node that hosts the store."""
-    return environment.get("SLURM_PROCID", "0") == "0"
-
-
 def _switch(environment: Mapping[str, str]) -> str:
     parts = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
@@ -115,11 +108,7 @@ _PIECE = re.compile(r"([^,\[]*)(?:\[([0-9,-]+)\])?([^,\[]*)(?:,|$)")
 
 
 def expand(names: str) -> Iterator[str]:
-    """Yield the nodes in a list of Slurm's: `gpu[001-003,7],login` is gpu001, gpu002, gpu003, gpu7 and login.
-
-    Raises:
-        RendezvousSettingsError: The list is invalid, or too long.
-    """
+    """Yield the nodes of a list of Slurm's: `gpu[001-003,7],login` is gpu001, gpu002, gpu003, gpu7 and login."""
     count = position = 0
     while position < len(names):
         piece = _PIECE.match(names, position)

@@ -1,8 +1,7 @@
 """Shell: asks the running Python processes of a command for their stacks; see `worker_startup`.
 
-A signal handler of each process writes the process's stacks to a file. The handler does not mark the end, so a file
-counts as complete once it has not grown for a moment. A process that writes nothing is stopped, or stuck in the kernel:
-its state is read from /proc.
+A signal handler of each process writes the process's stacks to a file, which is complete once it has not grown for a
+moment. A process that writes nothing is stopped, or stuck in the kernel: its state is read from /proc.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class WorkerStacks:
 
     async def dump(self, ranks: Iterable[int] = ()) -> str:
         """Return the stacks of all running Python processes, and name those of `ranks` that cannot be asked."""
-        asked = {path: pid for path in sorted(self._files(), key=_rank_and_pid) if (pid := _holder(path))}
+        asked = {path: pid for path in sorted(self._dumps.glob("*"), key=_rank_and_pid) if (pid := _holder(path))}
         for path, pid in asked.items():
             os.truncate(path, 0)
             with contextlib.suppress(ProcessLookupError, PermissionError):  # the process has ended, or changed its user
@@ -64,11 +63,6 @@ class WorkerStacks:
         text = "\n".join(told) or "no process runs"
         return text if len(text) <= TEXT_MOST else f"{text[:TEXT_MOST]}\n(cut: {len(text) - TEXT_MOST:,} more letters)"
 
-    def _files(self) -> list[Path]:
-        with contextlib.suppress(FileNotFoundError):
-            return list(self._dumps.iterdir())
-        return []
-
     async def _until_whole(self, files: Iterable[Path]) -> None:
         sizes: dict[Path, int] = {}
         grown_at = anyio.current_time()
@@ -84,7 +78,7 @@ class WorkerStacks:
 
     def forget_ended(self) -> None:
         """Remove files without a lock, whose processes have ended; only between rounds, as a lock follows a file."""
-        for path in self._files():
+        for path in list(self._dumps.glob("*")):
             with contextlib.suppress(OSError):
                 if _holder(path) is None:
                     path.unlink()

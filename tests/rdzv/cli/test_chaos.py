@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rdzv.cli import main as command
-from rdzv.cli.ask import rate
+from rdzv.cli.operate import rate
 from rdzv.testing import processes
 
 

@@ -87,7 +87,7 @@ async def test_an_unknown_run_is_an_error_that_lists_the_runs_and_nothing_is_wri
 
 async def test_chaos_that_no_launcher_answers_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: on a run without launchers no node was killed, and the exit status was that of success."""
-    monkeypatch.setattr("rdzv.cli.ask.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("rdzv.cli.operate.ANSWER_WITHIN", 0.1)
     async with store.serve() as server, rdzv.connect(f"{server.url}/job?min_nodes=1&is_host=false") as node:
         await node.next_rendezvous()
         assert await said(server, "--kill", "100/1s", "--for", "1", "--seed", "1", "--yes", what="chaos") == 1

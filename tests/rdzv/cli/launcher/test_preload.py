@@ -39,7 +39,7 @@ async def serving(
 ) -> AsyncIterator[PreloadServer]:
     taken_apart = python_command((PYTHON, *command))
     assert isinstance(taken_apart, PythonCommand), taken_apart
-    async with await PreloadServer.start(taken_apart, modules, standby=standby) as server:
+    async with PreloadServer.start(taken_apart, modules, standby=standby) as server:
         assert await server.is_ready()
         yield server
 
@@ -266,7 +266,7 @@ async def test_a_module_that_starts_a_thread_is_named_and_nothing_is_forked(
     (tmp_path / "worker.py").write_text("")
     command = python_command((PYTHON, str(tmp_path / "worker.py")))
     assert isinstance(command, PythonCommand)
-    async with await PreloadServer.start(command, ("busy",)) as server:
+    async with PreloadServer.start(command, ("busy",)) as server:
         assert not await server.is_ready()
     assert "busy one" in caplog.text
 
@@ -274,7 +274,7 @@ async def test_a_module_that_starts_a_thread_is_named_and_nothing_is_forked(
 async def test_a_missing_module_is_named(script: Callable[[str], str], capfd: pytest.CaptureFixture[str]) -> None:
     command = python_command((PYTHON, script("")))
     assert isinstance(command, PythonCommand)
-    async with await PreloadServer.start(command, ("no_such_module",)) as server:
+    async with PreloadServer.start(command, ("no_such_module",)) as server:
         assert not await server.is_ready()
     assert "No module named 'no_such_module'" in capfd.readouterr().err
 
