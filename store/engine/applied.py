@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overtaken:
-    """The end of a watch during its opening: the history after `revision` is gone. Its client resumes there."""
+    """The end of a watch that was being opened: the history after `revision` was freed meanwhile."""
 
     watcher: Watcher
     revision: int
@@ -38,7 +38,7 @@ class Overtaken:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """The rest of a request: the unread part of its snapshot and, for a watch, of the history."""
+    """The rest of a long request: the unread part of a snapshot and, for a watch, the unread history."""
 
     watcher: Watcher
     snapshot: Snapshot | None
@@ -48,7 +48,7 @@ class Work:
 
 
 class Applied(NamedTuple):
-    """The result of a request. Without a response the request is parked; with `work`, more follows."""
+    """The result of one step. A parked request has no response yet. `work` is the rest of a long request."""
 
     response: Response | None
     deliveries: tuple[Delivery | Answer | Overtaken, ...] = ()

@@ -1,7 +1,7 @@
 """Pure: the change in progress: keys written and deleted, leases granted and ended, all at the next revision.
 
-`State` has checked each request, so no change fails half way. A written key's change is its entry, which `events_of`
-turns into an event only for a watch.
+`State` has checked the request before, so no change fails half way. A written key is noted as its `Entry`, of which
+`events_of` makes an event when one is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Changes:
 
     @property
     def revision(self) -> int:
-        """The revision that `close` will make."""
+        """The store's revision after these changes."""
         return self._keys.revision + bool(self.made)
 
     def close(self) -> tuple[Change, ...]:
@@ -62,7 +62,7 @@ class Changes:
             if asked.ttl is not None:
                 lease = self.grant(Grant(ttl=asked.ttl), anonymous=True).id
         elif before is not None:
-            lease = before.lease  # `Add` and `Append` keep it
+            lease = before.lease  # `Add` and `Append` keep the key's lease
         if self._snapshots.unread or self._postponed.heaps:
             self._changing(key, before, index_changes=before is None)
         if before is None:
@@ -74,14 +74,14 @@ class Changes:
         entry = Entry(key=key, value=value, create_revision=created, mod_revision=revision, lease=lease)
         self._keys.put(entry, before)
         if lease is not None:
-            record = self._leases.get_even_if_ending(lease)  # an `Add` keeps an ending one
+            record = self._leases.get_even_if_ending(lease)  # an `Add` keeps the key's lease even if that is ending
             assert record is not None, "a put on a lease that is gone was refused"
             record.keys[key] = None
         self.made.append(entry)
         return entry
 
     def erase(self, key: str, *, cause: Cause = "") -> bool:
-        """Delete a key, if it exists; `cause` says how its lease ended, if it did."""
+        """Delete a key; return False if it does not exist. `cause` says how the key's lease has ended, if it has."""
         entry = self._keys.get(key)
         if entry is None:
             return False
@@ -122,7 +122,7 @@ class Changes:
         return self._leases.grant(terms, peer=peer)
 
     def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
-        """End a lease, and delete up to `most` of its keys; return how many. It is due until none is left."""
+        """End a lease and delete up to `most` of its keys; return how many. The lease is due until it has no keys."""
         going = sorted(islice(lease.keys, most))
         for key in going:
             self.erase(key, cause=cause)
@@ -130,7 +130,7 @@ class Changes:
             self._leases.begin_to_end(lease)
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
-        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # else `erase` has ended it
+        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # `erase` ends an anonymous one
             self._end_lease(lease)
         return len(going)
 

@@ -1,7 +1,7 @@
 """Pure: the state that survives a restart (promise S3).
 
-`Saved` is the sum of the `Facts` of all steps, from which an engine restarts. The remaining times of leases are
-not saved: after a restart each gets its full TTL (S5).
+`Saved` is the sum of the `Facts` of all steps; an engine is restored from it. The remaining times of leases are not
+saved: after a restart each lease gets its full TTL (S5).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ FACTS_OVERHEAD = 500  # bytes per step, rounded up
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLease:
-    """A lease and its terms; its keys are in the entries. A lease without a ttl is ending."""
+    """A lease and its terms; the entries of its keys name it. A lease with `ttl` 0 is ending."""
 
     id: int
     ttl: float
     disconnect_ttl: float | None = None
     gone_ttl: float | None = None
-    anonymous: bool = False  # of a put with `ttl=`: it ends with its one key
+    anonymous: bool = False  # granted by a put with `ttl=`; it ends with its one key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class KeptReply:
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
-    """The changes of one step."""
+    """The changes of one step of the engine, for the journal."""
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
     compacted: int = 0
-    leases: dict[int, SavedLease | None] = field(default_factory=dict)  # new ones, and None for ended ones
+    leases: dict[int, SavedLease | None] = field(default_factory=dict)  # new leases, and None for ended ones
     last_lease: int = 0  # the highest assigned number, or 0
     replies: list[KeptReply] = field(default_factory=list)
-    sessions: dict[bytes, int | None] = field(default_factory=dict)  # new ones, and None for ended ones
+    sessions: dict[bytes, int | None] = field(default_factory=dict)  # numbers of new sessions; None for ended ones
     last_session: int = 0  # the highest assigned number, or 0
     _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # sessions new in this step
 
@@ -73,7 +73,7 @@ class Facts:
         self.sessions[session_id] = self.last_session = number
 
     def forgotten(self, session_id: bytes) -> None:
-        """Note the end of a session; of one that is new in this step only the number stays."""
+        """Note the end of a session. If it was opened in this step, only `last_session` is saved."""
         if session_id in self._new:
             self._new.remove(session_id)
             del self.sessions[session_id]

@@ -1,15 +1,16 @@
 """Pure: the whole store as one state machine.
 
-It gets the time and a request, and returns the messages to send; the server has the sockets, clocks and disks. Each
-request takes effect at once, so the store is linearizable (promise S1). One `apply`:
+The engine is given the time and a request, and returns the messages to send. The server has the sockets, clocks and
+disks. Each request takes effect in one step, so the store is linearizable (promise S1). `Engine.apply` works in this
+order:
 
-    1. A mutation that this session has already made gets its kept reply, and changes nothing (S2).
+    1. If the session has already made this mutation, the client gets the kept reply, and nothing changes (S2).
     2. The request is checked against every limit before anything changes (S6).
-    3. Its changes are made, all at the next revision.
+    3. The changes are made, all at the next revision.
     4. Events for watches and answers to parked waits are collected.
 
-Leases lapse only in `tick`, which the server calls after it has read its sockets: a keep-alive that has arrived
-counts (S5).
+Leases lapse only in `tick`. The server reads its sockets before each `tick`, so that a keep-alive it has received
+renews the lease (S5).
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ if TYPE_CHECKING:
     from store.engine.watches import Watcher
 
 NOBODY: Final = MappingProxyType[int, float]({})
-PAGES_BYTES = 4 * 4096  # of database pages that a write of one key changes, counted beside its own bytes
+PAGES_BYTES = 4 * 4096  # bytes of the database pages that a write of one key changes
 LAPSES_AT_ONCE = 256  # leases that one tick ends; the next tick follows a millisecond later
-WAITS_AT_ONCE = 512  # waits that are looked at in the step of their change: about 4 ms ...
-WAITED_KEYS_AT_ONCE = 16_384  # ... or as many keys as one wait may have
+WAITS_AT_ONCE = 512  # waits checked in the step of the change that affects them: about 4 ms ...
+WAITED_KEYS_AT_ONCE = 16_384  # ... and the keys of these waits; one wait may have as many
 
 
 ENDED = object()
 
-_make_applied = tuple.__new__  # twice as fast as the named tuple's constructor; every request makes one
+_make_applied = tuple.__new__  # makes the result of each request; twice as fast as `Applied(...)`
 
 _KINDS = {error: kind for kind, error in ERRORS.items()}
 
 
 class Engine:
-    """The state of a store; `durable` says that a journal takes its facts (promise S3).
+    """The state of a store. If it is `durable`, a journal writes its facts to disk (promise S3).
 
-    A store in memory begins at a random `first_revision`, so that no fence of an earlier store holds (R9).
+    A store in memory begins at a random `first_revision`: a condition on a revision of an earlier store fails (R9).
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Engine:
         self._asked = Requests(state, self._changes, figures=self.figures)
         self._ends: deque[Iterator[None]] = deque()  # unfinished cleanups of closed peers
         self.has_chores: bool = False
-        self._works: dict[int, Work] = {}  # by peer: at most one each
+        self._works: dict[int, Work] = {}  # by peer: the rest of its long request
         self._requests = 0
         self._now = -math.inf  # the clock at the last request
         self._lapsed = 0
@@ -115,7 +116,7 @@ class Engine:
     def connect(
         self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
     ) -> tuple[int, int | None] | None:
-        """Open the session of a client; return its number and its replaced peer, if any. None: too many sessions."""
+        """Open a client's session. Return its number and the peer that had it, if any; None if there are too many."""
         self._note_forgotten(self._sessions.expire(now) + self._sessions.make_way(session_id, now))
         made = self._sessions.made
         opened = self._sessions.open(session_id, peer=peer)
@@ -138,7 +139,7 @@ class Engine:
         leases = self._leases.peer_closed(peer, how)
         unread = () if snapshot is None else snapshot.let_go()
         end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer), unread)
-        if self._ends or next(end, ENDED) is not ENDED:  # thousands of connections may end together
+        if self._ends or next(end, ENDED) is not ENDED:  # clean up in steps: thousands of connections may end together
             self._ends.append(end)
         self.has_chores = bool(self.has_chores or self._ends or self.state.past)
         session = self._session_of.pop(peer, None)
@@ -156,14 +157,15 @@ class Engine:
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
         """Carry out one request, at `now` on the server's monotonic clock.
 
-        Request ids ascend per client, and identify watches and waits. The client has the replies up to `acknowledged`.
+        Request ids ascend per client, and identify watches and waits. `acknowledged` is the last request whose reply
+        the client has received.
         """
         self._requests += 1
-        if now != self._now:  # requests that arrived together share a time
+        if now != self._now:  # requests received together have the same `now`
             self._now = self._keys.groups.now = now
             self._leases.advance(now)
         session = self._session_of[peer]
-        if session.held_bytes:  # else no reply is kept
+        if session.held_bytes:  # otherwise the session keeps no replies
             session.acknowledge(acknowledged)
         changes = mutates(request)
         if changes:
@@ -171,7 +173,7 @@ class Engine:
                 return Applied(response=self._replay(session, request_id, peer))
             try:
                 self._check_mutation(session, request)
-            except LimitExceeded as error:  # for lack of room its reply is not kept
+            except LimitExceeded as error:  # kept replies may be the limit, so this reply is not kept
                 return Applied(response=_failed(error))
         try:
             response = self._asked.carry_out(request, peer, request_id)
@@ -194,7 +196,7 @@ class Engine:
         return _make_applied(Applied, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
     def go_on(self, work: Work) -> Applied:
-        """Do the next step of a request that takes several, on the state it began with."""
+        """Do the next step of `work`, the rest of a long request."""
         response = self._asked.go_on(work)
         more, self._asked.work = self._asked.work, None
         if more is None:
@@ -246,8 +248,8 @@ class Engine:
     def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | Overtaken, ...]:
         """Let due leases lapse, each at its own revision, and end abandoned sessions.
 
-        `unheard` has the peers with unread or waiting requests, and for how many seconds: their leases that became due
-        since then may yet be renewed, and stay for now.
+        `unheard` maps peers with unread or waiting requests to the seconds that these have waited. If a lease of such a
+        peer became due within this time, it does not lapse yet: a waiting request may renew it.
         """
         self._leases.advance(now)
         room = self.state.writes_max
@@ -269,7 +271,7 @@ class Engine:
         return self._take_deliveries()
 
     def look(self, *, now: float) -> bool:
-        """Advance the leases' clock, at least every 0.1 s; return True if a lease is due."""
+        """Advance the leases' clock; return True if a lease is due. The server calls this at least every 0.1 s."""
         self._leases.advance(now)
         due = self._leases.next_due_in()
         return due is not None and due <= 0
@@ -315,7 +317,7 @@ class Engine:
             watchers = {watcher: None for standing, key in stirred for watcher in standing[key]}
             if self._waits.weigh(watchers) <= WAITED_KEYS_AT_ONCE:
                 if self.postponed:
-                    # Postponed waits must first be looked at for earlier changes, which may have broken their
+                    # A postponed wait must be checked first as of earlier changes, which may have broken its
                     # conditions.
                     watchers = {watcher: None for watcher in watchers if self._waits.stands(watcher)}
                 for standing, key in stirred:

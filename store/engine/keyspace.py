@@ -3,8 +3,7 @@
 Memory is also counted by groups (promise S6): the keys that begin with the same `GROUP_PARTS` parts.
 `/rdzv/job-7/head/round` belongs to `/rdzv/job-7/`; a key with no more parts belongs to no group.
 
-Past the limits there is a little more room for the keys by which a rendezvous decides (`steers`): see
-docs/limits.md.
+The keys that coordinate a run (`steers`) may exceed the limits a little: see docs/limits.md.
 
 Keys are in short sorted lists, so that an insert moves few pointers. Their order, by code point, is that of UTF-8
 bytes, and of etcd.
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 
 ENTRY_OVERHEAD = 300  # bytes per key: the entry, two dictionaries, the index
-GROUP_PARTS = 2  # between slashes, in the name of a group: one run
+GROUP_PARTS = 2  # parts between slashes in the name of a group; each run is a group
 STEERING = frozenset(  # the part of a key after its group, as named by the rendezvous
     ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
-CHUNK_MAX = 1024  # keys of one list: splitting and searching cost about the same
-COMPARED_MOST = 50_000  # groups: about 3 ms; if there are more, none holds much
+CHUNK_MAX = 1024  # keys of one chunk: with as many, splitting and searching cost about the same
+COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms; if there are more, none holds much
 
 Change = Entry | Event
 """A written key's entry, or an event."""
@@ -78,7 +77,7 @@ class Groups:
         return key[:at]
 
     def steers(self, key: str) -> bool:
-        """Return True if a run is coordinated by this key (`STEERING`): it may pass the limits a little."""
+        """Return True if this key coordinates a run (`STEERING`): such keys may exceed the limits a little."""
         name = self.name_of(key)
         return name is not None and key[len(name) :].partition("/")[0] in STEERING
 
@@ -108,7 +107,7 @@ class Groups:
 
 
 class Keyspace:
-    """The keys of a store; `answer_bytes_max` is the most that any entry ever took in an answer."""
+    """The keys of a store; `answer_bytes_max` is the most bytes that any entry ever took in an answer."""
 
     __slots__ = ("answer_bytes_max", "bytes", "entries", "get", "groups", "index", "revision")
 
@@ -149,7 +148,7 @@ class Keyspace:
 
 
 class Chunk(list[str]):
-    """Some sorted keys. Snapshots at revision `born`, when it was made, or later may share it."""
+    """A sorted list of keys, made at revision `born`. Snapshots of this revision or later ones may share it."""
 
     __slots__ = ("born",)
 
@@ -207,7 +206,7 @@ class SortedKeys:
         if not self._chunks:
             return found
         if after is not None and after < prefix:
-            after = None  # else keys before `prefix` would be listed
+            after = None  # otherwise keys before `prefix` would be listed
         at = self._chunk_of(prefix if after is None else after)
         place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
         while at < len(self._chunks) and len(found) < most:
@@ -225,7 +224,7 @@ class SortedKeys:
         return self.under(prefix)[2] if prefix else self._length
 
     def under(self, prefix: str) -> tuple[list[Chunk], int, int]:
-        """Return the chunks with the keys below `prefix`, the index of the first, and their number."""
+        """Return the chunks with the keys below `prefix`, the index of the first such key, and their number."""
         if not prefix or not self._chunks:
             return self._chunks.copy(), 0, self._length
         size = len(prefix)
@@ -241,7 +240,7 @@ class SortedKeys:
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 
     def renew_chunk_of(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
-        """Copy the chunk for `key` if snapshots up to a revision may share it; return the old one."""
+        """Copy the chunk for `key` if a snapshot of revision `shared_until` may share it; return the old chunk."""
         at = self._chunk_of(key)
         if not self._chunks or (shared := self._chunks[at]).born > shared_until:
             return None

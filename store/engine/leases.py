@@ -1,12 +1,12 @@
 """Pure: the leases, their deadlines, and their keys (promises S5, R20).
 
-Deadlines are in *served time*, which follows the server's monotonic clock, but counts at most `STALL_AFTER` between two
-looks at it: clients cannot renew leases while the server is stopped, swapped out or busy.
+Deadlines are in *served time*. It follows the server's monotonic clock, but advances by at most `STALL_AFTER` between
+two looks at that clock: clients cannot renew leases while the server is stopped, swapped out or busy.
 
-The connection that last granted or renewed a lease keeps it. `messages.Grant` has the effects of `disconnect_ttl` and
-`gone_ttl`, and `processes` decides if a process seems dead.
+The *keeper* of a lease is the connection that last granted or renewed it. `messages.Grant` explains `disconnect_ttl`
+and `gone_ttl`, and `processes` decides if a process seems dead.
 
-Each lease is in one slot: the millisecond, about, at which `due` looks at it.
+Each lease is in one slot, of about a millisecond: the time at which `due` looks at the lease.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from store.engine.processes import Process
     from store.messages import Cause
 
-STALL_AFTER = 0.3  # seconds; the server looks at least every 0.1 s, so a longer gap is a stall
-SOONEST = 1e-6  # seconds; a shorter time, added to a clock, may round to none
+STALL_AFTER = 0.3  # seconds between looks at the clock; the server looks every 0.1 s, so a longer gap is a stall
+SOONEST = 1e-6  # seconds; a shorter time, added to a clock's time, may be lost in rounding
 LOOK_AGAIN_AFTER = 0.1  # seconds, for a lease whose keeper has unread requests
-LOOKED_AT_ONCE = 4096  # leases: a few milliseconds
-SHORTENED_AT_ONCE = 512  # leases: half a millisecond
+LOOKED_AT_ONCE = 4096  # leases that `due` looks at in one call: a few milliseconds
+SHORTENED_AT_ONCE = 512  # leases of a closed peer that one step shortens: half a millisecond
 SLOTS_A_SECOND = 1024  # a power of two, so that rounding is exact
 LEASE_OVERHEAD = 1024  # bytes per lease: its record, slot and keeper
-UNTIDY = 64  # empty slots that are not worth a cleanup
+UNTIDY = 64  # empty slots in the heap that are not worth a cleanup
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,18 +43,18 @@ class LeaseRecord:
     id: int
     terms: SavedLease
     lapses_at: float
-    slot: int = -1  # -1: in none
-    process: Process | None = None  # that keeps it, if it has a `gone_ttl`
-    keeper: int | None = None  # the peer whose closing shortens it
-    disconnected: bool = False  # `lapses_at` is that of `disconnect_ttl`
+    slot: int = -1  # -1: the lease is in no slot
+    process: Process | None = None  # the keeper's process, if the lease has a `gone_ttl`
+    keeper: int | None = None  # the peer that keeps the lease
+    disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
     ending: bool = False  # ticks delete its remaining keys
     keys: dict[str, None] = field(default_factory=dict)  # in order of attachment
-    note: bytes = b""  # of the last keep-alive; in memory only
-    noted_at: float = 0.0  # on the server's clock, as of `advance`
+    note: bytes = b""  # the note of the last keep-alive; never saved
+    noted_at: float = 0.0  # when the note was set, on the server's clock
 
     @property
     def gone_at(self) -> float:
-        """The deadline if the keeping process is dead."""
+        """The deadline by `gone_ttl` if the keeper's process is dead; else infinity."""
         if self.process is None or self.process.died_at is None or self.terms.gone_ttl is None:
             return math.inf
         return self.process.died_at + self.terms.gone_ttl
@@ -82,7 +82,7 @@ class Leases:
         self._leases: dict[int, LeaseRecord] = {}
         self.processes: Processes = Processes()
         self._kept_by: dict[int, set[int]] = {}
-        self._slots: dict[int, set[int]] = {}  # the leases in each
+        self._slots: dict[int, set[int]] = {}  # the ids of the leases in each
         self._order: list[int] = []  # a heap of slot numbers; some slots may be empty
         self._last_id = 0
         self._served = 0.0
@@ -105,12 +105,12 @@ class Leases:
         self._looked_at = now
 
     def get(self, lease: int) -> LeaseRecord | None:
-        """Return the lease of this id, or None."""
+        """Return the lease of this id; None if there is none, or if it is ending."""
         found = self._leases.get(lease)
         return None if found is None or found.ending else found
 
     def get_even_if_ending(self, lease: int) -> LeaseRecord | None:
-        """Return the lease of this id, or None; also while its keys are being deleted."""
+        """Return the lease of this id, also while its keys are being deleted; None if there is none."""
         return self._leases.get(lease)
 
     def next_id(self) -> int:
@@ -135,7 +135,7 @@ class Leases:
         self._stand(lease, _slot_of(lease.ends_at))
 
     def begin_to_end(self, lease: LeaseRecord) -> None:
-        """Mark a lease with more keys than one step deletes; it is due until none is left."""
+        """Mark a lease as ending that has more keys than one step deletes; it is due until it has no keys."""
         lease.ending = True
         lease.lapses_at = self._served
         self.due_again(lease)
@@ -158,7 +158,7 @@ class Leases:
         return self._shorten(peer, self.processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
-        kept = self._kept_by.get(peer, set())  # a renewal by another peer removes a lease
+        kept = self._kept_by.get(peer, set())  # a renewal by another peer removes the lease from this set
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
                 lease = self._leases[kept.pop()]
@@ -212,11 +212,11 @@ class Leases:
         return self._served - lease.ends_at
 
     def due_again(self, lease: LeaseRecord) -> None:
-        """Keep an expired lease due."""
+        """Let the next `due` return an expired lease again."""
         self._stand(lease, math.floor(self._served * SLOTS_A_SECOND))
 
     def look_again(self, lease: LeaseRecord) -> None:
-        """Look at an expired lease again soon: an unread request may renew it."""
+        """Let `due` return an expired lease again soon: an unread request may renew it before."""
         self._stand(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:
@@ -254,7 +254,7 @@ class Leases:
         standing.remove(lease.id)
         if not standing:
             del self._slots[lease.slot]
-            if len(self._order) > 2 * len(self._slots) + UNTIDY:  # else grants and revokes fill memory
+            if len(self._order) > 2 * len(self._slots) + UNTIDY:  # empty slots must not fill memory
                 self._order = list(self._slots)
                 heapq.heapify(self._order)
         lease.slot = -1

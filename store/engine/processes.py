@@ -1,12 +1,12 @@
 """Pure: the connections of each process, and whether they end like those of a dead process (R20).
 
-When a process dies, its system closes all its connections within a millisecond, without a goodbye. So a process is
-assumed dead when its last connection was closed in that way, until it says hello again. Two exceptions:
+When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. So a
+process is assumed dead once its last connection has closed without a goodbye, until it says hello again. A process is
+not assumed dead if:
 
-- The server has closed one of its connections, or the system has given one up (`Closing.CUT`).
-- Many processes seem to die at once (`_are_many`).
-
-Only processes with leases count, since only leases depend on a process's death.
+- the server has closed one of its connections, or the system has given one up (`Closing.CUT`);
+- many processes seem to die at once (`_are_many`);
+- it has no leases: only leases depend on a process's death.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-AT_ONCE = 0.05  # seconds; resets by one proxy or switch arrive within a few milliseconds
-# A failed machine takes few processes with leases along. Eight at once are a network fault, or the end of a job, where
-# death need not be known soon.
+AT_ONCE = 0.05  # seconds; if a proxy or switch fails, its connections end within a few milliseconds
+# If a machine fails, few processes with leases die. If eight seem to die at once, the network has failed, or a job has
+# ended, whose leases need not end early.
 MANY = 8
 
 
@@ -34,9 +34,9 @@ class Process:
 
     id: bytes
     peers: set[int] = field(default_factory=set)
-    leases: set[int] = field(default_factory=set)  # that its connections keep
-    cut: bool = False  # a connection was cut, and none was made since
-    died_at: float | None = None  # in served time, if assumed dead
+    leases: set[int] = field(default_factory=set)  # the leases that its connections keep
+    cut: bool = False  # one of its connections was cut, and it has made none since
+    died_at: float | None = None  # the time of its assumed death, in served time (see `leases`)
 
 
 class Processes:
@@ -47,11 +47,11 @@ class Processes:
         self._of_peer: dict[int, Process] = {}
         self._of_lease: dict[int, Process] = {}
         self._holders = 0  # processes with leases
-        self._fallen: dict[Process, float] = {}  # those that seemed to die within `AT_ONCE`, and when
+        self._fallen: dict[Process, float] = {}  # processes that seemed to die within `AT_ONCE` seconds, and when
 
     def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
-        """Note a connection, which may replace `previous`."""
-        if previous is not None:  # the end of a replaced connection means nothing
+        """Note a new connection, which may replace the connection `previous`."""
+        if previous is not None:  # the end of a replaced connection is no sign of death
             self._detach(previous)
         if not id:
             return
@@ -81,7 +81,7 @@ class Processes:
         return process
 
     def _are_many(self) -> bool:
-        """Return True if a network fault is likelier: `MANY` have fallen, or more than half of several."""
+        """Return True if a network fault is likelier than deaths: `MANY` processes, or most of several, seem dead."""
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)

@@ -1,6 +1,6 @@
 """Pure: the handlers of all kinds of requests, one method each, and the table that finds them.
 
-A long answer begins with a first part, and continues as `work`.
+A handler answers a long request in parts: it returns the first part, and leaves the rest as `work`.
 """
 
 from __future__ import annotations
@@ -80,23 +80,23 @@ if TYPE_CHECKING:
     from store.engine.leases import LeaseRecord
     from store.engine.state import State
 
-REPLAY_REVISIONS = 2048  # per step: about half a millisecond
-GROUPS_AT_ONCE = 512  # of a page: about half a millisecond
+REPLAY_REVISIONS = 2048  # revisions of the history read in one step: about half a millisecond
+GROUPS_AT_ONCE = 512  # groups in one page: about half a millisecond
 NOTES_AT_ONCE = 512
-LOOKS_A_STEP = 2048  # at keys: about half a millisecond
-LOOKS_OF_A_WAIT = 32  # cost of a wait beside its keys and conditions
+LOOKS_A_STEP = 2048  # keys of postponed waits looked up in one step: about half a millisecond
+LOOKS_OF_A_WAIT = 32  # the fixed cost of checking a wait, as a number of keys
 PUTS_ON_LEASE = (Put, Create, Add, Append)  # operations that may name a lease
 
 
 class Requests:
-    """Carries out requests; `deliveries` are messages to others, `work` the rest of the request."""
+    """Carries out requests. `deliveries` are messages besides the response, `work` is the rest of a long request."""
 
     def __init__(self, state: State, changes: Changes, *, figures: Callable[[], dict[str, Any]]) -> None:
         self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
         self._history, self._snapshots, self._past = state.history, state.snapshots, state.past
         self._state, self._changes, self._figures = state, changes, figures
-        # of the current request
+        # The current request: its peer, the peer with the request's id, and its conditions.
         self._peer = 0
         self._asker: Watcher = (0, 0)
         self._when: tuple[Condition, ...] = ()
@@ -243,7 +243,7 @@ class Requests:
         return Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: DeleteOlder) -> DeletedOlder:
-        newest = self._keys.revision  # a later one in the reply would make the client reject this store (S10)
+        newest = self._keys.revision  # a later revision in the reply would make the client reject this store (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
@@ -282,7 +282,7 @@ class Requests:
             values = self._state.admit_branch(operations)
         except StoreError:
             for lease in granted:
-                self._changes.end_lease(lease, most=0)  # it has no keys yet
+                self._changes.end_lease(lease, most=0)  # the new lease has no keys yet
             raise
         results = tuple(map(self._changes.operate, operations, values))
         return TransactionResult(succeeded, results, self._changes.revision)
@@ -350,7 +350,7 @@ class Requests:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
         start = self._keys.revision + 1
         if request.start_revision is not None:
-            start = max(request.start_revision, self._history.began + 1)  # an earlier start: the beginning
+            start = max(request.start_revision, self._history.began + 1)  # the store's first change
         if start > self._keys.revision + 1:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._state.check_size(request.prefix, "prefix")
@@ -405,24 +405,24 @@ class Requests:
         return None
 
     def look_at_waits(self, watchers: Iterable[Watcher]) -> None:
-        """Answer those of these waits that have ended."""
+        """Answer the waits that have ended; register the others at a missing key."""
         for watcher in watchers:
             missing = self._look_at_wait(watcher, self._keys.entries, self._keys.revision)
             if missing is not None:
                 self._waits.move(watcher, missing)
 
     def look_at_postponed(self) -> None:
-        """Look at some postponed waits, as of the revision that affected each and of later ones."""
+        """Check some postponed waits, each as of the revision that affected it and as of later ones."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
             watcher, since = self._postponed.next()
             if watcher in self._waits.parked:
                 left -= LOOKS_OF_A_WAIT + self._look_back(watcher, since)
-            else:  # cancelled
+            else:  # the wait was cancelled
                 left -= 1
 
     def _look_back(self, watcher: Watcher, since: int) -> int:
-        """Answer a wait if it has ended at this revision or a later one; return the number of keys looked at."""
+        """Answer a wait if it ended at revision `since` or a later one; return the number of keys looked at."""
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}
         names = keys.union(condition.key for condition in parked.when)
@@ -450,7 +450,7 @@ class Requests:
             if not (missing and _all_hold(affected, entries)):
                 self._look_at_wait(watcher, entries, revision)
                 return looks
-            if looks > most:  # the next step continues
+            if looks > most:  # the next step continues from this revision
                 self._postponed.again(watcher, revision)
                 return looks
         place = parked.next_missing(self._keys.entries)
@@ -459,7 +459,7 @@ class Requests:
         return looks
 
     def _look_at_wait(self, watcher: Watcher, entries: Mapping[str, Entry], revision: int) -> int | None:
-        """Answer a wait that has ended at this revision; else return the index of a missing key."""
+        """Answer a wait if it has ended at `revision`; if not, return the index of a missing key."""
         peer, request_id = watcher
         parked = self._waits.parked[watcher]
         response: Response

@@ -1,10 +1,11 @@
 """Pure: replies kept until acknowledged, so that a repeated request is applied once (promise S2).
 
 A session belongs to a client and outlives its connections. After a reconnect the client repeats its unanswered
-requests; for those that were applied the session has the reply.
+requests. If the server has applied a request before, the client gets the kept reply.
 
-A new number of its session tells a client that the server has forgotten the old one. A flag in the welcome would not
-do: if the welcome that says "unknown" is lost, the next one says "known", and applied requests would be applied again.
+Each session has a number. A new number tells a client that the server has forgotten the earlier session. A flag in the
+welcome would not do: if a welcome with the flag "unknown" is lost, the next welcome says "known", and the client would
+repeat requests that were applied.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
     from store.engine.changeset import SavedSession
     from store.messages import Request, Response
 
-AWAY_LEAST = 10.0  # seconds that an abandoned session is kept although newcomers wait for room
-FORGOTTEN_AT_ONCE = 512  # sessions: about a millisecond
-REPLY = 100  # bytes of a kept reply, or a result in one, without its entries
-ENTRY = 200  # bytes of an entry in it, without key and value
+AWAY_LEAST = 10.0  # seconds that an abandoned session is kept even if a new one needs its room
+FORGOTTEN_AT_ONCE = 512  # sessions forgotten in one step: about a millisecond
+REPLY = 100  # bytes of a kept reply, or of one result in it, without entries
+ENTRY = 200  # bytes of an entry in a kept reply, without key and value
 
 
-_request_id = itemgetter(0)  # of a reply that is kept
+_request_id = itemgetter(0)  # the request id of a kept reply
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -59,7 +60,7 @@ class Session:
     number: int
     budget: ByteCount
     peer: int | None = None
-    # Request, reply, cost; oldest first. A list: an empty deque takes 760 bytes.
+    # The id, reply and bytes of each request, oldest first. A list: an empty deque takes 760 bytes.
     replies: list[tuple[int, Response, int]] = field(default_factory=list)
     held_bytes: int = 0
     highest: int = 0
@@ -94,20 +95,20 @@ class Session:
 
 
 class Sessions:
-    """All sessions of a store; `made` is the number of the newest, `budget` has the bytes of the replies."""
+    """All sessions of a store; `made` is the number of the newest, `budget` has the bytes of all kept replies."""
 
     def __init__(self, *, ttl: float, sessions_max: int) -> None:
         self._ttl, self._max = ttl, sessions_max
         self._sessions: dict[bytes, Session] = {}
         self.made: int = 0
         self.budget: ByteCount = ByteCount()
-        self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # since when, longest first
+        self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # when each was abandoned, earliest first
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
-        """Give a session to a connection; return it and its replaced peer, if any. None: no room."""
+        """Open a session for a connection. Return it and the peer that had it, if any; None if there is no room."""
         session = self._sessions.get(id)
         if session is None:
             if len(self._sessions) >= self._max:
@@ -125,7 +126,7 @@ class Sessions:
             self._abandoned[session.id] = now
 
     def end(self, session: Session, *, peer: int) -> list[bytes]:
-        """End a session at a goodbye on `peer`, unless it has a newer connection; return its id."""
+        """End a session after a goodbye on `peer`, unless it has a newer connection; return its id."""
         return [self._forget(session.id)] if session.peer == peer else []
 
     def expire(self, now: float) -> list[bytes]:
@@ -134,13 +135,13 @@ class Sessions:
         return [self._forget(id) for id in [*islice(expired, FORGOTTEN_AT_ONCE)]]
 
     def make_way(self, id: bytes, now: float) -> list[bytes]:
-        """Forget the longest abandoned session if a newcomer has no room; return its id."""
+        """Forget the session abandoned for longest if there is no room for session `id`; return the forgotten id."""
         if id in self._sessions or len(self._sessions) < self._max or self.place_in(now) > 0:
             return []
         return [self._forget(next(iter(self._abandoned)))]
 
     def place_in(self, now: float) -> float:
-        """Return the seconds until a session can make way for a rejected newcomer; infinity while all are connected."""
+        """Return the seconds until an abandoned session can make way for a new one; infinity if none is abandoned."""
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
     def make_room(self, bytes_max: int) -> list[bytes]:
@@ -195,6 +196,6 @@ def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> i
     written: dict[str, int] = {}
     for operation in operations:
         written[operation.key] = written.get(operation.key, 0) + len(getattr(operation, "value", b""))
-    keys = [operation.key for operation in operations]  # each may return the old entry and the new one
+    keys = [operation.key for operation in operations]  # the reply may have the old entry of a key and the new one
     there = sum(_cost_in_reply(entries.get(key)) + ENTRY + key_bytes(key) + written[key] for key in keys)
     return REPLY * (1 + len(keys)) + there

@@ -1,8 +1,8 @@
 """Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
 
 A snapshot holds only the index chunks that it reads. Before a key is added to such a chunk or removed, the index copies
-the chunk; earlier entries of changed keys are noted (`Past`), one by one. So a write pays only for its own keys, and
-once, however many read.
+the chunk. Before an entry changes, `Past` notes it. So a write costs one copy for each of its keys, however many
+snapshots are read.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Keyspace
     from store.messages import Entry
 
-STEP_KEYS = 2048  # per step: about half a millisecond
-PART_BYTES = 256 * 1024  # of one part, to keep its frame small
+STEP_KEYS = 2048  # keys read in one step: about half a millisecond
+PART_BYTES = 256 * 1024  # bytes of one part of an answer: its frame stays small
 NAME_OVERHEAD = 80  # bytes per requested name: the text, and a place in two lists
-FORGOTTEN_AT_ONCE = 2048  # notes: about a millisecond
+FORGOTTEN_AT_ONCE = 2048  # notes freed in one step: about a millisecond
 
-_revision = itemgetter(0)  # of a note
+_revision = itemgetter(0)  # the revision of a note
 
 
 class Past:
-    """Notes on earlier revisions of `entries`, for snapshots and postponed waits; freed oldest first."""
+    """Earlier entries of changed keys, for snapshots and postponed waits. The oldest are freed first."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
@@ -54,7 +54,7 @@ class Past:
         return self.entries.get(key)
 
     def changed_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
-        """Return which of these keys each later revision changed."""
+        """Return the revisions after `revision` that changed some of these keys, and which keys."""
         later: dict[int, list[str]] = {}
         for name in names & self._before.keys():
             noted = self._before[name]
@@ -81,11 +81,11 @@ class Snapshot:
 
     past: Past
     chunks: deque[Chunk]
-    place: int  # in the first chunk
+    place: int  # of the next key in the first chunk
     left: int  # keys to be read
     revision: int
-    given: list[Entry | None] | None = None  # the entries of the only chunk
-    bytes: int = 0  # of requested names
+    given: list[Entry | None] | None = None  # the entries, if the reader has named the keys
+    bytes: int = 0  # of the named keys
     reader: int = 0
     counted_from: int = 0  # `Snapshots._counted` when this snapshot began
 
@@ -103,7 +103,7 @@ class Snapshot:
         return cls(past, chunks, place=0, left=len(entries), revision=keys.revision, given=entries, bytes=size)
 
     def part(self) -> list[Entry | None]:
-        """Return the next entries; under a prefix, none is None."""
+        """Return the next entries; None for a named key that does not exist."""
         part: list[Entry | None] = []
         size = 0
         while self.left and len(part) < STEP_KEYS:
@@ -128,29 +128,29 @@ class Snapshot:
         return part
 
     def let_go(self) -> Iterator[None]:
-        """Free the memory in steps: it may be as large as the store."""
+        """Free the snapshot's memory in steps: it may be as large as the store."""
         while self.chunks:
             self.chunks.popleft()
             yield
 
 
 class Snapshots:
-    """The snapshots in progress, oldest first, and the memory kept for them alone."""
+    """The snapshots in progress, oldest first, and the bytes kept only for them."""
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
         self.unread: dict[Snapshot, None] = {}  # in the order of revisions
-        self._counted = 0  # bytes ever kept for snapshots alone ...
-        self._own = 0  # ... and the `bytes` of the unread ones
+        self._counted = 0  # bytes of all entries and chunks ever kept only for snapshots ...
+        self._own = 0  # ... and the `bytes` of the unread snapshots
 
     @property
     def oldest(self) -> Snapshot | None:
-        """The oldest snapshot, which holds most."""
+        """The oldest unread snapshot, for which most is kept."""
         return next(iter(self.unread), None)
 
     @property
     def held_bytes(self) -> int:
-        """The most that the snapshots hold alone: everything replaced since the oldest began."""
+        """The most bytes kept only for snapshots: every entry and chunk replaced since the oldest one began."""
         oldest = self.oldest
         return 0 if oldest is None else self._own + self._counted - oldest.counted_from
 
@@ -167,7 +167,7 @@ class Snapshots:
             self._own -= snapshot.bytes
 
     def changing(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
-        """Keep a key's chunk for unread snapshots before the key changes; return True if they read `before`, too."""
+        """Keep the chunk of a changing key for unread snapshots; return True if they may read `before`, too."""
         newest = next(reversed(self.unread)).revision
         if index_changes:
             keys = self._keys

@@ -1,6 +1,6 @@
 """Pure: the parts of a store, its limits, and its refusals (promise S6).
 
-`State` checks a request as a whole before its first change.
+`State` checks the whole request before its first change.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
-SPARE_SHARE = 8  # the room for keys that steer is a limit divided by this
-WRITES_ON_A_FULL_DISK = 512  # keys of one change: each may take a page of 4 KiB
-SMALL_REPLY_BYTES = 64 * 1024  # of a reply that is accepted although all replies take too much
+SPARE_SHARE = 8  # keys that steer a run may exceed a limit by the limit divided by this
+WRITES_ON_A_FULL_DISK = 512  # keys of one change while the disk is full: each may take 4 KiB
+SMALL_REPLY_BYTES = 64 * 1024  # a client without kept replies may get one of this size past `replies_bytes_max`
 
 PAST = {
     "frame_bytes_max": ("the answer would take {} bytes", "ask for fewer keys at once"),
@@ -61,8 +61,8 @@ class State:
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
         self.why_only_deletes: str | None = None  # the reason why only deletes and small writes are accepted now ...
-        self.writable_bytes: int = 0  # ... the limit of such a write; 0 if none is accepted ...
-        self.steering_bytes: int = 0  # ... and the bytes that are left for keys that steer
+        self.writable_bytes: int = 0  # ... the most bytes of a small write; 0 if none is accepted ...
+        self.steering_bytes: int = 0  # ... and the bytes that keys that steer may still write
         self.keys: Keyspace = Keyspace()
         self.leases: Leases = Leases()
         self.watches: Watches = Watches(self.keys.groups.name_of)
@@ -88,7 +88,7 @@ class State:
         return self.keys.bytes + self.leases.bytes + parked + kept
 
     def forget_past(self) -> bool:
-        """Free some notes that are not read any more; return True if more are left."""
+        """Free some notes of `past` that nothing reads any more; return True if more are left."""
         looked_at = [revision for revision, _ in self.postponed.heaps]
         if self.snapshots.oldest is not None:
             looked_at.append(self.snapshots.oldest.revision)
@@ -97,7 +97,7 @@ class State:
     def at_most(
         self, limit: str, amount: float, of: object = "", *, for_keys: Collection[str] = (), spare: int | None = None
     ) -> None:
-        """Refuse an amount past a limit. Keys that steer have `spare` more room, by default an eighth."""
+        """Refuse an amount above a limit. Keys that steer may exceed it by `spare`, by default an eighth."""
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             room = most // SPARE_SHARE if spare is None else spare
@@ -108,10 +108,10 @@ class State:
             raise LimitExceeded(f"{what.format(amount, of=of)}; {limit} is {shown_most}: {remedy}")
 
     def check_memory(self, more: int, for_keys: Collection[str] = ()) -> None:
-        """Refuse a request that would pass the memory limit, of which a spare part is for keys that steer."""
+        """Refuse a request that would exceed the memory limit; a part of it is spared for keys that steer."""
         kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
-        # The history may grow to its limit. A slow reader loses its snapshot before writes are refused.
+        # The history may grow to its limit. The server closes the reader of a large snapshot before it refuses writes.
         held += self.limits.history_bytes_max - self.history.bytes
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.at_most("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
@@ -119,7 +119,7 @@ class State:
     # -------------------------------------------------------------------------------------- writes
 
     def admit(self, write: Write, leases: int = 0) -> bytes:
-        """Check a write, but not its room; return the new value. `leases` are the request's new ones before this."""
+        """Check a write, except for its room; return the new value. The request has `leases` new leases already."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)
@@ -219,8 +219,8 @@ class State:
     def check_room(self, writes: Collection[tuple[str, int]]) -> None:
         """Refuse writes, pairs of key and new size, that the store has no room for."""
         names = [key for key, _ in writes]
-        keys = size = 0  # beyond the present ones
-        grown: dict[str, list[int]] = {}  # keys and bytes, by group
+        keys = size = 0  # added by these writes
+        grown: dict[str, list[int]] = {}  # added keys and bytes, by group
         for key, value_size in writes:
             before = self.keys.get(key)
             if before is None:
@@ -263,7 +263,7 @@ class State:
         record = self.lease(lease)
         if write.key in record.keys:
             return
-        if record.terms.anonymous:  # it ends with its one key, which this transaction may delete
+        if record.terms.anonymous:  # such a lease ends with its one key, which this transaction may delete
             raise StoreUsageError(
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(write.key)} on"
             )
@@ -293,7 +293,7 @@ class State:
         self.at_most("lease_ttl_max", ttl, name)
 
     def check_lease_room(self, leases: int = 1, for_keys: Collection[str] = ()) -> None:
-        """Refuse more leases than there may be."""
+        """Refuse leases above the limits on leases and on memory."""
         if leases:
             self.at_most("leases_max", len(self.leases) + leases, for_keys=for_keys)
             self.check_memory(leases * LEASE_OVERHEAD, for_keys)
@@ -303,7 +303,8 @@ class State:
     def check_reply(self, session: Session, request: Request[Any]) -> None:
         """Refuse a mutation whose reply cannot be kept.
 
-        The total limit does not stop a client that has acknowledged everything, unless its reply may be large.
+        The limit on all kept replies does not stop a client that has acknowledged its own, unless the new reply may be
+        large.
         """
         self.at_most("session_replies_max", len(session.replies) + 1)
         self.at_most("session_replies_bytes_max", session.held_bytes + 1)

@@ -1,8 +1,8 @@
 """Pure: the waits for keys to exist, and their conditions.
 
-A wait is registered at the keys of its conditions, and at one missing key: when that key is written, the wait moves to
-another one, so that a write pays for each wait once. The engine decides if a wait has ended. If a change affects too
-many waits for one step, all of them are postponed (`PostponedWaits`, promise S11).
+A wait is registered at the keys of its conditions, and at only one missing key. When that key is written, the wait
+moves to another missing key. So a write checks only the waits at its key. The engine decides if a wait has ended. If a
+change affects too many waits for one step, all of them are postponed (`PostponedWaits`, promise S11).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _Places = dict[str, dict[tuple[int, int], None]]  # the waits at each key, in order
 
-FORGOTTEN_AT_ONCE = 256  # waits of one peer: half a millisecond
+FORGOTTEN_AT_ONCE = 256  # waits of a closed peer removed in one step: half a millisecond
 WAIT_OVERHEAD = 200  # bytes per key: two sets, and a dictionary of waits
 
 
 @dataclass(slots=True, kw_only=True)
 class Parked:
-    """A wait for missing keys; it ends early if `when` fails."""
+    """A wait for missing keys; it fails once a condition of `when` is false."""
 
     keys: tuple[str, ...]
     missing: int  # the index of the missing key at which the wait is registered
@@ -57,9 +57,9 @@ class Waits:
 
     def __init__(self) -> None:
         self.parked: dict[Watcher, Parked] = {}
-        self._at: _Places = {}  # by the missing key of each
-        self._under: _Places = {}  # by the keys of their conditions
-        self._by: dict[int, dict[int, int]] = {}  # by peer, then request id: the bytes of each
+        self._at: _Places = {}  # waits by the missing key at which each is registered
+        self._under: _Places = {}  # waits by the keys of their conditions
+        self._by: dict[int, dict[int, int]] = {}  # the bytes of each wait, by peer and request id
         self.bytes: int = 0
 
     def __len__(self) -> int:
@@ -112,15 +112,15 @@ class Waits:
     def peer_closed(self, peer: int) -> Iterator[None]:
         """Remove all waits of a peer, in steps."""
         for count, request_id in enumerate(tuple(self._by.get(peer, ())), 1):
-            if (peer, request_id) in self.parked:  # not answered meanwhile
+            if (peer, request_id) in self.parked:  # not answered since
                 self.remove((peer, request_id))
             if count % FORGOTTEN_AT_ONCE == 0:
                 yield
 
     def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
-        """Return where the waits are that the changes of one revision affect.
+        """Return the index, and the key in it, of all waits that the changes of one revision affect.
 
-        The caller takes the waits out of these places, looks at them, and puts back those that go on (`move`).
+        The caller removes these waits from the index, checks them, and registers the unfinished ones again (`move`).
         """
         found = []
         for change in changes:
@@ -131,7 +131,7 @@ class Waits:
         return found
 
     def stands(self, watcher: Watcher) -> bool:
-        """Return True if a wait is registered at all its keys; a postponed one is not."""
+        """Return True if a wait is registered at all its keys; a postponed wait is not."""
         parked = self.parked[watcher]
         return watcher in self._at.get(parked.keys[parked.missing], ()) and all(
             watcher in self._under.get(condition.key, ()) for condition in parked.when
@@ -143,7 +143,7 @@ class Waits:
 
 
 class PostponedWaits:
-    """Waits that are looked at in several steps, each as of the change that affected it (`Past`), earliest first."""
+    """Waits that are checked in later steps, each as of the revision that affected it (`Past`), earliest first."""
 
     def __init__(self) -> None:
         self.heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()
@@ -166,5 +166,5 @@ class PostponedWaits:
         return watcher, revision
 
     def again(self, watcher: Watcher, revision: int) -> None:
-        """Continue a wait from this revision in the next step."""
+        """Let the next step check a wait from this revision on."""
         self.heaps.appendleft((revision, [{watcher: None}]))

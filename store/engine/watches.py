@@ -1,8 +1,8 @@
 """Pure: the watches by prefix, and the recent history from which a watch can resume (promise S4).
 
-Watches are kept by prefix, and prefixes by length: a change costs one lookup per distinct length. Only the lengths in
-the change's own group (a run, see `keyspace`) count, and those of prefixes shorter than the group's name: watches with
-thousands of lengths slow down only their own run. If the lookups would take long, a request may change fewer keys
+Watches are indexed by prefix, and prefixes by length. A changed key costs one lookup for each distinct length of the
+prefixes in its group (a run, see `keyspace`), and of prefixes that are no longer than the group's name. So watches with
+thousands of lengths slow down only their own run. If the lookups would take too long, a request may change fewer keys
 (`affordable`, promise S11).
 """
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Watcher = tuple[int, int]  # the peer, and the id of its watch
 
-CLOSED_AT_ONCE = 512  # watches of one peer: half a millisecond
-SWEPT_AT = 1024  # freed revisions that are worth a sweep
+CLOSED_AT_ONCE = 512  # watches of a closed peer removed in one step: half a millisecond
+SWEPT_AT = 1024  # freed revisions; more are removed from the list
 WATCH_OVERHEAD = 600  # bytes of the first watch of a prefix and of a peer: three dictionaries
 COMPARISONS_MOST = 131_072  # of changed keys with watched prefixes, per request: about 20 ms
-LONG_KEY = 1024  # characters that double the time of a comparison
-LENGTHS_FEW = 10  # of a group's prefixes, and of no group's: 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
+LONG_KEY = 1024  # characters of a key whose comparison takes twice as long as that of a short key
+LENGTHS_FEW = 10  # lengths of prefixes per group: with so few, 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
 EVENT_OVERHEAD = 200  # bytes per event, by sys.getsizeof, rounded up
 
 
@@ -47,11 +47,11 @@ class Watches:
 
     def __init__(self, group_of: Callable[[str], str | None] = lambda _: None) -> None:
         self._group_of = group_of
-        self.by_prefix: dict[str, dict[Watcher, None]] = {}  # dicts, for their order
+        self.by_prefix: dict[str, dict[Watcher, None]] = {}  # dictionaries, since they keep the order
         self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
         self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of prefixes of each length
         self._sorted_lengths: dict[str, list[int]] = {}  # to skip prefixes longer than a key
-        self._of_many_lengths: set[str] = set()  # the groups with more than a few
+        self._of_many_lengths: set[str] = set()  # the groups with more than `LENGTHS_FEW`
         self._count = 0
         self.bytes: int = 0  # of all open watches
 
@@ -115,7 +115,7 @@ class Watches:
 
     @property
     def quick_to_ask(self) -> bool:
-        """True if a request may change any keys: the watched prefixes have few lengths."""
+        """True if the watched prefixes have so few lengths that a request may change any number of keys."""
         return not self._of_many_lengths
 
     def affordable(self, keys: Collection[str]) -> int:
@@ -134,7 +134,7 @@ class Watches:
         return len(keys)
 
     def interested(self, changes: Sequence[Change]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Change, ...]]]:
-        """Return the changes of one revision for each group of watches that gets the same ones."""
+        """Return sets of watches that get the same changes of one revision, with these changes."""
         if len(changes) == 1:
             watchers = [each for prefix in self._watched(changes[0].key, -1) for each in self.by_prefix[prefix]]
             return [(tuple(watchers), tuple(changes))] if watchers else []
@@ -173,7 +173,7 @@ class Watches:
 
 
 class History:
-    """The changes of each revision after `compacted`, bounded by bytes; the store began at `began`."""
+    """The changes of each revision after `compacted`, bounded by bytes. The store began with revision `began`."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -185,7 +185,7 @@ class History:
         self.compacted: int = 0
 
     def begin(self, revision: int) -> None:
-        """Begin after a revision."""
+        """Let the history begin after a revision."""
         self.began = self.compacted = revision
 
     def restore(self, saved: Iterable[tuple[Event, ...]], *, compacted: int) -> None:
@@ -195,7 +195,7 @@ class History:
             self.append(events)
 
     def append(self, changes: tuple[Change, ...]) -> None:
-        """Append the changes of one revision, and free the oldest past the limit."""
+        """Append the changes of one revision; free the oldest revisions beyond the limit."""
         self._revisions.append(changes)
         size = event_bytes(changes[0]) if len(changes) == 1 else sum(map(event_bytes, changes))
         self._sizes.append(size)
@@ -214,7 +214,8 @@ class History:
     ) -> tuple[list[tuple[Event, ...]], int] | None:
         """Return the changes under `prefix` from `revision` on, by revision, and the next revision.
 
-        None if some are gone. It looks at `most` revisions, and returns little more than `bytes_max`.
+        Return None if some of these revisions were freed. At most `most` revisions are read, and about `bytes_max`
+        returned.
         """
         revision = max(revision, self.began + 1)
         if revision <= self.compacted:
