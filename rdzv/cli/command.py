@@ -84,13 +84,13 @@ class Command:
     """A subcommand of `rdzv`."""
 
     name: str
-    help: str  # begins with a small letter and has no full stop
+    help: str  # the help text, without a capital letter and a full stop
     run: Run
     arguments: tuple[Argument, ...] = ()
     usage: str | None = None  # replaces argparse's usage line if that is wrong
     means_url: Callable[[str], bool] = lambda word: "://" in word
     takes_command: bool = False  # True if a user's command follows after "--"; `options.words` has it
-    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # changes an error's status
+    ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # maps an error's status
     limited: bool = False  # True: `--timeout` limits the whole command; False: the command applies it itself
 
     @property
@@ -100,7 +100,7 @@ class Command:
 
     @property
     def first_status(self) -> int:
-        """The offset of the exit statuses of the subcommand's errors."""
+        """The offset of the statuses with which the subcommand exits by an error."""
         return OF_RUN if self.takes_command else 0
 
 
@@ -140,7 +140,7 @@ RUN: Final = (Argument("url", metavar="URL", help="scheme://host[:port]/run_id[?
 STORE: Final = (Argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)
 JSON: Final = flag("--json", "as one JSON object")
 NODE: Final = Argument("node", metavar="NODE", help="the node's id")
-OUTPUT: Final = "standard output"  # the file name in an error of standard output
+OUTPUT: Final = "standard output"  # names standard output in errors
 NAMED_MOST: Final = 8  # node ids, or values of an attribute, that a message lists
 
 
@@ -180,21 +180,21 @@ AGAIN_AFTER: Final = 1.0  # seconds
 
 
 def _take_signals_back() -> None:
-    """Unblock signals that the parent has blocked, and restore SIGCHLD: if ignored, children have no exit status."""
+    """Unblock signals that the parent has blocked, and do not ignore SIGCHLD, or children have no exit status."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 
 
 def handle_signal(number: signal.Signals, callback: Callable[..., object], *arguments: Any) -> None:
-    """Call `callback` in the running loop at each such signal, unless this process ignores the signal."""
+    """Call `callback` in the running loop at each signal `number`, unless this process ignores that signal."""
     if signal.getsignal(number) is not signal.SIG_IGN:
         asyncio.get_running_loop().add_signal_handler(number, callback, *arguments)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
 
 def _end_by_ctrl_c() -> None:
-    """Cancel the command at Ctrl-C; end this process at another Ctrl-C, but unlike asyncio only after a second."""
+    """Cancel the command at Ctrl-C; end this process at another Ctrl-C, but not within a second, as asyncio would."""
     wish, task, was_told = Wish(), asyncio.current_task(), False
 
     def interrupt() -> None:
@@ -224,7 +224,7 @@ class Wish:
         return not alike or time.monotonic() - self._at >= AGAIN_AFTER
 
     def is_new(self, number: int) -> bool:
-        """Record the signal and return True, unless `may_be_new` is False."""
+        """Record the signal and return True; return False if it repeats the last one within a second."""
         is_new = self.may_be_new(number)
         if is_new:
             self._number, self._at = number, time.monotonic()
@@ -240,7 +240,7 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
     try:
         return await _run(command, options)
     finally:
-        # A loop, and Python, restore default actions at their end: the second signal of a pair would kill this process.
+        # The end of a loop, or of Python, restores default actions: then the second signal of a pair would kill.
         if Wish.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
             _handle_ending(_end_if_again)  # at exit Python may wait for ever for a reader of the output

@@ -70,7 +70,7 @@ class Check(NamedTuple):
     "doctor",
     "look from this node for what keeps a run from meeting, and say what to do",
     *STORE,
-    option("--expected FILE", None, argparse.SUPPRESS),  # for scripts older than the parameter `expected_file`
+    option("--expected FILE", None, argparse.SUPPRESS),  # hidden; for scripts older than `expected_file`
     JSON,
     limited=False,
 )

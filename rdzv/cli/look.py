@@ -171,7 +171,7 @@ def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
 
 
 async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
-    """Draw a run until it is closed or `q` is pressed; return the last frame; raise StoreReplaced from the store."""
+    """Draw a run until it is closed or `q` is pressed; return the last frame; raise StoreReplaced at a new store."""
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:
@@ -185,7 +185,7 @@ async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -
         else:
             silent_since = None
             if heard or began - read_at > max(READ_EVERY, took / READ_SHARE):
-                # A limit, as a reading never ends in a network that loses large packets. Thousands of nodes take long.
+                # Without a limit, a reading would never end in a network that loses large packets.
                 with anyio.move_on_after(max(READ_WITHIN, took * 10)), contextlib.suppress(StoreError):
                     began, frame = time.monotonic(), await _frame(run)
                     read_at, heard = time.monotonic(), False

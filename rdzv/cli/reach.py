@@ -29,7 +29,7 @@ ANY_RUN: Final = "any"  # the run_id for a URL that names only a store
 
 
 def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
-    """Parse a URL, which must name a run only if `needs_run`; raise RendezvousSettingsError if that is impossible."""
+    """Parse a URL, which must name a run only if `needs_run`; raise RendezvousSettingsError if the URL is invalid."""
     parts = split_url(url)
     if parts.scheme not in SCHEMES and parts.scheme in rendezvous_handler_registry.known():
         raise RendezvousSettingsError(
@@ -54,7 +54,7 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, 
 async def open_run(
     options: argparse.Namespace, *, follow: Listener | None = None, must_exist: bool = True
 ) -> AsyncIterator[Run]:
-    """Connect to the store of the run at `options.url`; raise RendezvousStateError if the run must exist and does not.
+    """Connect to the store of the run at `options.url`; raise RendezvousStateError if `must_exist` and it does not.
 
     `follow` is notified when the run's head changes. Without `follow` the head is not read: do not ask for the status.
     """

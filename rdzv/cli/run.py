@@ -23,7 +23,7 @@ THEN: Final = {
     OF_RUN + TIMED_OUT: Then.RESTART,
     OF_RUN + NO_CONNECTION: Then.RESTART,
 }
-"""The action that a launcher which failed asks of its caller, by the launcher's exit status."""
+"""The action that the caller of a failed launcher should take, by the launcher's exit status."""
 
 
 @command(

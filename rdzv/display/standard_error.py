@@ -102,7 +102,7 @@ class StandardErrorHandler(logging.Handler):
     """Logs to standard error without waiting for its reader."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
+        """Write a log record."""
         try:
             say_error(self.format(record))
         except Exception:  # noqa: BLE001  as all handlers of the standard library do

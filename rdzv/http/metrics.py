@@ -81,7 +81,7 @@ OF_STEPS = {
 """Metrics of members: the help text, the field of the summary, and True if that field is a time, not a duration."""
 
 OF_TIME = "Seconds since the run began: with a round, regrouping, waiting."
-LINES_AT_ONCE = 500  # made in one turn of the loop, in a millisecond or two
+LINES_AT_ONCE = 500  # lines that are made in one turn of the loop, in a millisecond or two
 
 Sample = tuple[tuple[str, ...], float]
 """The values of a metric's labels, in order, and the value of the metric."""

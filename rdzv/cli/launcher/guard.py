@@ -66,7 +66,7 @@ def close_others(keep: int) -> None:
 
 
 def signals_here() -> str:
-    """Return the signals that this process blocks and ignores, for `take_signals`; leave out two of Python's own."""
+    """Return the signals that this process blocks and ignores, except two that Python ignores, for `take_signals`."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     of_python = {signal.SIGPIPE, signal.SIGXFSZ}
     ignored = {each for each in signal.valid_signals() - of_python if signal.getsignal(each) is signal.SIG_IGN}
@@ -192,7 +192,7 @@ def _signal(group: int, number: int) -> bool:
 def _mirror(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # one dump is enough
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # only one core dump
         with contextlib.suppress(OSError):  # SIGKILL has no handler
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -200,5 +200,5 @@ def _mirror(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _inherited: tuple[str, str, str] = sys.argv[2].partition("/")  # the limit of files, and signals
+    _inherited: tuple[str, str, str] = sys.argv[2].partition("/")  # the limit of files, and the signals
     main(int(sys.argv[1]), int(_inherited[0]), sys.argv[3:], _inherited[2])

@@ -28,7 +28,7 @@ NPROC: Final = "nproc"
 # `@record` writes at an exception.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-SIGNALLED: Final = 128  # plus a signal: the exit status of a process that the signal ended
+SIGNALLED: Final = 128  # plus a signal's number: the exit status after that signal
 COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` that are no numbers, as torchrun's
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
@@ -42,7 +42,7 @@ class OnChange(Enum):
 
 
 class Then(Enum):
-    """The action that a launcher which has not succeeded asks of its caller."""
+    """The action that the caller of a launcher should take if the launcher has not succeeded."""
 
     RESTART = "restart"  # start the launcher again on this node
     REPLACE = "replace"  # start another node: this node leaves, is banned, or keeps failing
@@ -123,7 +123,7 @@ class Job:
         "--agent-store", "rank 0's launcher serves PyTorch's TCPStore at MASTER_PORT, as under torchrun", default=False
     )
     # Options: the end of a process.
-    max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as PyTorch's
+    max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as in PyTorch
     give_up_status: int = _option(
         "--give-up-status N",
         whole_number(1, STATUS_MAX),

@@ -189,7 +189,7 @@ class JobRound:
         wait: Wait | None = None
         while wait is None or not self._is_over(wait):
             heard: Wished | Process | Ending | None = None
-            with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # the queue loses no item by a timeout
+            with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # a timeout takes no item from the queue
                 heard = await self._heard.get()
             match heard:
                 case None:
@@ -214,7 +214,7 @@ class JobRound:
         return None
 
     async def say_it_ends(self) -> None:
-        """Report that this node ends the round, before its processes end: processes of other nodes may then fail."""
+        """Report that this node ends the round, before its processes end: other nodes' processes may fail of that."""
         await self._handler.call(self.life.be_first())
 
     @property

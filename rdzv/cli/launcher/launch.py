@@ -187,7 +187,7 @@ class _Launcher:
         """Pass a signal on to the processes; wait `PAIR_WITHIN` before passing on one that would end them."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
-        elif number in ENDING:  # SIGTERM of the same pair may come later: SIGHUP has the lower number
+        elif number in ENDING:  # SIGTERM may follow: the system delivers lower numbers first
             asyncio.get_running_loop().call_later(PAIR_WITHIN, self._pass_on_now, number)
         else:
             self._pass_on_now(number)
@@ -319,7 +319,7 @@ class _Launcher:
         if life.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
             why = f"{how} because others have gone" if how else life.ending.reason
-            log.warning("%s: %s; %s", where, why, then)  # say it before the next requests, as the store may be lost
+            log.warning("%s: %s; %s", where, why, then)  # log this before the next requests, as the store may be lost
         failed = is_ours or life.has_failed
         await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))
         if not is_ours:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Prepare = Callable[[], Callable[[], object]]
 
 READY = b"ready\n"
-FILES = 5  # that are sent with each request
+FILES = 5  # files that are sent with each request
 REQUEST_BYTES_MAX = 16 * 1024 * 1024  # for environment and arguments, which Linux limits to a quarter of an 8 MiB stack
 
 
@@ -103,13 +103,13 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
     os.environ.clear()
     os.environ.update(wanted["env"])
     startup.register()
-    with contextlib.suppress(OSError):  # a deleted folder remains that of the worker, as of any process
+    with contextlib.suppress(OSError):  # if the folder was deleted, the worker starts in it all the same
         os.chdir(here)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # otherwise all workers draw the same numbers
     sys.argv[:] = wanted["argv"]
     sys.orig_argv[:] = wanted["command"]
-    renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # a fork keeps the parent's id
+    renew_native_id = getattr(threading.main_thread(), "_set_native_id", None)  # a fork keeps the parent's native id
     if renew_native_id is not None:
         renew_native_id()
     return partial(_module if wanted["module"] else _script, here)

@@ -60,7 +60,7 @@ class Process:
                 for target in (1, 2):
                     source, streams[target] = _pipe(ours, theirs)
                     output.append((source, target))
-                environment = {"PYTHONUNBUFFERED": "1", **environment}  # else a SIGKILL loses Python's lines
+                environment = {"PYTHONUNBUFFERED": "1", **environment}  # else a SIGKILL loses buffered lines
             # As under torchrun: several processes, each with a thread per core, would compete for the cores.
             defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
             environment = {**defaults, **os.environ, **environment}
@@ -110,7 +110,7 @@ class Process:
         self.send(number | guard.IN_PASSING)
 
     def send(self, number: int) -> None:
-        """Send the process's group a signal; `ask_to_end` remains possible."""
+        """Send the process's group a signal; `ask_to_end` can still send another one."""
         if self._control is not None and self.status is None:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._control, bytes([number]))
@@ -166,7 +166,7 @@ class _Output(threading.Thread):
     """
 
     _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # by stream: lines of several processes must not mix
-    _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # the last writer of half a line
+    _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # the thread that wrote half a line last
 
     def __init__(self, source: int, target: int, rank: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")

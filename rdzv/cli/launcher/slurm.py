@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SCHEME: Final = "slurm"
-PORT_FIRST, PORTS = 20_000, 10_000  # below the ephemeral ports
+PORT_FIRST, PORTS = 20_000, 10_000  # the ports of steps, below the ephemeral ports
 EXPECTED_MOST: Final = 1024  # node names that fit into a URL; for a larger step `expected` is left out
 NODES_MOST: Final = 65_536  # node names per list
 

@@ -77,7 +77,7 @@ class WorkerStacks:
                 await anyio.sleep(LOOK_EVERY)
 
     def forget_ended(self) -> None:
-        """Remove files without a lock, whose processes have ended; only between rounds, as a lock follows a file."""
+        """Remove the files of ended processes; only between rounds, as a new process locks its file a moment later."""
         for path in list(self._dumps.glob("*")):
             with contextlib.suppress(OSError):
                 if _holder(path) is None:
