@@ -75,7 +75,7 @@ class LeaseLike(Protocol):
 
     @property
     def id(self) -> int:
-        """Its id."""
+        """The id of the lease."""
         ...
 
 
@@ -129,9 +129,10 @@ def _there(entries: Iterable[Entry | None]) -> list[Entry]:
 class Cuts:
     """The ends of one client's connections, for the keepers of its leases. Safe to use from several threads.
 
-    After an end the server may expire a lease early; a restarted server gives each its full TTL. So listeners are
-    called with the time of each end, with infinity once connecting is refused, and with the time when it no longer is.
-    `look` checks for an end: some clients read only during a call.
+    After the end of a connection the server may expire a lease early; a restarted server gives each lease its full
+    TTL. So listeners are called with the time of each end; with infinity once connecting is refused, since no server is
+    there; and with the time at which it is no longer refused. `look` checks for an end: some clients read only during
+    a call.
     """
 
     def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
@@ -147,7 +148,7 @@ class Cuts:
 
     def attempted(self, error: OSError | UnicodeError | None) -> None:
         """Note the error of an attempt to connect, or None."""
-        refused = type(error) is ConnectionRefusedError  # but not by a server that says why
+        refused = type(error) is ConnectionRefusedError  # a server that says why it refuses raises a subclass
         if refused != self._refused:
             self._refused = refused
             self._tell(math.inf if refused else self._time())
@@ -167,11 +168,11 @@ class Calls(ABC):
 
     @abstractmethod
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request and return its response; `interface.Store` has the errors."""
+        """Make one request and return its response; `interface.Store` lists the errors."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close the client. The leases that it kept expire as agreed."""
+        """Close the client. The leases that it kept expire by their terms."""
 
     async def put(
         self,
@@ -210,8 +211,8 @@ class Calls(ABC):
     async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Delete all keys that start with `prefix`; return their number.
 
-        More keys than `writes_max` take several steps: `when` is checked at each, keys written after the first one
-        stay, and a later error has `maybe_applied` and says how many keys are gone.
+        More keys than `writes_max` are deleted in several steps. `when` is checked at each step, and keys written after
+        the first step stay. A later error has `maybe_applied`, and says how many keys were deleted.
         """
         left, when = self._left(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):
@@ -441,7 +442,7 @@ class Block(contextlib.AbstractContextManager[T]):
             raise
 
     def _exit_context(self, error: BaseException) -> None:
-        # a signal's handler raised around the context
+        # for an error that a signal's handler raised around the context
         with contextlib.suppress(Exception):
             finished(self._context.__aexit__(type(error), error, error.__traceback__))
 

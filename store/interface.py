@@ -9,12 +9,12 @@ An etcd cluster promises less (docs/promises.md, docs/operating.md), and differs
 
 - `Lease.ttl` is in whole seconds, rounded up, and at least the cluster's minimum. `disconnect_ttl` and `gone_ttl` are
   ignored.
-- A write whose answer was lost is settled by its receipt. If the cluster is out of reach for a minute the receipt is
-  gone, and the caller gets `ConnectionLost` with `maybe_applied=True`.
+- If the answer to a write is lost, and the cluster is out of reach for a minute, the caller gets `ConnectionLost` with
+  `maybe_applied=True`.
 - `add` and `append` read, then write if the key has not changed; with many writers on one key, some retry.
 - A transaction has at most `operations_max` conditions or operations: 126.
 - Revisions also advance for other users of the cluster, and sometimes for a write that changed nothing.
-- `ping` asks the consensus, not one member; `stats` has the few figures that etcd gives.
+- `ping` asks the cluster's consensus, not one member. `stats` has the few figures that etcd gives.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Watch(ABC):
 
     @abstractmethod
     def batches(self) -> AsyncIterator[list[Event]]:
-        """Yield a list per revision. A large snapshot comes in several lists; the last ends in `synced`."""
+        """Yield a list of events per revision. A large snapshot has several lists; the last ends in `synced`."""
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         for event in self._rest:
@@ -90,7 +90,7 @@ class Store(Calls):
     """
 
     tells_causes: bool = True
-    operations_max: int = 126  # any store takes these, until its own limits are known
+    operations_max: int = 126  # any store allows these; used until its own limits are known
     writes_max: int = 126
     lease_ttl_max: float = math.inf
     fail_over: float = 0.0
@@ -125,12 +125,12 @@ class Store(Calls):
 
     @property
     def ends(self) -> tuple[str, str] | None:
-        """The addresses of both ends of the connection, this one first, as this system names them."""
+        """The addresses of both ends of the connection, this client's first, as this system names them."""
         return None
 
     @property
     def server(self) -> str:
-        """The server that `ends` leads to, if the store has several."""
+        """The server at the other end of the connection, if the store has several."""
         return ""
 
     def fail(self, error: StoreError) -> None:
@@ -171,7 +171,7 @@ class BlockingWatch(ABC):
 
     @abstractmethod
     def batches(self) -> Iterator[list[Event]]:
-        """Yield one list per revision."""
+        """Yield one list of events per revision."""
 
     def __iter__(self) -> Iterator[Event]:
         # No call between taking and yielding an event: a signal's handler could raise there.
@@ -197,7 +197,7 @@ class BlockingStore(BlockingCalls):
 
     @abstractmethod
     def end_waits(self) -> None:
-        """End every wait, now and later, with `WaitEnded`. From any thread."""
+        """Make every present and later wait raise `WaitEnded`. From any thread."""
 
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingKeptLease:
         """Return a lease that a thread keeps during `with`."""

@@ -55,7 +55,7 @@ class Belief:
         self.cut_at: float = math.inf  # the first end of a connection without a renewal since
         # Without `cuts`, the store ends no lease with its connection.
         away_ttls = (terms.get("disconnect_ttl"), terms.get("gone_ttl")) if cuts is not None else ()
-        # The grant refuses what is no number.
+        # The grant refuses values that are no numbers.
         self.away_ttl: float = min((each for each in away_ttls if isinstance(each, int | float)), default=math.inf)
 
     @property
@@ -64,7 +64,7 @@ class Belief:
         return min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
 
     def heard(self, cut_at: float) -> None:
-        """Note the end of a connection, at `cut_at`; infinity if no server is there. See `Cuts`."""
+        """Note that a connection ended at `cut_at`; infinity says that no server is there (`Cuts`)."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def renewed(self, sent_at: float, *, cut_before: float) -> None:
@@ -85,7 +85,8 @@ class Belief:
 class Keeping:
     """The leases kept over one store client, in its event loop.
 
-    `on_silence` gets the time of a keep-alive without an answer for `UNANSWERED`, and None after the next answer.
+    `on_silence` gets the time at which a keep-alive was sent that has had no answer for `UNANSWERED` seconds, and None
+    after the next answer.
     """
 
     def __init__(self, store: Calls) -> None:
@@ -125,7 +126,7 @@ class Keeping:
             raise
         held = HeldLease(self, id=lease.id, ttl=lease.ttl)
         held.keep(sent_at=sent_at, on_lapse=on_lapse, terms=terms)
-        if cuts is not None and cuts.last != before:  # a connection ended during the grant
+        if cuts is not None and cuts.last != before:
             held.heard(cuts.last)
         return held
 
@@ -186,10 +187,10 @@ class HeldLease:
         note: NoteOf | None = None,
         terms: LeaseTerms | None = None,
     ) -> None:
-        """Keep the lease until it is released: a request sent at `sent_at`, on the client's clock, has granted it.
+        """Keep the lease until its release. The request that granted it was sent at `sent_at`, on the client's clock.
 
-        `on_lapse` gets the reason if it is lost. `note` returns the note of a keep-alive; its argument is True if the
-        store was out of reach. `terms` are those of the grant, if they may end it early.
+        If the lease is lost, `on_lapse` gets the reason. `note` returns the note of a keep-alive; its argument is
+        True if the store was out of reach. `terms` are the grant's, if they may end the lease early.
         """
         assert not self.kept, "a lease is granted once"
         self.kept = True
@@ -211,10 +212,10 @@ class HeldLease:
         self._look()
 
     def _look(self) -> None:
-        """Note a loss, if there is one by now: all timers are late after the event loop was blocked."""
+        """Note the loss of the lease if its time is over: timers are late after the event loop was blocked."""
         if self not in self._keeping.kept:
             return
-        # The waits in `_keep` may end too late, after a pause. So this timer fires when the lease may be gone.
+        # A sleep in `_keep` may last longer than the lease. So this timer fires when the lease may be gone.
         if self._timer is not None:
             self._timer.cancel()
         if (lost := self._belief.lost(self._keeping.store.time())) is not None:
@@ -254,7 +255,7 @@ class HeldLease:
                     belief.renewed(sent_at, cut_before=now())
                     # Counted from the sending: a cut may have delayed the answer, and another may follow.
                     pause = max(sent_at + renew_every - now(), 0.0)
-                    if self._wanted:  # since the sending, for a newer note
+                    if self._wanted:  # `renew_now` was called since the sending, for a newer note
                         pause = 0.0
                 except LeaseNotFound:
                     keeping.heard()
@@ -342,7 +343,7 @@ def retry_pause(ttl: float) -> float:
 async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) -> AsyncIterator[HeldLease]:
     """Keep a lease during a block, which may end in another task; then revoke it.
 
-    If it is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
+    If the lease is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
     The lease is lost if the event loop is blocked for longer than the TTL.
     """
     loss = Cancelling()
@@ -373,7 +374,7 @@ class _Keeper:
         self.known, self.left, self.over = Flag(), Flag(), Flag()
         self.error: Exception | None = None
         self._lost: str | None = None
-        self._due = 0.0  # when the next renewal is due
+        self._due = 0.0
 
     @property
     def lost(self) -> str | None:
@@ -456,7 +457,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
 
     @property
     def lost(self) -> str | None:
-        """The reason of its loss, or None."""
+        """The reason why the lease was lost, or None."""
         return self._keeper.lost
 
     def check(self) -> None:
@@ -481,7 +482,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     ) -> None:
         lost = self.lost  # read first: once `left` is set, no loss is noted
         self._keeper.left.set()
-        if self._made_in is process_identity():  # a forked child has no such thread
+        if self._made_in is process_identity():  # a forked child does not have the thread
             self._keeper.over.wait(_release_within(kind))
         if kind is None:
             _check(self.id, lost)
@@ -491,7 +492,7 @@ def _note_of(note: NoteOf | None, away: bool) -> bytes:
     """Return the note of a keep-alive, or b"" if it fails or is too long."""
     try:
         said = b"" if note is None else note(away)
-    except Exception:  # of the caller's `note`
+    except Exception:  # raised by the caller's `note`
         log.exception("a lease is renewed without its note, which cannot be made")
         return b""
     return said if len(said) <= NOTE_BYTES_MAX else b""

@@ -37,7 +37,7 @@ def lazy_names(
             if explained is error:
                 raise
             raise explained from error
-        vars(sys.modules[package])[name] = loaded  # for later uses
+        vars(sys.modules[package])[name] = loaded
         return loaded
 
     def names() -> list[str]:

@@ -106,9 +106,10 @@ _EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)  # by target
 
 
 class Condition(Record, kw_only=True):
-    """`target` of `key` equals `expected`: an `int` for revisions, `bytes` for a value, a `bool` for existence.
+    """The condition that `target` of `key` equals `expected`.
 
-    `VALUE_IF_ANY` also holds for a missing key.
+    `expected` is an `int` for revisions, `bytes` for a value, a `bool` for existence. `VALUE_IF_ANY` also holds for a
+    missing key.
     """
 
     key: str
@@ -137,7 +138,7 @@ class Condition(Record, kw_only=True):
 
     @property
     def broken(self) -> str:
-        """The message if it does not hold."""
+        """The error message if the condition does not hold."""
         return f"{self.target.name.lower()} of {shown(self.key)} is no longer {shown(self.expected)}"
 
 
@@ -222,7 +223,7 @@ class LeaseState(Response, code=72, kw_only=True):
 
 
 class Watching(Response, code=73, kw_only=True):
-    """A watch was opened at `revision`: later changes follow, after those from its start."""
+    """A watch was opened at `revision`. Changes from its start up to `revision` are sent first, then later ones."""
 
     revision: int
 
@@ -268,7 +269,7 @@ class Note(Record, kw_only=True):
 
 
 class DeletedOlder(Response, code=81, kw_only=True):
-    """The number of deleted keys, the last `revision` that counted, and the key to go on after, or ""."""
+    """The number of deleted keys, the last revision whose keys were deleted, and the key to continue after, or ""."""
 
     count: int
     revision: int
@@ -282,7 +283,7 @@ class NotePage(Response, code=80, kw_only=True):
     more: bool
 
 
-NOTE_BYTES_MAX = 128  # of a keep-alive; each lease keeps one
+NOTE_BYTES_MAX = 128  # bytes of a keep-alive's note; each lease keeps the last note
 
 
 class FailureKind(IntEnum):
@@ -295,7 +296,7 @@ class FailureKind(IntEnum):
     COMPACTED = 4
     FORGOTTEN = 5  # applied, but the reply is not kept: `ConnectionLost(maybe_applied=True)`
     UNSUPPORTED = 6  # unknown to the server
-    OTHER = 255  # never sent: any kind of a later release
+    OTHER = 255  # never sent; stands for any kind of a later release
 
 
 ERRORS: dict[FailureKind, type[StoreError]] = {
@@ -326,7 +327,7 @@ class Request(Record, Generic[R_co]):
 
 
 class Put(Request[Written], code=1):
-    """Write a key. Without `ttl` or `lease` the key leaves its lease, and stays."""
+    """Write a key. Without `ttl` and `lease` the key leaves its lease, and stays until it is deleted."""
 
     key: str
     value: bytes
@@ -367,7 +368,7 @@ class Add(Request[Added], code=4):
 
 
 class Append(Request[Added], code=5):
-    """Append bytes to a key. A missing key counts as empty and is put on `lease`; others keep theirs."""
+    """Append bytes to a key. A missing key counts as empty and is put on `lease`; others keep their lease."""
 
     key: str
     value: bytes
@@ -442,9 +443,9 @@ Write = Put | CompareAndSet | Create | Add | Append
 class Grant(Request[Granted], code=14, kw_only=True):
     """Grant a lease of `ttl` seconds.
 
-    With `disconnect_ttl` it lapses at most that long after its last keeper's connection has closed, unless another
-    connection renews it. With `gone_ttl` it lapses at most that long after the last connection of its process has
-    closed, if the process seems dead and does not come back.
+    With `disconnect_ttl` the lease lapses at most that many seconds after the connection that last renewed it has
+    closed, unless another connection renews it. With `gone_ttl` it lapses at most that many seconds after the last
+    connection of its process has closed, if the process seems dead and does not reconnect.
     """
 
     ttl: float
@@ -472,7 +473,7 @@ Guardable = Operation | GetMany | List | Count | DeletePrefix | DeleteOlder | Co
 
 
 class Guarded(Request[R_co], code=13):
-    """Do `request` if all of `when` hold, else fail with `CONDITION`; a guarded `Wait`, as soon as one fails."""
+    """Do `request` if all of `when` hold, else fail with `CONDITION`. A guarded `Wait` fails once one is false."""
 
     when: tuple[Condition, ...]
     request: Annotated[Request[R_co], Guardable]
@@ -552,7 +553,7 @@ RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__s
 
 
 def checked(request: Request[Any]) -> Request[Any]:
-    """Return a request as it is sent (`Record.check`); `StoreUsageError` if it is none, or a field does not fit."""
+    """Return a request as it is sent. Raise `StoreUsageError` if it is no request, or a field does not fit."""
     if REQUESTS.get(getattr(request, "code", 0)) is not type(request):
         raise StoreUsageError(f"{shown(request)} is no request")
     try:
@@ -561,9 +562,9 @@ def checked(request: Request[Any]) -> Request[Any]:
         raise StoreUsageError(str(error)) from None
 
 
-# The server keeps their replies until acknowledged: a repetition would change more, or find no lease to revoke.
+# The server keeps the replies to these until acknowledged: repeating them would change more, or fail.
 MUTATIONS = frozenset((Put, Delete, Add, Append, DeletePrefix, DeleteOlder, CompareAndSet, Transact, Grant, Revoke))
-TAKE_AWAY = (Get, Delete, DeletePrefix, DeleteOlder, Revoke)  # these only make the store smaller
+TAKE_AWAY = (Get, Delete, DeletePrefix, DeleteOlder, Revoke)
 
 
 def mutates(request: Request[Any]) -> bool:

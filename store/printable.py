@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Collection
 
-LETTERS_MOST = 1000  # of one text, which is a sentence
+LETTERS_MOST = 1000  # characters of one text
 
 
 def printable(text: str, *, most: int = LETTERS_MOST) -> str:

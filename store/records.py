@@ -15,7 +15,7 @@ equal if their fields are, so do not mix their kinds in `==`, sets or keys.
 - `float` also takes an `int`, `bytes` any buffer, and `tuple[X, ...]` a list.
 - A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any text.
 - A member of a `StrEnum` is its word; its `_missing_` converts unknown words.
-- A `Mapping` is a dict, and `tuple[X, Y]` has an element of each.
+- A `Mapping` is a dict, and `tuple[X, Y]` has one element of X and one of Y.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y; `Annotated[str,
   TextAs(f)]` takes a text, which becomes f(text).
 - A field missing at the end has its default, and extra fields (of a later release) are ignored. So new fields go at the
@@ -78,7 +78,7 @@ def shown(value: object) -> str:
 
 
 class _Kind:
-    """The values that a field of one type accepts: `read` converts them or raises, `plain` types need none."""
+    """The values that a field of one type accepts: `read` converts a value or raises; `plain` types need no `read`."""
 
     def __init__(self, read: Callable[[Any], Any], plain: tuple[type, ...] = ()) -> None:
         self.read = read
@@ -275,7 +275,7 @@ class _Shape:
         self._record = record
         self._length = len(record.fields) + (record.code is not None)
         self._make: Callable[[Any], Any] = self._fit if hasattr(record, "unfit") else functools.partial(_new, record)
-        # By the types of all fields: the hot path affords one lookup.
+        # Makers by the types of all fields: the hot path has time for one lookup.
         self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
 
     @functools.cached_property

@@ -39,7 +39,7 @@ class WatchCursor:
         last = events[-1]
         self._seen_any = last.kind != "reset"
         if last.kind == "synced" or self._next is not None:
-            self._next = last.revision + 1  # else within a snapshot, where no watch can resume
+            self._next = last.revision + 1  # no watch can resume within a snapshot
 
     def nothing_before(self, revision: int) -> None:
         """Note that a later answer has shown that everything up to this revision has arrived."""

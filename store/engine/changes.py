@@ -1,7 +1,6 @@
 """Pure: the change in progress: keys written and deleted, leases granted and ended, all at the next revision.
 
-`State` has checked the request before, so no change fails half way. A written key is noted as its `Entry`, of which
-`events_of` makes an event when one is needed.
+`State` has checked the request before, so no change fails half way. A written key is noted as its `Entry`.
 """
 
 from __future__ import annotations

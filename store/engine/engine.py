@@ -1,8 +1,7 @@
 """Pure: the whole store as one state machine.
 
-The engine is given the time and a request, and returns the messages to send. The server has the sockets, clocks and
-disks. Each request takes effect in one step, so the store is linearizable (promise S1). `Engine.apply` works in this
-order:
+The engine is given the time and a request, and returns the messages to send. Each request takes effect in one step, so
+the store is linearizable (promise S1). `Engine.apply` works in this order:
 
     1. If the session has already made this mutation, the client gets the kept reply, and nothing changes (S2).
     2. The request is checked against every limit before anything changes (S6).
@@ -271,7 +270,7 @@ class Engine:
         return self._take_deliveries()
 
     def look(self, *, now: float) -> bool:
-        """Advance the leases' clock; return True if a lease is due. The server calls this at least every 0.1 s."""
+        """Advance the leases' clock; return True if a lease is due."""
         self._leases.advance(now)
         due = self._leases.next_due_in()
         return due is not None and due <= 0

@@ -164,7 +164,7 @@ class SortedKeys:
 
     def __init__(self) -> None:
         self._chunks: list[Chunk] = []
-        self._firsts: list[str] = []  # the first key of each chunk
+        self._firsts: list[str] = []
         self._length = 0
 
     def __len__(self) -> int:

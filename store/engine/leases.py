@@ -45,7 +45,7 @@ class LeaseRecord:
     lapses_at: float
     slot: int = -1  # -1: the lease is in no slot
     process: Process | None = None  # the keeper's process, if the lease has a `gone_ttl`
-    keeper: int | None = None  # the peer that keeps the lease
+    keeper: int | None = None
     disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
     ending: bool = False  # ticks delete its remaining keys
     keys: dict[str, None] = field(default_factory=dict)  # in order of attachment
@@ -82,7 +82,7 @@ class Leases:
         self._leases: dict[int, LeaseRecord] = {}
         self.processes: Processes = Processes()
         self._kept_by: dict[int, set[int]] = {}
-        self._slots: dict[int, set[int]] = {}  # the ids of the leases in each
+        self._slots: dict[int, set[int]] = {}
         self._order: list[int] = []  # a heap of slot numbers; some slots may be empty
         self._last_id = 0
         self._served = 0.0

@@ -1,7 +1,4 @@
-"""Pure: the handlers of all kinds of requests, one method each, and the table that finds them.
-
-A handler answers a long request in parts: it returns the first part, and leaves the rest as `work`.
-"""
+"""Pure: the handlers of all kinds of requests, one method each, and the table that finds them."""
 
 from __future__ import annotations
 

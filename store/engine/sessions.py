@@ -42,7 +42,7 @@ REPLY = 100  # bytes of a kept reply, or of one result in it, without entries
 ENTRY = 200  # bytes of an entry in a kept reply, without key and value
 
 
-_request_id = itemgetter(0)  # the request id of a kept reply
+_request_id = itemgetter(0)
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -27,7 +27,7 @@ PART_BYTES = 256 * 1024  # bytes of one part of an answer: its frame stays small
 NAME_OVERHEAD = 80  # bytes per requested name: the text, and a place in two lists
 FORGOTTEN_AT_ONCE = 2048  # notes freed in one step: about a millisecond
 
-_revision = itemgetter(0)  # the revision of a note
+_revision = itemgetter(0)
 
 
 class Past:
@@ -82,7 +82,7 @@ class Snapshot:
     past: Past
     chunks: deque[Chunk]
     place: int  # of the next key in the first chunk
-    left: int  # keys to be read
+    left: int
     revision: int
     given: list[Entry | None] | None = None  # the entries, if the reader has named the keys
     bytes: int = 0  # of the named keys

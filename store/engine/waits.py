@@ -57,7 +57,7 @@ class Waits:
 
     def __init__(self) -> None:
         self.parked: dict[Watcher, Parked] = {}
-        self._at: _Places = {}  # waits by the missing key at which each is registered
+        self._at: _Places = {}  # waits by missing key
         self._under: _Places = {}  # waits by the keys of their conditions
         self._by: dict[int, dict[int, int]] = {}  # the bytes of each wait, by peer and request id
         self.bytes: int = 0

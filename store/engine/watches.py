@@ -47,13 +47,13 @@ class Watches:
 
     def __init__(self, group_of: Callable[[str], str | None] = lambda _: None) -> None:
         self._group_of = group_of
-        self.by_prefix: dict[str, dict[Watcher, None]] = {}  # dictionaries, since they keep the order
+        self.by_prefix: dict[str, dict[Watcher, None]] = {}
         self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
         self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of prefixes of each length
         self._sorted_lengths: dict[str, list[int]] = {}  # to skip prefixes longer than a key
         self._of_many_lengths: set[str] = set()  # the groups with more than `LENGTHS_FEW`
         self._count = 0
-        self.bytes: int = 0  # of all open watches
+        self.bytes: int = 0
 
     def __len__(self) -> int:
         return self._count
@@ -179,7 +179,7 @@ class History:
         self._bytes_max = bytes_max
         self._revisions: list[tuple[Change, ...]] = []  # entries before `_first` are freed, and swept in batches
         self._first = 0
-        self._sizes: deque[int] = deque()  # the bytes of each kept revision
+        self._sizes: deque[int] = deque()
         self.bytes: int = 0
         self.began: int = 0
         self.compacted: int = 0
@@ -201,7 +201,7 @@ class History:
         self._sizes.append(size)
         self.bytes += size
         while self.bytes > self._bytes_max:
-            self.compacted += 1  # revisions have no gaps
+            self.compacted += 1
             self._revisions[self._first] = ()
             self._first += 1
             self.bytes -= self._sizes.popleft()

@@ -1,9 +1,9 @@
 """Shell: carries out the requests of peers in turns (`round_robin`), and has `dispatcher` send the results.
 
-docs/architecture.md follows a request. From its first byte to the queueing of all its results there is no `await`, so a
+A request is carried out, and all its results are queued, without an `await`: a
 change and its announcement are one step.
 
-Requests also wait while the peer has unread answers: one packet of requests may ask for gigabytes.
+A peer's requests wait while it does not read its answers: one packet of requests may ask for gigabytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-RECEIVE_BYTES = 256 * 1024  # of one buffer for all peers
+RECEIVE_BYTES = 256 * 1024  # bytes of the buffer that all peers share
 SLOW = 0.05  # seconds; slower requests are logged
 SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
@@ -85,7 +85,7 @@ class Conversations:
         self.bytes_in += size
         peer.received_at = now = self.clock()
         if self._durability.leaving:
-            return  # the journal writes its last group
+            return  # requests are ignored while the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = bytes(self.buffer[:size])  # copied: all peers share the buffer
         if self._pass_comes and (self._busy or self.dispatcher.owes_much(peer.id)):
@@ -179,7 +179,7 @@ class Conversations:
                     self.handshakes.take_in(peer, item, self._welcome)
                 elif isinstance(item, Bye):
                     peer.close(Closing.GOODBYE)
-                elif item is not None:  # else a large request is being decoded
+                elif item is not None:  # None while a large request is decoded
                     if self._durability.must_wait(item[2], has_more=bool(peer.outbox.held)):
                         peer.stalled = item
                         peer.pause_reading()
@@ -222,7 +222,7 @@ class Conversations:
 
     def _count_time(self, seconds: float) -> None:
         self._turns.spent += seconds
-        if self._turns.spent > TURN:  # else a pass, which sets it to 0, is not worth it
+        if self._turns.spent > TURN:  # the pass resets it to 0
             self._have_pass()
 
     def _have_pass(self) -> None:
@@ -255,7 +255,7 @@ class Conversations:
             await anyio.lowlevel.checkpoint()  # each pass of the loop begins with turns while any peer waits
 
     def unheard(self, now: float) -> dict[int, float]:
-        """Return the peers whose requests wait, and for how many seconds."""
+        """Return the ids of peers whose requests wait, each with the seconds of waiting."""
         waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.peers_awaiting_disk())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
 
@@ -304,7 +304,7 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ the disk
 
     def became_durable(self, number: int) -> None:
-        """Release the frames up to this number, and read paused peers again."""
+        """Release the frames that waited for steps up to `number`, and resume reading paused peers."""
         self.dispatcher.release(number)
         self._read_slowed()
         if self._for_disk:

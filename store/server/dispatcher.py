@@ -1,8 +1,8 @@
 """Shell: sends answers, events and farewells, queued with each peer and written once per batch.
 
-A change with many notifications is announced in slices (S11). A peer's pending notifications are queued before any
-other frame for it, so that the order stays. A slow reader fills only its own outbox. Past `outbox_bytes_max` its
-watches end, each with the last revision sent, and its client resumes from the next.
+The notifications of a change are queued in slices if there are many (S11). A peer's pending notifications are queued
+before any other frame for this peer, so that the order stays. A slow reader fills only its own outbox. If that exceeds
+`outbox_bytes_max`, the reader's watches end, each with the last revision sent, and the client resumes after it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ AT_ONCE = 64  # notifications that are queued before other peers have a turn
 CAUGHT_UP_AT_ONCE = 1024  # pending notifications of one peer; with more, its requests wait
 WRITTEN_AT_ONCE = 16  # peers written to between looks at the clock ...
 BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or this many bytes, about a millisecond
-POSTPONED_MOST = 64  # changes with postponed waits; with as many, requests wait
-ANNOUNCEMENTS_MOST = 256  # changes with pending notifications; with as many, requests wait
+POSTPONED_MOST = 64  # changes with postponed waits; with this many, requests wait
+ANNOUNCEMENTS_MOST = 256  # changes with pending notifications; with this many, requests wait
 
 
 class Dispatcher:
-    """Pending notifications, and peers to write to. `have_pass` requests a pass of the loop."""
+    """The pending notifications, and the peers to write to. `have_pass` schedules a pass of the event loop."""
 
     def __init__(self, peers: Peers, *, stopwatch: Callable[[], float], have_pass: Callable[[], None]) -> None:
         self._peers = peers
@@ -46,13 +46,13 @@ class Dispatcher:
         self._outbox_bytes_max = peers.durability.engine.limits.outbox_bytes_max
         self._stopwatch = stopwatch
         self._have_pass = have_pass
-        # For each change: its pending items, by peer, and the function that queues one.
+        # For each change: its pending notifications, by peer, and the function that queues one.
         self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
-        self._owed = Counter[int]()  # by peer: its pending items
+        self._owed = Counter[int]()  # the number of pending notifications, by peer
         self._ended: set[tuple[int, int]] = set()  # watches that ended while notifications were pending
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
-        self._queued_in = self.dirty  # in a pass: `_later`
+        self._queued_in = self.dirty  # while `go_on` runs: `_later`
         self._holding: dict[Peer, None] = {}  # peers with held frames
         self._shared = WeakValueDictionary[Any, Shared]()  # by content
 
@@ -90,7 +90,7 @@ class Dispatcher:
 
         A watch that is `opening` gets its events in steps, each of which waits for a nearly empty outbox.
         """
-        number = self._durability.pending_commits.appended  # notifications wait for this step, not for later ones
+        number = self._durability.pending_commits.appended  # notifications wait until this step is durable
         self._announce([(one.peer, one) for one in deliveries if type(one) is Answer], partial(self._answer, number))
         for delivery in deliveries:
             match delivery:
@@ -109,7 +109,7 @@ class Dispatcher:
             self._have_pass()
 
     def _announce(self, items: Sequence[tuple[int, Any]], tell: Callable[[Peer, Any], None]) -> None:
-        """Notify a few now, the others in the next passes."""
+        """Queue a few notifications now, the others in the next passes of the loop."""
         late: Sequence[tuple[int, Any]] = items
         if len(items) <= AT_ONCE:
             late = [item for item in items if self.owes_much(item[0])]
@@ -167,7 +167,7 @@ class Dispatcher:
                     left.move_to_end(peer_id, last=False)
                 if (owed := self._owed.pop(peer_id, 0)) > len(some):
                     self._owed[peer_id] = owed - len(some)
-                if (peer := self._peers.by_id.get(peer_id)) is not None:  # it may have closed
+                if (peer := self._peers.by_id.get(peer_id)) is not None:  # the peer may have closed
                     for what in some:
                         tell(peer, what)
             if not left:
@@ -194,7 +194,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ one peer
 
     def _answer(self, number: int, peer: Peer, answer: Answer) -> None:
-        """Queue the answer to a parked wait. Thousands may end at once, so the outbox limit applies."""
+        """Queue the answer to a parked wait. Thousands of waits may end at once, so the outbox limit applies."""
         frame = self.encode(answer.request_id, answer.response)
         if peer.outbox.bytes + weight(len(frame)) > self._outbox_bytes_max:
             message = (
@@ -205,7 +205,7 @@ class Dispatcher:
         self._queue(peer, frame, number)
 
     def encode(self, request_id: int, response: Response) -> Frame:
-        """Encode a response; equal large ones share the bytes."""
+        """Encode a response; equal large responses share their bytes."""
         if type(response) is Found:
             entries: tuple[Entry | None, ...] = (response.entry,)
         elif type(response) is Listing or type(response) is ListingPart:
@@ -285,7 +285,7 @@ class Dispatcher:
             peers.make_room_in_outboxes()
 
     def flush(self) -> None:
-        """Write this batch, one write per peer; the rest in the next passes."""
+        """Write queued frames, one write per peer; after `BYTES_AT_ONCE`, leave the rest to the next passes."""
         room = BYTES_AT_ONCE
         while self.dirty and room > 0:
             room -= _flush(self.dirty.popitem(last=False)[0])
@@ -293,7 +293,7 @@ class Dispatcher:
             self.write_later(self.dirty.popitem(last=False)[0])
 
     def release(self, number: int) -> None:
-        """Release the frames up to this number, and read their peers again."""
+        """Release the frames that waited for steps up to `number`, and resume reading their peers."""
         waiting = list(self._holding)
         few = len(waiting) <= AT_ONCE
         for peer in waiting:

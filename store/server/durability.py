@@ -2,10 +2,10 @@
 
 `journal` makes each step durable, and `pending_commits` knows which replies wait for which step.
 
-If the journal cannot write, the server reloads the disk's state: no reply of the lost steps was sent. It drops its
-connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each second. On a full disk,
-deletes continue. After a failed fsync a crash may lose or keep the last group: no client is accepted, and sees either
-state, until a later commit is durable.
+If the journal cannot write, the server reads the store back from the disk: no reply of the lost steps was sent. The
+server drops its connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each
+second. On a full disk, deletes continue. After a failed fsync a crash may lose or keep the last group. So the server
+accepts no client, which could see either state, until a later commit is durable.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 3.0  # seconds for the last group to reach the disk
-SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # quick to write
+SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # operations that are quick to write
 SMALL_OPERATIONS, SMALL_BYTES = 16, 16 * 1024
 NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
 TRY_AGAIN_AFTER = 1.0  # seconds between tries
@@ -48,7 +48,7 @@ class Durability:
     on_durable: Callable[[int], None]  # gets the last number on disk
     on_restored: Callable[[Engine], None]  # gets the store read back from the disk, which replaces `engine`
     cut: Callable[[], None]  # closes every connection
-    ended: Callable[[asyncio.Task[None]], None]  # gets each ended task, whose error is unreadable data or a defect
+    ended: Callable[[asyncio.Task[None]], None]  # gets each ended background task, which may have failed
     leaving: bool = False
     _probing: asyncio.Task[None] | None = field(default=None, init=False)
     _goes_back: bool = field(default=False, init=False)  # the store is being read back, and no reply is sent
@@ -70,12 +70,12 @@ class Durability:
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
         """Return whether a request must wait for the disk; `has_more`: earlier replies to its peer wait for the disk.
 
-        A peer without such replies may make a small write at any time.
+        A peer whose earlier replies do not wait may make a small write at any time.
         """
         return self.is_full and mutates(request) and (has_more or not _is_small(request))
 
     def refusal(self) -> str | None:
-        """The reason why no peer can be accepted now, or None."""
+        """Return the reason why no peer can be accepted now, or None."""
         if self._goes_back:
             return f"the store is read from its disk again: {self.engine.read_only}"
         if self.journal is not None and self.journal.in_doubt:
@@ -96,7 +96,7 @@ class Durability:
         loop = asyncio.get_running_loop()
 
         def report(what: Callable[[Any], None], how: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the disk hung until the loop had ended
+            with contextlib.suppress(RuntimeError):  # the loop may end while the disk hangs
                 loop.call_soon_threadsafe(what, how)
 
         self.pending_commits.written(self.journal.appended)
@@ -139,14 +139,14 @@ class Durability:
         self._probing.add_done_callback(self.ended)
 
     async def _go_back(self, journal: Journal, why: str) -> None:
-        """Read the disk's state, which takes seconds; accept writes again when the disk does."""
+        """Read the store back from the disk, which takes seconds; accept writes again once the disk does."""
         engine = await self.in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self.clock()))
         engine.read_only = why
         self.engine = engine
         self._goes_back = False
         self.pending_commits = PendingCommits(durable=journal.appended, revision=engine.revision)
         self.on_restored(engine)
-        if not journal.answered:  # else one step was refused for its content: the disk accepts the rest
+        if not journal.answered:  # if `answered`, only the content of one step was refused
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
             while not await self.in_thread(journal.try_again):  # noqa: ASYNC110 - a disk sends no notification
@@ -157,7 +157,7 @@ class Durability:
         await self._wait_for_room(journal, why)
 
     async def _wait_for_room(self, journal: Journal, why: str) -> None:
-        """Until the disk has room, refuse most writes but deletes while `only_deletes`, then only large writes."""
+        """Refuse most writes but deletes while the journal is `only_deletes`, then large writes until there is room."""
         engine, state = self.engine, self.engine.state
         journal.short_of_room = True
         if journal.only_deletes:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-HELD_MOST = 5.0  # seconds that a newcomer may have to wait for a session
+HELD_MOST = 5.0  # seconds that a new client may wait for a session; if it would take longer, it is rejected
 SOON = 0.001  # seconds that a clock may be behind
 
 
 @dataclass(eq=False, repr=False)
 class Handshakes:
-    """Accepts or refuses peers, by `token` if there is one; once `leaving`, refuses all."""
+    """Accepts or refuses new peers, by the server's `token`, if any. Once `leaving`, it refuses all."""
 
     peers: Peers
     token: bytes | None
@@ -95,7 +95,7 @@ class Handshakes:
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
-            # The client came back before this one ended: its network may be cut, which would delay a close.
+            # The client has reconnected. Its old network path may be cut, which would delay a close.
             replaced.abort()
         self._table.proved(peer)
         durable = self._durability.journal is not None

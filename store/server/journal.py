@@ -1,8 +1,8 @@
 """Shell: makes steps durable: SQLite, one writer thread, group commit (promise S3).
 
-The server appends the facts of each step and gets a number; replies wait in the outboxes until that number is durable.
-The writer puts all appended facts into one transaction and reports its last number. While one fsync runs, the next
-group gathers.
+The server appends the facts of each step and gets the step's number. Replies wait in the outboxes until the number of
+their step is durable. The writer commits all appended facts, a *group*, in one transaction, and reports the last number
+of the group. During its fsync the next group gathers.
 
 SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
 disk when it returns. A damaged file is never changed: it is opened for writing only after all of it has been read.
@@ -12,15 +12,15 @@ Damage is shown by the checksum of each row (`rows`), by SQLite's log (`wal`), a
 When a write fails, the group is rolled back as a whole. Then:
 
 - Another program holds SQLite's lock: the writer waits for it.
-- SQLite refuses a row for its content, say one that is too large: the group is written up to that step
-  (`_write_group`), whose kept reply becomes the error. The journal stops.
+- SQLite refuses a row for its content, say one that is too large: the group is written up to the step with that row
+  (`_write_group`). The kept reply to this step becomes the error. The journal stops.
 - The disk is full: SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
   group is written up to the step that does not fit, and the journal stops.
-- Otherwise the journal stops, and the server returns to the disk's state: see `durability`.
+- Other errors: the journal stops, and the server returns to the disk's state (`durability`).
 
-A full disk still takes deletes. `Reserve` keeps room for them (`RESERVE_BYTES`), and for a few writes of keys that
-steer (`room_to_steer`). A group is committed only if that room is there (`_keep_room`), so the log can always be
-emptied. When there is nothing to write, the writer returns unused pages to the disk, a slice at a time.
+Deletes can be written even on a full disk. `Reserve` keeps room for them (`RESERVE_BYTES`), and for a few writes of
+keys that steer (`room_to_steer`). A group is committed only if this room stays free (`_keep_room`), so the log can
+always be emptied. When there is nothing to write, the writer returns unused pages to the disk, a slice at a time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# After these errors SQLite's log lacks the end of the group, and the group is ignored; after others it may be complete.
+# After these errors SQLite's log lacks the end of the group, so SQLite ignores the group.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # free room, beside the reserve, that writes other than deletes require
 # Seconds for one group; on a slow disk, three times as long as a small group takes. A small write waits for the rest of
@@ -76,9 +76,9 @@ LONG_LOG = (
     "program, a backup or a shell of SQLite"
 )
 GROUPS_LONG = 3  # ... if it stays long for this many groups
-IDLE_SECONDS = 1.0  # without writes before room is given back
-FREE_PAGES_KEPT = 1024  # for reuse: 4 MiB, or a quarter of the file if that is more
-FREE_PAGES_AT_ONCE = 64  # some 50 ms in a file of a gigabyte
+IDLE_SECONDS = 1.0  # seconds without writes before unused pages are returned
+FREE_PAGES_KEPT = 1024  # unused pages kept for reuse: 4 MiB, or a quarter of the file if that is more
+FREE_PAGES_AT_ONCE = 64  # returned in one step: some 50 ms in a file of a gigabyte
 PAGES_WRITTEN_ANEW = 1024  # 4 MiB, some 100 ms: a file up to this size is rewritten as a whole
 
 
@@ -87,7 +87,7 @@ class Unwritable(Exception):
 
 
 class Journal:
-    """The durable half of a store; a second server gets `StoreUsageError`."""
+    """The durable half of a store. If another server uses the directory, `StoreUsageError` is raised."""
 
     group_bytes: int = GROUP_BYTES  # of the next group
     _least_seconds = 0.0  # the average time of a small group
@@ -105,19 +105,19 @@ class Journal:
         self._closed = False
         self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # the number of the last durable group
-        self._untidy = True  # there may be room to give back
-        self._long_for = 0  # groups that found the log long
+        self._untidy = True  # there may be unused pages to return to the disk
+        self._long_for = 0  # consecutive groups after which the log was too long
         self._grows = self._free_bytes = 0  # the growth of the database, and its free room
         self.appended: int = 0
-        self.commits: int = 0  # groups ...
-        self.commit_seconds: float = 0.0  # ... and the time that they took
+        self.commits: int = 0  # committed groups ...
+        self.commit_seconds: float = 0.0  # ... and the seconds that these commits took
         self.in_doubt: bool = False  # the last group may be on disk or not
         self.log_bytes: int = 0
-        self.only_deletes: bool = False  # and `room_to_steer` bytes for keys that steer
+        self.only_deletes: bool = False  # only deletes, and `room_to_steer` bytes of keys that steer, are written
         self.short_of_room: bool = False  # writes are refused for their size: unused pages go back to the disk
         self.answered: bool = False  # the kept reply to the failed step names the error
         self._lock_file = take_lock(Path(directory))
-        let_go_in_children(self, self._lock_file)  # else a forked child would keep the lock
+        let_go_in_children(self, self._lock_file)  # otherwise a forked child would keep the lock
         try:
             with reporting(self._path):
                 if not self._path.exists():
@@ -140,7 +140,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------ opening
 
-    def _open_to_read(self) -> sqlite3.Connection:  # a simulated journal has another
+    def _open_to_read(self) -> sqlite3.Connection:  # a simulated journal overrides this
         return open_to_read(self._path)
 
     def _open_to_write(self) -> sqlite3.Connection:
@@ -154,7 +154,7 @@ class Journal:
         return database
 
     def load(self) -> Saved:
-        """Return everything durable; StoreUsageError if it is damaged. No writer may run."""
+        """Return the store on the disk; StoreUsageError if the file is damaged. The writer must not run."""
         with self._wake:
             self._pending.clear()  # pending facts depend on lost writes
         with reporting(self._path):
@@ -216,7 +216,7 @@ class Journal:
         return not self.only_deletes
 
     def room(self) -> int:
-        """Return the most bytes of one write: it is stored as entry, in the history and in the log."""
+        """Return the most bytes of one write, which is stored as an entry, in the history and in the log."""
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
@@ -243,7 +243,7 @@ class Journal:
     def close(self, *, within: float | None = None) -> None:
         """Write pending facts, and release the directory; do nothing in a forked child.
 
-        A disk that hangs for longer than `within` keeps the directory until the process ends.
+        If the disk hangs for longer than `within`, the directory stays locked until the process ends.
         """
         if os.getpid() != self._pid:
             return
@@ -269,7 +269,7 @@ class Journal:
                 return
 
     def _take_group(self) -> tuple[list[Facts], int] | None:
-        """Wait for facts, tidying up meanwhile; return them and their last number, or None to end."""
+        """Wait for facts, and tidy up meanwhile. Return a group and its last number; None once the journal stops."""
         while True:
             with self._wake:
                 self._wake.wait_for(self._is_wanted, IDLE_SECONDS if self._untidy or self.short_of_room else None)
@@ -283,7 +283,7 @@ class Journal:
         count = size = 0
         for facts in self._pending.copy():  # the server may append meanwhile
             size += facts.size
-            if count and size > self.group_bytes * 3 // 2:  # room for a small write that came when it was full
+            if count and size > self.group_bytes * 3 // 2:  # small writes may exceed it by half
                 break
             count += 1
         with self._wake:
@@ -295,9 +295,9 @@ class Journal:
         return bool(self._pending) or self._stopping
 
     def _write_group(self, group: list[Facts], last: int, on_durable: Callable[[int], None]) -> None:
-        """Write a group, or halves of it up to the step that is refused or does not fit.
+        """Write a group; if that fails, halves of it, up to the step that is refused or does not fit.
 
-        Later steps, which may depend on it, are dropped, and their clients repeat them.
+        Steps after that one, which may depend on it, are dropped, and clients repeat their requests.
         """
         self.answered = False
         try:
@@ -337,7 +337,7 @@ class Journal:
         self._roll_back()
         self.only_deletes = _is(error, *_WITHOUT_ITS_END)
         if isinstance(error, sqlite3.Error):
-            # Python's own errors have no code, and prove nothing.
+            # Errors of Python's `sqlite3` have no code: the group may be on disk or not.
             code = getattr(error, "sqlite_errorcode", None)
             if code not in (*_WITHOUT_ITS_END, sqlite3.SQLITE_BUSY):
                 self.in_doubt = True
@@ -345,7 +345,7 @@ class Journal:
             log.exception("a group of facts cannot be written, which is a defect")
 
     def _commit(self, group: list[Facts]) -> None:
-        """Write a group in one transaction. `Unwritable`: its content is refused; `sqlite3.Error`: other errors."""
+        """Write a group in one transaction. Raise `Unwritable` if a row's content is refused, else `sqlite3.Error`."""
         assert self._database is not None, "the writer runs on an open file"
         began = time.perf_counter()
         self._database.execute("BEGIN IMMEDIATE")
@@ -371,7 +371,7 @@ class Journal:
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
         most = max(GROUP_SECONDS, 3 * self._least_seconds)
-        if 2 * size >= self.group_bytes and not 0.8 * most < took < most:  # a smaller one says nothing about a full one
+        if 2 * size >= self.group_bytes and not 0.8 * most < took < most:  # a small group says nothing about a full one
             wanted = int(self.group_bytes * min(max(0.9 * most / took, 0.5), 2.0))
             self.group_bytes = min(max(wanted, GROUP_BYTES_LEAST), GROUP_BYTES_MOST)
 
@@ -411,7 +411,7 @@ class Journal:
         return False
 
     def _give_up_reserve(self, group: list[Facts]) -> bool:
-        """Give deletes the reserve; return False if the group has other changes."""
+        """Free the reserve if the group may use it; return whether it may."""
         may = self._may_use_reserve(group)
         if may:
             self._reserve.give_up()  # the next try takes the room for growth again
@@ -438,7 +438,7 @@ class Journal:
                 self._database.execute("PRAGMA busy_timeout=0")  # a reader must not delay the next group
                 self._empty_log()
                 self._growth()
-        except (sqlite3.Error, OSError) as error:  # retried after the next write, or in a second if `short_of_room`
+        except (sqlite3.Error, OSError) as error:  # tried again after the next write, or in a second if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False
         finally:

@@ -1,8 +1,8 @@
 """Pure: bounds the log lines about clients, and words warnings of limits that are nearly reached.
 
-Any client could cause thousands of lines a second, which fill the disk. So a slowly refilled token bucket limits them;
-the next line names the number of suppressed ones. A limit is logged once at 80 % of use, and again only after use was
-below 70 %.
+Any client could cause thousands of lines a second, which fill the disk. So a slowly refilled token bucket limits the
+lines; the next line names the number of suppressed lines. The use of a limit is logged once at 80 %, and again only
+after it was below 70 %.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pure: the frames that wait for one peer, in order, and their memory.
 
-Frames that may be sent (`ready`) come first, then those `held` until their journal number is durable. The transport's
-unsent bytes count (`bytes`), too. Frames that differ only in their heads share the rest: each outbox counts it, and the
-sum of all outboxes counts it once.
+Frames that may be sent (`ready`) precede frames that are `held` until the step of their number is durable. `bytes` also
+counts the transport's unsent bytes. Frames that differ only in their heads share their other bytes: each outbox counts
+the shared bytes, and the sum of all outboxes counts them once.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
 
-# The most that is handed to a transport at once, and that answers may be ahead of a peer's reading.
+# The most bytes handed to a transport at once, and of unread answers before a peer's requests wait.
 PIECE_BYTES = 256 * 1024
 
-_number = itemgetter(0)  # of a held frame
+_number = itemgetter(0)
 
 
 def weight(size: int) -> int:
@@ -57,7 +57,7 @@ class SharedFrame:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def hold(self, more: int) -> int:
-        """Count one holder more or less; return the change of the bytes of all outboxes."""
+        """Count `more` outboxes (1 or -1) that hold it; return the change of the bytes of all outboxes."""
         is_last = self._rest.holders == (0 if more > 0 else 1)
         self._rest.holders += more
         return more * (weight(len(self._head)) + is_last * weight(self._rest.size))
@@ -76,7 +76,7 @@ class Outbox:
         # Lists: an empty deque takes 760 bytes, and most connections are idle.
         self.ready: list[Frame] = []
         self.held: list[tuple[int, Frame]] = []
-        self._cut = 0  # the taken bytes of the first frame
+        self._cut = 0  # bytes of the first frame that were taken already
         self._handed = 0  # bytes that the transport has not sent
         self.bytes: int = 0
 

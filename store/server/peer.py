@@ -32,7 +32,7 @@ LEAVE_WITHIN = 5.0  # seconds for the last frames; S9 promises 10 in all
 
 
 class Host(Protocol):
-    """The server, as a peer needs it."""
+    """The methods of the server that a peer calls."""
 
     buffer: memoryview
 
@@ -66,19 +66,19 @@ class Peer(asyncio.BufferedProtocol):
         self.id = id
         self.is_of_ours = is_of_ours
         self.outbox: Outbox = Outbox(outboxes)
-        self.bytes_out: int = 0  # handed to the system
+        self.bytes_out: int = 0
         self.connection: ServerConnection
         self.unread: Iterator[Any] | None = None  # received requests that wait for room or a turn
-        self.stalled: Any = None  # the next of these requests, if it waits for the disk
-        self.work: Any = None  # the rest of a request of several turns
-        self.inbox_bytes: int = 0  # of an incomplete frame, or of waiting requests
-        self._inbox_since = 0.0  # the last progress, on the server's clock
-        self.batch_bytes: int = 0  # of the requests being carried out
-        self._to_hear = 0.0  # unfinished bytes that arrived by `_marked_at`
-        self._marked_at = self._heard_at = -math.inf  # all that arrived before `_heard_at` is carried out
+        self.stalled: Any = None  # the next request of `unread`, if it waits for the disk
+        self.work: Any = None
+        self.inbox_bytes: int = 0  # bytes of an incomplete frame, or of waiting requests
+        self._inbox_since = 0.0  # when one of these requests was last carried out, on the server's clock
+        self.batch_bytes: int = 0  # bytes of the requests being carried out
+        self._to_hear = 0.0  # bytes received by `_marked_at` and not carried out
+        self._marked_at = self._heard_at = -math.inf  # all requests received before `_heard_at` are carried out
         self.gone: bool = False  # closing or closed: its requests are ignored
-        self.lags: bool = False  # the log says that it reads too slowly
-        self.closing: Closing = Closing.CUT  # the way it ends, unless its client closes it
+        self.lags: bool = False  # it was logged that the peer reads too slowly
+        self.closing: Closing = Closing.CUT  # how the connection ends, unless the client closes it
         self.reading_paused: bool = False
         self.received_at: float = 0.0
         self.address: str = ""
@@ -188,14 +188,14 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def count_inbox(self, size: int, *, progress: bool) -> None:
-        """Set the size of the received requests that are kept; `progress`: one was carried out."""
+        """Set the bytes of the received requests that are kept. With `progress`, a request was carried out."""
         if progress or not self.inbox_bytes:
             self._inbox_since = self.received_at
         self._inboxes.bytes += size - self.inbox_bytes
         self.inbox_bytes = size
 
     def inbox_cost(self, now: float) -> float:
-        """Return the bytes times seconds of unfinished requests: deliberately slow senders have most."""
+        """Return the bytes of unfinished requests times their age, which is highest for deliberately slow senders."""
         return self.inbox_bytes * (1.0 + now - self._inbox_since)
 
     def note_all_carried_out(self) -> None:
@@ -209,7 +209,7 @@ class Peer(asyncio.BufferedProtocol):
     def waiting_for(self, now: float) -> float:
         """Return how many seconds, at most, a request of this peer has waited, unread or not carried out.
 
-        A peer that never stops sending always has waiting requests. So the bytes received by `_marked_at` are tracked.
+        A peer that never stops sending always has waiting requests. So only the bytes received by `_marked_at` count.
         """
         if self._to_hear <= 0:
             self._heard_at, self._marked_at = self._marked_at, now
@@ -218,14 +218,14 @@ class Peer(asyncio.BufferedProtocol):
         return now - self._heard_at
 
     def refuse(self, sorry: Sorry) -> None:
-        """Send the reason, and close."""
+        """Send the reason of a refusal, and close the connection."""
         if not self.gone:
-            self.outbox.clear(but_begun=True)  # else the message would be the rest of a begun frame
+            self.outbox.clear(but_begun=True)  # the client must not read the message as the rest of a begun frame
             self.outbox.queue(wire.encode_sorry(sorry))
             self.close()
 
     def close(self, closing: Closing = Closing.CUT) -> None:
-        """Close once the queue is sent, or after `LEAVE_WITHIN` seconds."""
+        """Close the connection once its queued frames are sent, or after `LEAVE_WITHIN` seconds."""
         if not self.gone:
             self.closing = closing
             self._let_go()
@@ -233,7 +233,7 @@ class Peer(asyncio.BufferedProtocol):
             self.flush()
 
     def abort(self) -> None:
-        """Close at once, without sending the queue."""
+        """Close the connection at once, without sending its queued frames."""
         self._let_go()
         self.outbox.clear()
         self.outbox.handed(0)

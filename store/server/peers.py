@@ -1,6 +1,6 @@
 """Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6).
 
-Past `memory_bytes_max` the server closes peers, which reconnect and resume.
+Above `memory_bytes_max` the server closes peers. Their clients reconnect and resume.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Peers:
 
     @property
     def lasting_bytes(self) -> int:
-        """Return `held_bytes` without the bytes beyond the reserves: closing peers frees these when room is needed."""
+        """The `held_bytes` within the reserves; bytes beyond the reserves are freed by closing peers."""
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
         return outboxes + inboxes + self.table.bytes + self.durability.pending_commits.bytes
@@ -59,7 +59,7 @@ class Peers:
         return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)
 
     def make_room_in_outboxes(self) -> None:
-        """Close the slowest reader: the peer with the largest outbox."""
+        """While outboxes hold too much, close the slowest reader: the peer with the largest outbox."""
         while self.outboxes_hold_too_much:
             slowest = max(self._there, key=lambda peer: peer.outbox.bytes, default=None)
             if slowest is None:
@@ -72,7 +72,7 @@ class Peers:
             slowest.abort()
 
     def make_room_in_listings(self) -> None:
-        """Close the reader of the oldest listing if earlier revisions take too much."""
+        """Close the reader of the oldest unread listing if the entries kept for listings take too much."""
         snapshots = self.durability.engine.state.snapshots
         if not self._is_too_much(snapshots.held_bytes, self.outboxes_kept_back):
             return

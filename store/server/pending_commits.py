@@ -1,7 +1,7 @@
 """Pure: the changes that are not on disk yet, and the replies that must wait for them (promise S3).
 
-Other replies need not wait: keep-alives, and reads of unchanged keys, are answered while the disk hangs. A reply never
-names a later revision than the disk has.
+Keep-alives, and reads of keys whose changes are on disk, are answered even while the disk hangs. A reply never names a
+later revision than the disk has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.messages import Request, Response
 
-PREFIX_LOOKS_MAX = 1024  # changed keys compared with a prefix; with more, listings wait
+PREFIX_LOOKS_MAX = 1024  # changed keys compared with a prefix; if there are more, listings wait for the disk
 
 
 class PendingCommits:
@@ -25,7 +25,7 @@ class PendingCommits:
 
     def __init__(self, *, durable: int, revision: int) -> None:
         self.durable: int = durable  # the number of the last step on disk ...
-        self.revision: int = revision  # ... and its revision
+        self.revision: int = revision  # ... and the store's revision after it
         self.appended: int = durable  # the number of the last step
         self.bytes: int = 0
         self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after the step, facts
@@ -49,11 +49,11 @@ class PendingCommits:
             _, (size, self.revision, facts) = self._steps.popitem(last=False)
             self.bytes -= size
             for what in _what_changed(facts):
-                if self._changed.get(what, number + 1) <= number:  # later changes belong to a later step
+                if self._changed.get(what, number + 1) <= number:  # a later step has not changed it again
                     del self._changed[what]
 
     def wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
-        """Return the number that must be on disk before this reply, and the reply."""
+        """Return the number of the step that must be on disk before the reply is sent, and the reply."""
         if self.appended <= self.durable:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._number_of(request)

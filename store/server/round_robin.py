@@ -19,7 +19,7 @@ P = TypeVar("P")
 
 
 class RoundRobin(Generic[P]):
-    """The waiting peers. `came` counts those ever queued for a new request; `spent` is this pass's seconds."""
+    """The peers that wait. `came` counts peers ever queued for a first turn; `spent` has the seconds of this pass."""
 
     __slots__ = ("_fresh", "_used", "came", "spent")
 
@@ -45,7 +45,7 @@ class RoundRobin(Generic[P]):
 
     @property
     def length(self) -> float:
-        """The seconds of a turn; shorter if many peers wait for their first."""
+        """The seconds of a turn; shorter if many peers wait for their first turn."""
         return min(TURN, max(PASS / (1 + len(self._fresh)), TURN / 20))
 
     def wait(self, who: P, *, used: bool) -> None:
@@ -57,7 +57,7 @@ class RoundRobin(Generic[P]):
             self._fresh[who] = self.came
 
     def waits(self, came: int) -> bool:
-        """Return whether one of the first `came` peers has not had a turn."""
+        """Return whether one of the first `came` queued peers still waits for its first turn."""
         return bool(self._fresh) and next(iter(self._fresh.values())) <= came
 
     def leave(self, who: P) -> None:

@@ -213,7 +213,7 @@ class Server:
         self._conversations.dispatcher.flush()
 
     def _may_lapse(self) -> bool:
-        """Return whether a lapse can be written, and no keep-alive waits for a slow disk."""
+        """Return whether leases may lapse now: the journal can write, and no keep-alive waits for a slow disk."""
         return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.behind
 
     def _drop_the_silent(self, now: float) -> None:
@@ -263,7 +263,7 @@ def _check_place(host: object, port: object) -> None:
 
 
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
-    """Open the journal of a directory; a store in memory does not load sqlite3."""
+    """Open the journal of a directory. Only this imports sqlite3, which a store in memory does not need."""
     if str(data_dir) == "":  # as from an unset variable of a shell
         raise StoreUsageError("data_dir is empty; name a directory, or leave it out for a store in memory")
     try:
@@ -319,7 +319,7 @@ async def serve(
         files = stack.enter_context(raised_file_limit())
         journal = None
         if data_dir is None:
-            first = secrets.randbits(31)  # at most five bytes in a message
+            first = secrets.randbits(31)  # so that a revision takes at most five bytes in a message
             engine = Engine(store_id=secrets.token_hex(8), limits=limits, first_revision=first)
         else:
             journal = _open_journal(data_dir)

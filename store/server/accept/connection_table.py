@@ -1,12 +1,12 @@
 """Shell: the table of all accepted connections, over TCP, TLS and HTTP (promises S7, S8).
 
-A connection is a stranger until its hello, with any required token, has arrived. If there is no room for another
-stranger, those silent for a second are closed, first those of the address with the most. New connections wait in the
-system's queue. If honest clients on busy machines take longer, all strangers get more time: closed ones would come back
-and add load.
+A connection is a *stranger* until the server has received its hello, with any required token. If there is no room for
+another stranger, strangers silent for a second are closed, first those of the address with the most; until there is
+room, new connections wait in the system's queue. If honest clients on busy machines need longer for their hello, all
+strangers get more time: closed clients would reconnect and add load.
 
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
-One timer serves all connections: one each was among the largest costs.
+One timer serves all connections: a timer for each was among the largest costs.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ConnectionTable:
         return tuple(self._rows)
 
     def came(self, who: Stranger, address: str, *, cost: int = 0, beside: bool = False) -> None:
-        """Register a connection; `beside`: it leads to a page or metrics, not to the store."""
+        """Register a connection; `beside` says that it leads to a page or metrics, not to the store."""
         row = self._rows[who] = self._strangers[who] = _Row(address, self.clock(), cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
@@ -125,7 +125,7 @@ class ConnectionTable:
         self._strangers.pop(who, None)
 
     def stands_again(self, who: Stranger) -> None:
-        """Count a connection as a stranger again, after the answer."""
+        """Count a connection as a stranger again, after the answer to its request."""
         row = self._rows.get(who)
         if row is not None:
             row.since = self.clock()
@@ -162,7 +162,10 @@ class ConnectionTable:
         )
 
     def make_room(self, *, coming: int = 0, beside: bool = False) -> bool:
-        """Close silent strangers if no other fits; return whether one does. `coming` ones are not registered yet."""
+        """Close silent strangers if there is no room for one more; return whether there is room then.
+
+        `coming` connections were accepted, but are not registered yet.
+        """
         while (silent := self._to_make_way(beside=beside)) is not None:
             self.went(silent)
             self.turned_away(
@@ -179,7 +182,7 @@ class ConnectionTable:
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
     def _to_make_way(self, *, beside: bool) -> Stranger | None:
-        if not self._is_full(0, beside=beside):  # `coming` ones are new, and cannot make way
+        if not self._is_full(0, beside=beside):  # the `coming` connections are too new to be closed
             return None
         among = beside and len(self._strangers) < self._strangers_max  # only the share of `beside` is used up
         silent_since = self.clock() - max(YIELD_AFTER, min(self._patience(), YIELD_MOST))
@@ -199,7 +202,7 @@ class ConnectionTable:
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
     def expect(self, who: Stranger, seconds: float, give_up: Callable[[], None], *, patiently: bool = False) -> None:
-        """Call `give_up` if `who` does not proceed in `seconds`; `patiently`: later, while honest clients are slow."""
+        """Call `give_up` if `who` is a stranger after `seconds`; if `patiently`, later if honest clients are slow."""
         row = self._rows.get(who)
         if row is not None:
             row.due, row.give_up, row.patiently = self.clock() + seconds, give_up, patiently

@@ -29,7 +29,7 @@ ACCEPT_AT_ONCE = 64  # connections, before the loop serves other sockets
 LOOK_AGAIN = 0.05  # seconds between looks for room
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_AFTER = 0.5  # seconds, when files have run out
-QUIET_FOR = 60.0  # seconds between log lines about that
+QUIET_FOR = 60.0  # seconds between log lines about a lack of files
 
 
 class TcpListener:
@@ -132,7 +132,7 @@ class EndWhenAlone:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = False
         self._left = Flag()
-        self.rejects_clients: bool = False  # no connection is accepted any more
+        self.rejects_clients: bool = False
         self.hands_over: bool = False
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -146,11 +146,11 @@ class EndWhenAlone:
             self._left.set()
 
     def hand_over(self) -> None:
-        """Tell newcomers from now on that another host may serve."""
+        """Tell new clients from now on that another host may serve."""
         self.hands_over = True
 
     def wait_until_alone(self, within: float) -> bool:
-        """Reject new clients once none is connected; return whether that happened in time. From another thread."""
+        """Wait in another thread until no client is connected, and reject new ones; return False on a timeout."""
         assert self._loop is not None, "only what is served can be left"
         self._wanted = True
         self._loop.call_soon_threadsafe(self.note)

@@ -1,9 +1,8 @@
 """Shell: TLS between a socket and the inner protocol, from the first byte of the handshake on (promise S8).
 
 asyncio's TLS drops failed handshakes silently, and takes 290 KiB a connection, which only the garbage collector frees.
-This layer takes only OpenSSL's memory, and frees it at the end.
 
-A client without TLS waits for a greeting; it is told, in its own protocol, that this port requires TLS. A failed
+A client without TLS waits for a greeting. The server tells it, without TLS, that this port requires TLS. A failed
 handshake is logged with its reason. Handshakes count as connections, and end within `handshake_timeout`.
 """
 
@@ -25,7 +24,7 @@ TLS_BYTES: Final = 24 * 1024  # of a connection, nearly all OpenSSL's
 HANDSHAKE: Final = 0x16  # the type of a client's first record: RFC 8446, B.1
 RECORD_BYTES: Final = 16 * 1024  # the most of a decrypted record: RFC 8446, 5.1
 HANDSHAKE_BYTES: Final = 64 * 1024  # the most of a handshake, certificates included
-SILENCE: Final = 3.0  # seconds for the first byte of a client with TLS; a later one must reconnect
+SILENCE: Final = 3.0  # seconds for the first byte of a client with TLS; a slower client must reconnect
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
 _REASONS: Final = {
@@ -168,7 +167,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def _hung_up(self) -> None:
-        if self._tls is not None:  # no line for a client that sent nothing: ports are probed often
+        if self._tls is not None:  # clients that sent nothing are not logged: ports are probed often
             self._turn_away(HUNG_UP)
 
     def _turn_away(self, why: str, farewell: bytes = b"") -> None:
@@ -270,7 +269,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.abort()
 
     def is_closing(self) -> bool:
-        """Return True once it is closing: later writes are dropped."""
+        """Return True once the connection is closing: later writes are dropped."""
         return self._ending or self._raw.is_closing()
 
     def pause_reading(self) -> None:
