@@ -191,7 +191,7 @@ class Node:
             async with contextlib.AsyncExitStack() as stack:
                 client = await stack.enter_async_context(self._open_store())
                 link = Link(client, self.keys, node_id=self.node_id, closed_ttl=self.settings.closed_ttl, rng=self._rng)
-                link.host = self.store_settings().endpoint.url
+                link.host, link.hosts_store = self.store_settings().endpoint.url, self.hosts_store
                 stack.push_async_callback(link.aclose)
                 link.follower.on_change = functools.partial(self.part.take, link)
                 link.follower.listeners.add(self.listeners)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import rdzv
 import store
 from tests.support.processes import Child, free_port, require, start_python
 
@@ -181,14 +182,16 @@ async def test_s13_a_lost_machine_is_given_up_by_an_operators_word() -> None:
         stopped.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("in_steps", [True, False])
-async def test_s13_the_others_meet_at_the_next_host_at_once_if_the_node_that_hosts_leaves(in_steps: bool) -> None:
+@pytest.mark.parametrize(("in_steps", "where"), [(True, "inside"), (False, "inside"), (True, "process")])
+async def test_s13_the_others_meet_at_the_next_host_at_once_if_the_node_that_hosts_leaves(
+    in_steps: bool, where: str
+) -> None:
     """They met in its store, and were dropped 30 s later, when it ended."""
     leaving = "asyncio.get_running_loop().add_signal_handler(15, asyncio.current_task().cancel)\n    step = 0"
     program = AWAITED.replace("step = 0", leaving, 1)
     if not in_steps:
         program = program.replace("await round.check(step)", "pass")
-    async with job(program, "abc") as it:
+    async with job(program, "abc", f"&host={where}") as it:
         number = await it.round_of(3)
         (served,) = await it.stores()
         leaves = it.nodes.pop(await it.host())
@@ -196,6 +199,19 @@ async def test_s13_the_others_meet_at_the_next_host_at_once_if_the_node_that_hos
         await it.round_of(2, above=number)
         assert served not in await it.stores()
         assert await leaves.wait(timeout=SOON) == 1
+
+
+async def test_s13_the_store_of_a_process_stays_if_another_of_its_nodes_leaves() -> None:
+    """The node said that the store ends, and the others waited 30 s for the next one."""
+    url = f"tcp://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/job?min_nodes=2&max_nodes=3&last_call_timeout=60"
+    async with rdzv.connect(url) as first, rdzv.connect(url) as second, asyncio.timeout(SOON):
+        async with rdzv.connect(url) as third:
+            await asyncio.gather(*(node.next_rendezvous() for node in (first, second, third)))
+            assert first.hosts_store
+        async with first.changes() as changes:
+            assert isinstance(await anext(changes), rdzv.NodesLeft)
+        infos = await asyncio.gather(first.next_rendezvous(), second.next_rendezvous())
+        assert [info.world_size for info in infos] == [2, 2]
 
 
 async def test_s13_nothing_is_left_listening_when_all_have_left() -> None:

@@ -62,6 +62,7 @@ class Link:
         self.back_at: float | None = None  # when the store was last reconnected, if it ever was
         self.gone: ConnectionLost | None = None  # why the store was given up: its process and its data are gone
         self.host: str = ""  # the URL with only the host of this store
+        self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
         # Seconds without a listener at that URL after which the node gives up a store that is in memory only. A store
         # with a data directory comes back with its data, and an unreachable host proves nothing.
         self.gives_up_after: float = math.inf

@@ -32,10 +32,14 @@ WITHDRAW_TRIPS = 4  # more round trips to withdraw a record: two writes, and the
 
 
 async def announce_move(part: Part, link: Link, *, after: float = 0.0) -> None:
-    """Announce the end of a store that this process hosts, if another host may follow: it completes no more rounds."""
-    follows = part.settings.endpoint.has_successors and is_served_here(link.store.store_id)
-    if follows and not link.follower.head.moves:
-        await link.store.put(part.keys.moving, b"", ttl=after + part.settings.close_timeout)
+    """Announce the end of a store that this node hosts, if another host may follow: it completes no more rounds."""
+    if not (part.settings.endpoint.has_successors and link.hosts_store()) or link.follower.head.moves:
+        return
+    ttl, membership = after + part.settings.close_timeout, part.membership
+    if membership is not None and not is_served_here(link.store.store_id):
+        # This node leaves with the store's own process. Like a node inside that process, it is not awaited afterwards.
+        await link.store.put(part.keys.hosted + part.node_id, b"%d" % membership.round.revision, ttl=ttl)
+    await link.store.put(part.keys.moving, b"", ttl=ttl)
 
 
 class Leaving:
