@@ -30,6 +30,7 @@ FOUND = [
     "handler.next_rendezvous/member lost/away/cancelled before/word",
     "handler.leave/during/silent/left elsewhere/word",
     "handler.next_rendezvous/member lost/silent/nested group/word",
+    "handler.aclose/member lost/silent/cancelled before/word",
 ]
 """Cells that have failed before, one of each kind."""
 

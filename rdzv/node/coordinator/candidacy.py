@@ -173,7 +173,7 @@ class Candidacy:
                 self._lost_terms = 0
         finally:
             with anyio.CancelScope(shield=True):
-                await role.lease.release()
+                await role.lease.release(within=self.link.release_within)
 
 
 def be_ready_to_coordinate(link: Link, part: Part, role: Role | None) -> None:

@@ -62,6 +62,7 @@ class Link:
         self.back_at: float | None = None  # when the store was last reconnected, if it ever was
         self.gone: ConnectionLost | None = None  # why the store was given up: its process and its data are gone
         self.host: str = ""  # the URL with only the host of this store
+        self.release_within: float = RELEASE_WITHIN  # seconds; fewer after a withdrawal that the store did not answer
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
         # Seconds without a listener at that URL after which the node gives up a store that is in memory only. A store
         # with a data directory comes back with its data, and an unreachable host proves nothing.
@@ -110,7 +111,7 @@ class Link:
         self._closed = True
         if self._asking is not None:
             self._asking.cancel()
-        await self.step_down()
+        await self.step_down(within=self.release_within)
         await cancel_and_wait(*self._tasks)
         with anyio.CancelScope(shield=True):
             await self.keeping.release_all()
@@ -207,7 +208,7 @@ class Link:
 
     def answered_in(self, seconds: float) -> None:
         """Note the seconds that the store took for a request."""
-        self._answered_in = [*self._answered_in, seconds][-ANSWERS_KEPT:]
+        self._answered_in, self.release_within = [*self._answered_in, seconds][-ANSWERS_KEPT:], RELEASE_WITHIN
 
     @property
     def reconnects_in(self) -> float:

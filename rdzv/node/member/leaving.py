@@ -68,7 +68,7 @@ class Leaving:
                 if not in_doubt and await self._take_back(link, within):
                     return
                 # The record may be stored: do not renew its lease, so that it lapses.
-                part.arrival.lease = None
+                part.arrival.lease, link.release_within = None, RELEASE_SOON
                 await lease.release(within=within if in_doubt else RELEASE_SOON)
             finally:
                 if link is not None:
