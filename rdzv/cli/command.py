@@ -1,10 +1,7 @@
 """The description of a subcommand of `rdzv`, the arguments that several subcommands share, and the code that runs one.
 
-An error is one line; `--debug` adds the traceback. Exit statuses:
-
-    0 done    1 failed    2 wrong usage    3 closed    4 timed out    5 no connection
-
-`rdzv run` exits with the status of the user's command. For its own errors it exits with 120 to 124 instead of 1 to 5.
+An error is one line; `--debug` adds the traceback. The exit statuses are 0 to 5, from DONE to NO_CONNECTION. `rdzv run`
+exits with the status of the user's command, and for its own errors with 120 to 124 instead of 1 to 5.
 """
 
 from __future__ import annotations
@@ -105,7 +102,7 @@ class Command:
 
 
 def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Callable[[Run], Command]:
-    """Return a decorator that makes a subcommand of a function; `limited` is by default True if it has `--timeout`."""
+    """Return a decorator that makes a subcommand of a function; it is `limited` by default if it has TIMEOUT."""
     settings.setdefault("limited", TIMEOUT in arguments)
     return lambda run: Command(name=name, help=help, run=run, arguments=arguments, **settings)
 

@@ -1,9 +1,8 @@
 """Shell: `rdzv serve` serves a store that outlives the nodes of its runs, also under a service manager.
 
-Once the store listens, the command writes a line to standard error, the port to a file, and `READY=1` to systemd
-(https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or SIGINT shuts the server down; another such
-signal, a second or more later, ends it at once (S9). SIGHUP reloads certificate, key and authorities for new
-connections. An authority that was removed stays trusted until a restart, as OpenSSL cannot remove it.
+systemd is notified once the store listens (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or
+SIGINT shuts the server down; another such signal, a second or more later, ends it at once (S9). At SIGHUP an authority
+that was removed stays trusted until a restart, as OpenSSL cannot remove it.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ async def serve(
     insecure: bool = False,
     prefix: str,
 ) -> AsyncIterator[str]:
-    """Serve HTTP for runs with keys under `prefix` in a store, which has the other settings, too; yield the URL."""
+    """Serve HTTP, with the store's own settings, for the runs whose keys begin with `prefix`; yield the URL."""
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_of(server, token=token) as client:
         site = _Site(server, Runs(client, prefix=prefix))

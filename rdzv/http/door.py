@@ -1,11 +1,7 @@
-"""Pure: the access rules of HTTP.
+"""Pure: the access rules of HTTP, as docs/operating.md lists them.
 
-- Health needs no authentication.
-- If the store has a token, every other request must have it: as `Authorization: Bearer TOKEN`, or, for browsers, as the
-  password of HTTP's basic authentication, with any user name.
-- Only GET and HEAD are accepted.
-- If the server is on loopback, the header `Host` must name this machine. Otherwise a foreign page in a browser of this
-  machine could read the answers (DNS rebinding).
+If the server is on loopback, the header `Host` must name this machine. Otherwise a foreign page in a browser of this
+machine could read the answers (DNS rebinding).
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ Sample = tuple[tuple[str, ...], float]
 
 
 class OfProcess:
-    """The metrics of any process, in a registry of their own: its release, its resources, and the lag of its loop."""
+    """The metrics of any process, in a registry of their own: its release, its resources, and its loop's `lag`."""
 
     def __init__(self, lag: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -130,7 +130,7 @@ class Metrics:
         self._requests.labels(kind, outcome).observe(seconds)
 
     async def text(self, figures: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], *, ended: int) -> str:
-        """Return all metrics as text, in pieces, between which the loop runs; `ended` counts the runs without nodes."""
+        """Return all metrics as text, while the loop runs in between; `ended` is the number of runs without nodes."""
         pieces = [self.process.text()]
         lines: list[str] = []
         for line in chain(_of_store(figures, ended), _of_runs(runs)):

@@ -2,8 +2,7 @@
 
 The metrics are values that the node knows without a request to the store: its round, its use of time, its loop's lag.
 
-The port is opened when the node first joins, so commands that only read a run do not open it. A taken port is only
-logged, as two nodes of one machine may have the same setting.
+The port is opened when the node first joins, so commands that only read a run do not open it.
 """
 
 from __future__ import annotations

@@ -34,19 +34,19 @@ DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
 class OnChange(Enum):
-    """The ways to end the processes when nodes wait to join."""
+    """The ways to end the processes when nodes wait to join; the help of `--on-change` explains each."""
 
-    TERM = "term"  # SIGTERM ends the processes
-    USR1 = "usr1"  # SIGUSR1 notifies the processes; they end, or write a checkpoint, in their own time
-    CHECKPOINT = "checkpoint"  # SIGTERM ends the processes after their next checkpoint
+    TERM = "term"
+    USR1 = "usr1"
+    CHECKPOINT = "checkpoint"
 
 
 class Then(Enum):
-    """The action that the caller of a launcher should take if the launcher has not succeeded."""
+    """The actions for the caller of a launcher that has not succeeded; the help of `--exit-codes` explains each."""
 
-    RESTART = "restart"  # start the launcher again on this node
-    REPLACE = "replace"  # start another node: this node leaves, is banned, or keeps failing
-    OVER = "over"  # do nothing: the run is over
+    RESTART = "restart"
+    REPLACE = "replace"
+    OVER = "over"
 
 
 def _modules(text: str) -> tuple[str, ...]:

@@ -2,9 +2,6 @@
 
 **The life of a round** follows the rules of `rounds()`, in `rdzv.loop.life`. If the round ends before the processes of
 all nodes have succeeded, then all nodes meet again, also those whose own processes have succeeded.
-
-**Nodes that wait to join** may have to wait until the job has written a checkpoint (`OnChange`), at most for `--grace`.
-The loss of a member ends the round at once.
 """
 
 from __future__ import annotations

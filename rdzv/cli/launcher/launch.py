@@ -2,11 +2,8 @@
 
     join  ->  start the processes  ->  wait for the end of the round  ->  stop them  ->  join again, or leave
 
-docs/command.md lists the ends of a round and their consequences. After a loss, a change or a failed process the node
-meets the others again; only a failed process counts as a restart. At SIGTERM or SIGINT the node leaves, and does not
-close the run. The launcher passes SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 on to the processes. If a process ends by one of
-these four, or if SIGHUP or SIGQUIT comes while no process runs, the node leaves. If the launcher dies, each process's
-`guard` kills the process's group.
+docs/command.md lists the ends of a round, their consequences, and the signals. SIGHUP or SIGQUIT while no process runs
+counts as SIGTERM. If the launcher dies, each process's `guard` kills the process's group.
 """
 
 from __future__ import annotations

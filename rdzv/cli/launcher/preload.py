@@ -1,7 +1,7 @@
 """Shell: preloaded workers, forked from a process that has imported their modules.
 
 Each launcher starts one such process (`preload_server`), which imports while the nodes meet for the first time. A
-command that cannot be forked (in another language, or with an option for a new interpreter) starts without `--preload`.
+command that cannot be forked (in another language, or with an option like `-i`) starts as without `--preload`.
 """
 
 from __future__ import annotations

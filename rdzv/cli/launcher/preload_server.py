@@ -116,7 +116,6 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
 
 
 def _search_first(folder: str) -> None:
-    """Put a folder first in `sys.path`, unless `-P` or `-I` was given."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
 

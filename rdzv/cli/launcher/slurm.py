@@ -1,12 +1,7 @@
-"""Pure: the URL of a run from the environment of a Slurm step: `srun rdzv run slurm -- ...`.
+"""Pure: the URL of a run from the environment of a Slurm step: `srun rdzv run slurm -- ...`, as in docs/command.md.
 
-    slurm                              one run per step; the step's first node hosts the store
-    slurm?min_nodes=2&token_file=...   the same; these parameters precede those from Slurm
-    slurm?store=tcp://store-host:29400   the same in an existing store: `rdzv serve`, or etcd
-
-`min_nodes` and `max_nodes` are the step's number of nodes, which are all `expected`, so that missing nodes are named.
-The port depends on the job, so that two jobs that share a node do not meet. The run_id has the job, the step, and the
-number of requeues, as a requeued job's former run is closed. The attribute `switch` is for rank_order=topology:switch.
+The step's nodes are all `expected`, so that missing nodes are named. The port depends on the job, so that two jobs that
+share a node do not meet. The run_id has the number of requeues, as a requeued job's former run is closed.
 """
 
 from __future__ import annotations

@@ -107,11 +107,10 @@ def _holder(path: Path) -> int | None:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a file; -1 if the file was removed after its process had ended."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
-        return -1
+        return -1  # the process has ended
 
 
 def _describe(path: Path, pid: int) -> str:
