@@ -43,7 +43,6 @@ PURE_ROOMS_ELSEWHERE = (
     "store.net.address",
     "store.etcd.choice",
     "store.etcd.codec",
-    "store.etcd.identity",
     "store.etcd.transactions",
     "rdzv.errors",
     "rdzv.display.status",

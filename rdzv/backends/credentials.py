@@ -27,10 +27,7 @@ SETTLED_AFTER: Final = 3.0  # seconds without a change until a token's file coun
 
 
 class Credentials:
-    """The credentials of a run; raises `RendezvousSettingsError` for unreadable files.
-
-    `renew` reads a client's files again before a connection; it is None without files.
-    """
+    """The credentials of a run; `RendezvousSettingsError` if a file is unreadable. `renew` is None without files."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -322,12 +322,10 @@ class Hosting(Starting):
             log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
     async def _may_pass(self, error: RendezvousError) -> bool:
-        """Return True if this obstacle to starting the store may pass, or a store may be found meanwhile.
-
-        With `is_host=1`, a node waits for the port only if the store that holds it is shutting down.
-        """
+        """Return True if this obstacle to starting the store may pass, or a store may be found meanwhile."""
         if isinstance(error, HostedElsewhereError):
             return True
+        # With `is_host=1`, a node waits for the port only if the store that holds it is shutting down.
         if isinstance(error, PortTakenError) and self._settings.is_host is True:
             return await self._is_ending() or not await self._is_taken()
         return isinstance(error, NotResolvedError | PortTakenError)
@@ -348,10 +346,7 @@ class Hosting(Starting):
 
 
 def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedStore | None:
-    """Start the embedded store if the settings say so, or if it belongs on this machine and no process listens.
-
-    Raise a `RendezvousError` if the store cannot be started; the causes of `bind_address`'s errors may pass.
-    """
+    """Start the embedded store if the settings say so, or if it belongs on this machine and no process listens."""
     if settings.is_host is False:
         return None
     ((host, port),) = settings.endpoint.hosts

@@ -96,10 +96,7 @@ class RendezvousParameters:
     def from_url(cls, url: str, overrides: Mapping[str, Any]) -> Self:
         """Return the parameters of a URL and of the keywords of `connect`; keywords that are None are ignored.
 
-        Only the node counts are checked; the creator checks the rest.
-
-        Raises:
-            RendezvousSettingsError: The URL has another form, or the node counts are invalid.
+        Only the URL's form and the node counts are checked (`RendezvousSettingsError`): the creator checks the rest.
         """
         parts = split_url(url)
         given = {name: value for name, value in overrides.items() if value is not None}
@@ -158,11 +155,7 @@ class RendezvousHandlerRegistry:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Register a creator for a scheme; again with the same creator, this has no effect.
-
-        Raises:
-            RendezvousSettingsError: The scheme is empty, or has another creator.
-        """
+        """Register a creator; raise `RendezvousSettingsError` if the scheme is empty or has another creator."""
         _check_name(backend)
         present = self._creators.setdefault(backend.lower(), creator)
         if present != creator:
@@ -172,11 +165,7 @@ class RendezvousHandlerRegistry:
             )
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
-        """Return a new handler from the backend that the parameters name.
-
-        Raises:
-            RendezvousSettingsError: The backend is unknown, cannot be loaded, or returned another type.
-        """
+        """Return a new handler; `RendezvousSettingsError` if its backend is unknown, broken, or returns no handler."""
         scheme = params.backend.lower()
         if scheme not in self._creators:
             self.register(scheme, self._load(scheme))

@@ -36,11 +36,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class Link(asyncio.Protocol):
-    """One connection, which measures the server's silence, and buffers received bytes until `take_up`.
-
-    `turn` is set once the connection is `over` or silent. If it is silent, the client tries a fresh connection, in the
-    cancel scope `search`.
-    """
+    """One connection, which measures the server's silence, and buffers received bytes until `take_up`."""
 
     def __init__(self, owner: Reconnecting) -> None:
         self._loop = asyncio.get_running_loop()
@@ -51,8 +47,8 @@ class Link(asyncio.Protocol):
         # True once the server has sent bytes, False if the connection ended without any
         self.spoken: asyncio.Future[bool] = self._loop.create_future()
         self.over: bool = False
-        self.turn: asyncio.Event = asyncio.Event()
-        self.search: anyio.CancelScope | None = None
+        self.turn: asyncio.Event = asyncio.Event()  # set once the connection is `over` or silent
+        self.search: anyio.CancelScope | None = None  # of the attempts to replace a silent connection
         self.farewell: str = ""
         self._error: Exception | None = None  # the error that ended the connection
         self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
@@ -241,8 +237,6 @@ class Reconnecting(interface.Store):
     def ask_ping(self) -> None:
         """Ping the server, if connected."""
 
-    # ------------------------------------------------------------------------------------------ life
-
     def _begin(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._met_or_failed = asyncio.Event()
@@ -307,8 +301,6 @@ class Reconnecting(interface.Store):
     def time(self) -> float:
         """Return seconds on the clock of the client's event loop."""
         return self._loop.time()
-
-    # ------------------------------------------------------------------------------------------ connecting
 
     async def _stay_connected(self) -> None:
         self._away_since = self.time()

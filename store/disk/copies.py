@@ -83,10 +83,7 @@ def back_up(directory: Path, target: Path) -> Report:
 
 
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
-    """Create a store from a copy, in a directory without a store, or raise `StoreUsageError`.
-
-    Sessions are dropped: their clients knew the old identity.
-    """
+    """Create a store from a copy, without the sessions, whose clients know the old identity; or `StoreUsageError`."""
     with reporting(source):
         if not source.is_file():
             raise StoreUsageError(f"{source} is no file: name one that rdzv backup has made")

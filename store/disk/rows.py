@@ -44,7 +44,8 @@ CREATE TABLE replies (
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 1 << 12
 
-DELETE_KNOWN_REPLIES = """DELETE FROM replies WHERE (session, request) IN (
+DELETE_KNOWN_REPLIES = """WITH known (whose, last) AS (VALUES {})
+DELETE FROM replies WHERE (session, request) IN (
     SELECT session, request FROM known CROSS JOIN replies ON session = whose AND request <= last
 )"""
 
@@ -94,7 +95,7 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         for event in changed.values()
         if event.kind == "put"
     ]
-    deleted = [key for key, event in changed.items() if event.kind == "delete"]
+    deleted = [(key,) for key, event in changed.items() if event.kind == "delete"]
     granted = [
         seal(lease.id, float(lease.ttl), *map(_real, (lease.disconnect_ttl, lease.gone_ttl)), int(lease.anonymous))
         for lease in leases.values()
@@ -107,26 +108,20 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         for request_id, response in of_session.items()
         if request_id > acknowledged[session_id]
     ]
-    highest = {
-        "revision": revision,
-        "compacted": compacted,
-        "last_lease": last_lease,
-        "last_session": last_session,
-        "group": number,
-    }
-    _insert(database, "INSERT OR REPLACE INTO entries", written)
-    _delete(database, "DELETE FROM entries WHERE key", deleted)
-    _insert(database, "INSERT INTO history", history)
-    _delete(database, "DELETE FROM leases WHERE id", leases)
-    _insert(database, "INSERT INTO leases", granted)
-    _delete(database, "DELETE FROM replies WHERE session", sessions)
-    _delete(database, "DELETE FROM sessions WHERE id", sessions)
-    _insert(database, "INSERT INTO sessions", opened)
-    for values, fields in _batches(acknowledged.items()):
-        known = f"WITH known (whose, last) AS (VALUES {values}) "
-        database.execute(known + DELETE_KNOWN_REPLIES, fields)
-    _insert(database, "INSERT INTO replies", kept)
-    _insert(database, "INSERT OR REPLACE INTO meta", [seal(name, value) for name, value in highest.items() if value])
+    highest = {"revision": revision, "compacted": compacted, "last_lease": last_lease, "last_session": last_session}
+    counters = [seal(name, value) for name, value in (*highest.items(), ("group", number)) if value]
+    _execute(database, "INSERT OR REPLACE INTO entries VALUES {}", written)
+    _execute(database, "DELETE FROM entries WHERE key IN (VALUES {})", deleted)
+    _execute(database, "INSERT INTO history VALUES {}", history)
+    _execute(database, "DELETE FROM leases WHERE id IN (VALUES {})", [(lease,) for lease in leases])
+    _execute(database, "INSERT INTO leases VALUES {}", granted)
+    replaced = [(session,) for session in sessions]
+    _execute(database, "DELETE FROM replies WHERE session IN (VALUES {})", replaced)
+    _execute(database, "DELETE FROM sessions WHERE id IN (VALUES {})", replaced)
+    _execute(database, "INSERT INTO sessions VALUES {}", opened)
+    _execute(database, DELETE_KNOWN_REPLIES, acknowledged.items())
+    _execute(database, "INSERT INTO replies VALUES {}", kept)
+    _execute(database, "INSERT OR REPLACE INTO meta VALUES {}", counters)
     if compacted:
         database.execute("DELETE FROM history WHERE place < ?", ((compacted + 1) * PARTS,))
 
@@ -151,14 +146,9 @@ def _bytes_of(rows: list[tuple[Any, ...]]) -> int:
     return sum(len(field) for row in rows for field in row if type(field) is bytes)
 
 
-def _insert(database: sqlite3.Connection, insert: str, rows: Iterable[tuple[Any, ...]]) -> None:
-    for values, fields in _batches(rows):
-        database.execute(f"{insert} VALUES {values}", fields)
-
-
-def _delete(database: sqlite3.Connection, delete: str, keys: Iterable[Any]) -> None:
-    for values, fields in _batches((key,) for key in keys):
-        database.execute(f"{delete} IN (VALUES {values})", fields)
+def _execute(database: sqlite3.Connection, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    for placeholders, fields in _batches(rows):
+        database.execute(statement.format(placeholders), fields)
 
 
 def _real(ttl: float | None) -> float | None:

@@ -1,15 +1,21 @@
-"""Pure: chooses the next member of a cluster to connect to, and the pause before, by earlier failures."""
+"""Pure: what a client knows of its cluster: which members fail, and so which is chosen next; and the identity.
+
+The identity shows if the cluster that answers is still the one that was met first (promise S10).
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from store.errors import StoreReplaced
 from store.etcd.codec import Failure, FailureKind
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
+
+    from store.etcd.rpc import etcd_pb2 as pb
 
 PAUSE_FIRST = 0.02  # seconds; the longest first pause between attempts, once all members have failed
 PAUSE_GROWTH = 1.6  # the factor by which the longest pause grows per attempt
@@ -92,3 +98,33 @@ class Choice:
     def pause(self, failures: int) -> float:
         """Return the seconds before another attempt at a request; 0 before the second attempt."""
         return self._rng.uniform(0, pause_after(failures)) if failures > 0 else 0.0
+
+
+class Identity:
+    """The cluster that a client knows: its id, the last member, and the latest revision."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.cluster_id: str | None = None
+        self.member_id: str = ""
+        self.revision: int = 0
+
+    def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
+        """Note a member's answer; raise `StoreReplaced` if it is from another cluster.
+
+        A cluster whose data was deleted keeps its id, which is made from its addresses, but its revisions begin anew.
+        Unless the data was deleted, an answer through the consensus is never older than `floor`, the revision known
+        before.
+        """
+        cluster_id, revision = f"{header.cluster_id:x}", header.revision
+        reason = ""
+        if self.cluster_id not in (None, cluster_id):
+            reason = f"{self.cluster_id} has been replaced by {cluster_id}"
+        elif revision < floor:
+            reason = f"it is at revision {revision}, and was at {floor} before"
+        if reason:
+            raise StoreReplaced(
+                f"the cluster at {self._name} is not the one this client knew: {reason}, so its data is gone"
+            )
+        self.cluster_id, self.member_id = cluster_id, f"{header.member_id:x}"
+        self.revision = max(self.revision, revision)

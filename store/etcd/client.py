@@ -36,8 +36,8 @@ from store.etcd.watch import Watch
 from store.etcd.writes import Writing
 from store.interface import DEFAULT_TIMEOUT
 from store.net.absence import absence_told
+from store.net.dialing import chosen_way
 from store.net.process import process_identity
-from store.net.ways import chosen_way
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:

@@ -21,12 +21,10 @@ import anyio
 import anyio.to_thread
 
 from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreReplaced, StoreTimeoutError
-from store.etcd.choice import Choice
+from store.etcd.choice import Choice, Identity
 from store.etcd.codec import Failure, FailureKind
-from store.etcd.identity import Identity
 from store.etcd.login import Login
-from store.etcd.rpc.certificates import channel_credentials
-from store.etcd.rpc.connection import Connection
+from store.etcd.rpc.connection import Connection, channel_credentials
 from store.etcd.rpc.diagnosis import diagnose
 from store.net.absence import Outages
 from store.net.certificates import ClientContext
@@ -138,8 +136,6 @@ class Members:
             for client in tuple(self.clients):
                 client.fail(error)
             raise
-
-    # ------------------------------------------------------------------------------------------ requests
 
     async def ask(
         self,
@@ -274,8 +270,6 @@ class Members:
         kind = StoreTimeoutError if self.connected and not told else ConnectionLost
         return kind(message, maybe_applied=maybe)
 
-    # ------------------------------------------------------------------------------------------ members
-
     async def _connection(
         self, deadline: float, share: float, what: str, doubt: RetryState | None, told: str = ""
     ) -> Connection:
@@ -371,8 +365,6 @@ class Members:
         self._balance_at = math.inf
         if connection is not None:
             await connection.close(reason)
-
-    # ------------------------------------------------------------------------------------------ on a slow clock
 
     async def _mind(self) -> None:
         while True:

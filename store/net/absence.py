@@ -34,20 +34,17 @@ def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_
     timer: asyncio.TimerHandle | None = None
     me, waiting = object(), _waiting[name]
 
-    def wait_on(waited: float) -> None:
+    def tell(waited: float) -> None:
         nonlocal timer
+        if waited and waiting[0] is me:
+            what, so_far, rest = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
+            log.warning("still no store at %s after %s: %s; %s ends this in %s", name, so_far, what, ended_by, rest)
         at = next((moment for moment in FIRST if moment > waited), 2 * waited)
         if at < within:
             timer = loop.call_later(at - waited, tell, at)
 
-    def tell(waited: float) -> None:
-        if waiting[0] is me:
-            what, so_far, rest = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
-            log.warning("still no store at %s after %s: %s; %s ends this in %s", name, so_far, what, ended_by, rest)
-        wait_on(waited)
-
     waiting.append(me)
-    wait_on(0.0)
+    tell(0.0)
     try:
         yield
     finally:

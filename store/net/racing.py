@@ -208,10 +208,7 @@ class Race:
 
 
 def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> socket.socket:
-    """Return a non-blocking socket, connected to the first address that answers, or raise `OSError`.
-
-    After `until` the error is a `TimeoutError`. `check` is called regularly, and may raise.
-    """
+    """Return a connected, non-blocking socket; `TimeoutError` after `until`. `check` is called meanwhile."""
     while (order := addresses.resolve(until - time.monotonic())) is None:
         check()
         if time.monotonic() >= until:

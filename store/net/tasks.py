@@ -47,10 +47,7 @@ async def together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
 
 
 async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
-    """Run work in its own task; return its result, or None after `within` seconds.
-
-    A cancelled caller waits for the result, too, and is cancelled afterwards.
-    """
+    """Run work in its own task to its end, even if the caller is cancelled; return None after `within` seconds."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     deadline = None if within is None else loop.time() + within

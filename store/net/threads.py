@@ -66,17 +66,14 @@ class Flag:
             self.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the flag is set; return False after `timeout` seconds.
-
-        A signal just before a lock's wait, or in another thread, does not interrupt the wait for the lock. So this
-        waits several times, for a short time each.
-        """
+        """Wait until the flag is set; return False after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         opened = _thread.allocate_lock()
         opened.acquire()
         wake = opened.release
         self._waiting.append(wake)
         try:
+            # In short waits: a signal just before a lock's wait, or in another thread, does not interrupt the wait.
             while not self._is_set:
                 left = LOOK if deadline is None else min(deadline - time.monotonic(), LOOK)
                 if opened.acquire(timeout=max(left, 0.0)):
@@ -180,10 +177,7 @@ class Call(Generic[T]):
 
 
 class LoopThread:
-    """A daemon thread with an event loop, which awaits `end` before it stops; `RuntimeError` if it cannot start.
-
-    At the end of the process, threads with `last` end after the others.
-    """
+    """A daemon thread with an event loop, which awaits `end` before it stops; `RuntimeError` if it cannot start."""
 
     def __init__(
         self, name: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None, last: bool = False
@@ -191,7 +185,7 @@ class LoopThread:
         check_threads()
         self._end = end
         self._stop = asyncio.Event()
-        self._last = last
+        self._last = last  # at the end of the process, these threads end after the others
         self._ready = Flag()
         self._failure: Exception | None = None
         self._calls: set[Call[Any]] = set()  # those that are not over

@@ -236,18 +236,12 @@ class ClientConnection:
         return self._greeting is not None
 
     def may_retry(self, error: StoreError) -> bool:
-        """Return True if another attempt may succeed after an error of `receive`.
-
-        A full server may accept clients later. Before the welcome, a proxy or another machine may have answered.
-        """
+        """Return True if another attempt may succeed: the server was full, or a proxy may have answered for it."""
         in_place_of_it = self.store_id is not None and self.welcomed is None
         return isinstance(error, LimitExceeded) or (in_place_of_it and not isinstance(error, StoreReplaced))
 
     def receive(self, data: bytes | memoryview) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """Yield the server's messages; bytes among them must be sent at once.
-
-        After `ProtocolError`, `AuthenticationError`, `StoreReplaced` or `LimitExceeded` the caller disconnects.
-        """
+        """Yield the server's messages; bytes among them must be sent at once. After an error the caller disconnects."""
         for body in self._reader.feed(data):
             item = self._decode(body)
             if isinstance(item, Reply):

@@ -18,27 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
-def _small() -> tuple[list[int], list[int]]:
-    """Return an element's size and its number of nested elements, by its first byte; 0 if that does not give both."""
-    size, inside = [0] * 256, [0] * 256
-    for first in range(256):
-        if first < 0x80 or first >= 0xE0 or first in (0xC0, 0xC1, 0xC2, 0xC3):  # small numbers, nil, false, true
-            size[first] = 1
-        elif first < 0x90:  # a map of up to 15
-            size[first], inside[first] = 1, 2 * (first & 0x0F)
-        elif first < 0xA0:  # an array of up to 15
-            size[first], inside[first] = 1, first & 0x0F
-        elif first < 0xC0:  # text of up to 31 bytes
-            size[first] = 1 + (first & 0x1F)
-    for width, numbers in ((1, (0xCC, 0xD0)), (2, (0xCD, 0xD1)), (4, (0xCA, 0xCE, 0xD2)), (8, (0xCB, 0xCF, 0xD3))):
-        for first in numbers:
-            size[first] = 1 + width
-    for power in range(5):  # extensions of 1, 2, 4, 8 and 16 bytes
-        size[0xD4 + power] = 2 + 2**power
-    return size, inside
-
-
-_SIZE, _INSIDE = _small()
+# By first byte: the size of an element, or 0 if a length or a count follows the first byte ...
+_SIZE = [
+    *[1] * 0xA0,  # from 0x00: small numbers, maps and arrays of up to 15
+    *range(1, 33),  # from 0xA0: text of up to 31 bytes
+    *[1] * 4,  # from 0xC0: nil, unused, false, true
+    *[0] * 6,  # from 0xC4
+    *(5, 9, 2, 3, 5, 9, 2, 3, 5, 9),  # from 0xCA: larger numbers
+    *(3, 4, 6, 10, 18),  # from 0xD4: extensions of 1, 2, 4, 8 and 16 bytes
+    *[0] * 7,  # from 0xD9
+    *[1] * 32,  # from 0xE0: small negative numbers
+]
+# ... and the number of elements in a map or an array of up to 15.
+_INSIDE = [*[0] * 0x80, *range(0, 32, 2), *range(16), *[0] * 0x60]
 # By first byte: how many bytes the length of the content, or the number of elements, has.
 _LENGTH = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes, extensions, text
 _COUNT = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays, maps
@@ -50,10 +42,7 @@ EMPTY_MAX = 8  # a guarded transaction without conditions and operations has fou
 
 
 def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None, int]:
-    """Count the elements of a body, nested ones included, in steps, until there are more than `most`.
-
-    `ValueError`: the body claims more than it has bytes for, ends early, or has too many empty arrays.
-    """
+    """Count the elements of a body, nested ones included, until there are more than `most`; `ValueError` if invalid."""
     at, size = 0, len(body)
     count, met, empty = 1, 0, 0
     while met < count:

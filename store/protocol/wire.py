@@ -51,10 +51,8 @@ _idle_packers: list[msgpack.Packer] = []
 
 
 def _pack(fields: object) -> bytes:
-    """Return an array as bytes, from any thread; packers are reused, as making one takes longer than packing a message.
-
-    Only one thread uses a packer at a time: packing may start a garbage collection, which may switch threads.
-    """
+    """Return an array as bytes, from any thread; packers are reused: making one takes longer than packing."""
+    # Take the packer out of the list: packing may start a garbage collection, which may switch threads.
     try:
         packer = _idle_packers.pop()
     except IndexError:

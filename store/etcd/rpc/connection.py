@@ -7,8 +7,11 @@ Each renewal of a lease is a stream of one request and one answer. Every request
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -18,10 +21,11 @@ from store.etcd.codec import Failure, FailureKind, classify
 from store.etcd.rpc.grpc_import import etcd_pb2 as pb
 from store.etcd.rpc.grpc_import import grpc
 from store.etcd.rpc.watch_stream import WatchStream
+from store.net.certificates import ClientContext
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from store.etcd.codec import Fields
     from store.etcd.rpc.watch_stream import Subscription
@@ -37,6 +41,13 @@ OPTIONS: Final = (
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd reports its own limit
     ("grpc.enable_retries", 0),  # retries are decided here
 )
+
+SYSTEM_BUNDLES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine, Arch
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, Red Hat
+    "/etc/ssl/cert.pem",  # macOS
+)
+"""The systems' files of trusted authorities, for a context that has loaded none: it reads a folder on demand."""
 
 _CONNECT_FAILED = re.compile(r"failed to connect to (?:remote host|all addresses)|name resolution|DNS|handshak", re.I)
 
@@ -156,7 +167,7 @@ class Connection:
             request_serializer=pb.WatchRequest.SerializeToString,
             response_deserializer=pb.WatchResponse.FromString,
         )
-        call = opening(watches.requests, metadata=_metadata(watches.token))
+        call = opening(watches.requests(), metadata=_metadata(watches.token))
         try:
             async for message in call:
                 self.heard_at = anyio.current_time()
@@ -194,3 +205,20 @@ async def _answer(call: Any) -> Any:
 def _metadata(token: str | None) -> tuple[tuple[str, str], ...]:
     leader = ("hasleader", "true")
     return (leader,) if token is None else (leader, ("token", token))
+
+
+def channel_credentials(context: ssl.SSLContext) -> grpc.ChannelCredentials:
+    """Return gRPC's credentials for a client-side context."""
+    trusted = [ssl.DER_cert_to_PEM_cert(each) for each in context.get_ca_certs(binary_form=True)]
+    roots = "".join(trusted).encode() or _first_of((ssl.get_default_verify_paths().cafile, *SYSTEM_BUNDLES))
+    shown = context.shown if isinstance(context, ClientContext) else None
+    certificate, key = shown or (None, None)
+    return grpc.ssl_channel_credentials(root_certificates=roots, private_key=key, certificate_chain=certificate)
+
+
+def _first_of(paths: Iterable[str | None]) -> bytes | None:
+    for path in paths:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                return Path(path).read_bytes()
+    return None

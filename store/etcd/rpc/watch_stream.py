@@ -16,35 +16,11 @@ from store.etcd.codec import Failure, FailureKind, classify
 from store.etcd.rpc.grpc_import import etcd_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from store.etcd.codec import Fields
 
 HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the bytes held for a slow reader
-
-
-class Outgoing:
-    """An iterator, for gRPC, over the messages to send on a stream; it must be closed."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # at most two messages per watch
-
-    def send(self, **request: pb.WatchCreateRequest | pb.WatchCancelRequest) -> None:
-        """Send a request."""
-        self._queue.put_nowait(pb.WatchRequest(**request))
-
-    def close(self) -> None:
-        """End the iteration."""
-        self._queue.put_nowait(None)
-
-    def __aiter__(self) -> Outgoing:
-        return self
-
-    async def __anext__(self) -> pb.WatchRequest:
-        message = await self._queue.get()
-        if message is None:
-            raise StopAsyncIteration
-        return message
 
 
 class WatchStream:
@@ -53,11 +29,16 @@ class WatchStream:
     def __init__(self, *, name: str, token: str | None) -> None:
         self._name = name
         self.token: str | None = token
-        self.requests: Outgoing = Outgoing()
+        self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # at most two messages per watch
         self._last_id = 0
         self._opening: deque[int] = deque()  # ids of the unanswered requests, in order
         self._subscriptions: dict[int, Subscription] = {}
         self.ended: Exception | None = None  # why the stream has ended
+
+    async def requests(self) -> AsyncIterator[pb.WatchRequest]:
+        """Yield the requests to send to the member, until the stream ends."""
+        while (request := await self._queue.get()) is not None:
+            yield request
 
     @property
     def busy(self) -> bool:
@@ -75,14 +56,14 @@ class WatchStream:
         for id, request in zip(subscription.ids, requests, strict=True):
             self._subscriptions[id] = subscription
             self._opening.append(id)
-            self.requests.send(create_request=pb.WatchCreateRequest(watch_id=id, **request))
+            self._queue.put_nowait(pb.WatchRequest(create_request=pb.WatchCreateRequest(watch_id=id, **request)))
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """End the watches of one reader, also at the member."""
         for id in subscription.ids:
             if self._subscriptions.pop(id, None) is not None and self.ended is None:
-                self.requests.send(cancel_request=pb.WatchCancelRequest(watch_id=id))
+                self._queue.put_nowait(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=id)))
 
     def told(self, message: pb.WatchResponse) -> None:
         """Pass a message on to its reader."""
@@ -116,7 +97,7 @@ class WatchStream:
         if self.ended is not None:
             return
         self.ended = problem
-        self.requests.close()  # ends the stream at the member, too
+        self._queue.put_nowait(None)  # ends the stream at the member, too
         for subscription in set(self._subscriptions.values()):
             subscription.fail(problem)
         self._subscriptions.clear()

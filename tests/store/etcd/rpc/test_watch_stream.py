@@ -33,7 +33,7 @@ def canceled(id: int, reason: str = "", **more: Any) -> pb.WatchResponse:
 def sent(watches: WatchStream) -> list[tuple[str, int]]:
     """Return the requests to the member since the last call."""
     asked = []
-    queue = watches.requests._queue
+    queue = watches._queue
     while not queue.empty():
         request = queue.get_nowait()
         if request is None:
