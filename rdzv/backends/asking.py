@@ -130,7 +130,7 @@ def _meaning(said: Greeting | Sorry) -> Asked:
         return Asked(Answer.SERVES)
     if said.kind == CANDIDATE:
         return Asked(Answer.CANDIDATE, said.message)
-    return Asked(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # as a full server does
+    return Asked(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a full server serves, too
 
 
 async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Asked]:

@@ -51,7 +51,7 @@ class HostedElsewhereError(PortTakenError):
 class BindAddress(NamedTuple):
     """The address on which to serve for a URL's host."""
 
-    address: str  # or a name; "" for all interfaces
+    address: str  # an address or a name; "" for all interfaces
     foreign: tuple[Target, ...] = ()  # the host's addresses that are other machines'
     indirect: bool = False  # no address of the host is this machine's: a Service or NAT must forward to it
 
@@ -120,7 +120,7 @@ def _can_be_bound(target: Target) -> bool:
     except OSError as error:
         if error.errno in NO_SUCH_ADDRESS:
             return False
-        if error.errno != errno.EADDRINUSE:  # an address of this machine without a free ephemeral port
+        if error.errno != errno.EADDRINUSE:  # EADDRINUSE: this machine's address has no free ephemeral port
             raise
     return True
 

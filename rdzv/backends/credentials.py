@@ -115,7 +115,7 @@ class Credentials:
                 self._renew()
             connection.context = self._server_tls
 
-        context.sni_callback = choose  # also called without a server name
+        context.sni_callback = choose  # OpenSSL calls it also if the client names no server
         return context
 
     def _load_served(self, cert: str) -> ssl.SSLContext:

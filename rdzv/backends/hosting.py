@@ -157,7 +157,7 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
     are read after the keys were written, so they contain every accepted node. Return the rejection's revision, and the
     nodes that stay, in words.
     """
-    # On a lease: if the host is killed, a durable store must accept nodes after its restart, also under another host.
+    # The key is on a lease: if the host is killed, a durable store must accept nodes after its restart, under any host.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
     endings = {keys.ending} | {run.ending for run in await read_nodes_of_all_runs(client)}
     for ending in endings - {keys.ending}:

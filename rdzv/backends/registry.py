@@ -85,7 +85,7 @@ class RendezvousParameters:
         self.local_addr = local_addr
         self.config = config
         if url is None:
-            url = f"{backend}://{endpoint}/{quote(run_id, safe='')}"  # for a creator that reads the URL
+            url = f"{backend}://{endpoint}/{quote(run_id, safe='')}"
             overrides = {"min_nodes": min_nodes, "max_nodes": max_nodes, "address": local_addr, **config}
         self.url = url
         self.overrides: Mapping[str, Any] = MappingProxyType(

@@ -84,7 +84,7 @@ class Succession(Starting):
             raise RendezvousConnectionError(self.problem) from error
 
     async def _pause(self, hosts: Sequence[Host], found: Sequence[Asked], since: float) -> None:
-        """Pause for a twentieth of the time without a store, at most a second; later, log why no host serves."""
+        """Pause before the next questions; after `SAY_AFTER` without a store, log why no host serves."""
         away = anyio.current_time() - since
         if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self.problem:
             self.problem: str = problem

@@ -1,8 +1,7 @@
 """Pure: how long a client waits for an answer, for an attempt to connect, and between two attempts.
 
 TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so after a cut an old connection may stay silent for long, or for ever
-behind a firewall that has forgotten it. So the client tries a fresh connection after a second of silence (promise R8),
-and waits twice as long after each fresh connection without an answer.
+behind a firewall that has forgotten it. So the client tries a fresh connection after a second of silence (promise R8).
 
 If the peer's system acknowledges all data, the server is busy, or a proxy has lost its connection to the server. Then
 the client waits longer: a multiple of the server's longest recent silence. A lease that may expire shortens each wait.

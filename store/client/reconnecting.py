@@ -159,7 +159,6 @@ class Link(asyncio.Protocol):
             self._look_soon()
 
     def _look_soon(self) -> None:
-        """Schedule the next `_look`, unless an earlier request has done so."""
         if not self._looks_soon:
             self._looks_soon = True
             self._look_at(self.pulse.first_look_at(self._loop.time()))

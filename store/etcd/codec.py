@@ -128,7 +128,7 @@ def events_of(result: pb.WatchResponse, hidden: str) -> list[list[Event]]:
     return [list(batch) for _, batch in itertools.groupby(events, key=lambda event: event.revision)]
 
 
-DELETED: Final = 1  # `Event.EventType.DELETE`; the name would need the extra
+DELETED: Final = 1  # `Event.EventType.DELETE`, whose module needs the etcd extra
 
 
 def _event(change: pb.Event) -> Event:

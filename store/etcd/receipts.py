@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RECEIPTS_TTL: Final = 60.0  # seconds; later the outcome of a write without an answer is unknown
 RECEIPTS_LEAST: Final = 40.0  # seconds that the receipts' lease must have left; above the default timeout of a write
-HANG_UP_WITHIN: Final = 1.0  # seconds for deleting receipts; else their lease lapses
+HANG_UP_WITHIN: Final = 1.0  # seconds to delete receipts; later their lease expires
 
 
 class Receipts:
@@ -52,7 +52,7 @@ class Receipts:
         async with self._taking:
             now = anyio.current_time()
             if self.lease is None or now > self._good_until:
-                self._forget(self.lease)  # the old lease lapses by itself
+                self._forget(self.lease)  # the old lease expires by itself
                 granted = await grant(self._members, RECEIPTS_TTL, deadline)
                 self.lease = granted.lease
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST

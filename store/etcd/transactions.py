@@ -10,9 +10,8 @@ etcd's conditions have no "or". So a write is first sent for the expected case: 
 be missing, and keys to be created, exist. Otherwise etcd changes nothing, and its answer has all keys that matter. Then
 `decided` says what to do: answer if nothing is to be written, else send again, dependent on these keys.
 
-After a lost answer, a *fence* only writes the receipt, so that later copies of the write do nothing. If the fence finds
-the receipt changed, the write was done, at the receipt's revision, and its answer is computed from the store as of just
-before (`recovery`).
+After a lost answer, a `fence` is sent. If the fence finds the receipt changed, the write was done, at the receipt's
+revision, and `recovery` reads its answer.
 """
 
 from __future__ import annotations

@@ -130,7 +130,6 @@ class Watch(interface.Watch):
             counted = await self._reads.count(Count(prefix=self._prefix), (), deadline)
             self._population = counted.count
             start = counted.revision + 1
-        # Hidden keys are filtered from the events.
         asked = watch_requests([span_of(self._prefix)], start_revision=start)
         self._stream = await self._members.stream(asked, deadline=deadline, what="Watch")
         if request.start_revision is None and not request.snapshot:

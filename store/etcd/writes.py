@@ -138,7 +138,7 @@ class Writing:
             if found is None and receipt.revision:
                 if doubt.any:
                     raise self._nobody_knows()
-                self._lapsed(receipt)  # its lease lapsed during a pause, and nothing was done
+                self._lapsed(receipt)  # the receipt's lease expired during a pause, and nothing was done
                 return None
             revision = found.mod_revision if found is not None else 0
             self._free(receipt, revision)
@@ -201,11 +201,11 @@ class Writing:
         return outcome(plan, responses, reply.header.revision, hidden=self._hidden)
 
     async def _grant(self, needed: Iterable[int]) -> bool:
-        """Grant the ungranted ones of these leases; return whether there were any."""
+        """Grant the `needed` leases that are not granted yet; return True if there were any."""
         to_grant = [lease for lease in needed if lease in self._to_grant]
         for lease in to_grant:
             await leases.grant(self._members, self._to_grant[lease], self._deadline, id=lease)
-            del self._to_grant[lease]  # others may use it now, so it is not revoked
+            del self._to_grant[lease]  # other writes may use the lease now, so it is not revoked
         return bool(to_grant)
 
     async def _revoke(self, unused: Iterable[int]) -> None:

@@ -136,7 +136,7 @@ class Addresses:
         self._standing.update(dict.fromkeys(addresses, SILENT))
         # Not a generator, which may swallow the exception of a signal's handler.
         if {self._standing.get(one[4]) for one in self._resolved} <= {SILENT}:
-            self._standing.clear()  # none has worked: rank all equally
+            self._standing.clear()  # all have failed: rank them equally
 
 
 class Race:

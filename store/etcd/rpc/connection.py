@@ -118,7 +118,7 @@ class Connection:
             refusal = None if answering.cancelled() else answering.exception()
             self.under_way -= 1
             await self._close_if_idle()
-        if answering.cancelled():  # by gRPC, and not by the caller
+        if answering.cancelled():  # cancelled by gRPC, and not by the caller
             raise Failure("the connection was closed", FailureKind.DOUBT)
         if isinstance(refusal, grpc.aio.AioRpcError):
             raise self._explained(refusal, limit)
@@ -177,7 +177,7 @@ class Connection:
             problem = self._explained(error)
         except StoreError as error:
             problem = error
-        except asyncio.CancelledError:  # by `close`, which has ended the watches
+        except asyncio.CancelledError:  # cancelled by `close`, which has ended the watches
             pass
         finally:
             call.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Else gRPC logs to standard error; callers get this client's errors.
+# Otherwise gRPC logs to standard error, though callers get this client's errors.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # gRPC's fork() handlers wait for its threads; `connection` refuses use in a forked child.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
