@@ -13,38 +13,8 @@ from numbers import Real
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypedDict, TypeVar
 
+from store import messages
 from store.errors import LimitExceeded, StoreError, StoreUsageError, Unsupported
-from store.messages import (
-    GONE_TTL,
-    Add,
-    Append,
-    CompareAndSet,
-    CompareAndSetResult,
-    Count,
-    Counted,
-    Delete,
-    DeletedOlder,
-    DeleteOlder,
-    DeletePrefix,
-    Get,
-    GetMany,
-    Grant,
-    Guarded,
-    KeepAlive,
-    List,
-    ListGroups,
-    ListNotes,
-    Ping,
-    Put,
-    Request,
-    Response,
-    Revoke,
-    Stats,
-    TimeToLive,
-    Transact,
-    TransactionResult,
-    Wait,
-)
 from store.records import shown
 
 if TYPE_CHECKING:
@@ -53,11 +23,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
-    from store.messages import Condition, Entry, KeyGroup, Note, Operation
+    from store.messages import Condition, Entry, KeyGroup, Note, Operation, Request
 
 DELETED_AT_ONCE = 4096  # keys per request of `delete_prefix`, or fewer if the server allows fewer
 
-R = TypeVar("R", bound=Response)
+R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
@@ -100,7 +70,7 @@ def _id_of(lease: LeaseLike | int | None) -> int | None:
 
 def _guarded(request: Request[R], when: Iterable[Condition]) -> Request[R]:
     conditions = tuple(when)
-    return Guarded(when=conditions, request=request) if conditions else request
+    return messages.Guarded(when=conditions, request=request) if conditions else request
 
 
 def time_limit(timeout: object, default: float | None) -> float | None:
@@ -185,28 +155,28 @@ class Calls(ABC):
         timeout: float | None = None,
     ) -> int:
         """Write a key and return the revision; the key is deleted after `ttl`, or with `lease`."""
-        request = Put(key, value, ttl, _id_of(lease))
+        request = messages.Put(key, value, ttl, _id_of(lease))
         return (await self.call(_guarded(request, when), timeout=timeout)).revision
 
     async def get(self, key: str, *, timeout: float | None = None) -> Entry | None:
         """Return the entry of a key, or None."""
-        return (await self.call(Get(key), timeout=timeout)).entry
+        return (await self.call(messages.Get(key), timeout=timeout)).entry
 
     async def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
         """Return the entries of several keys at one revision, in order."""
-        return list((await self.call(GetMany(keys=_several(keys)), timeout=timeout)).entries)
+        return list((await self.call(messages.GetMany(keys=_several(keys)), timeout=timeout)).entries)
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
         """Return the entries of all keys that start with `prefix`, sorted; `keys_only` leaves their values empty."""
-        return _there((await self.call(List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
+        return _there((await self.call(messages.List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
 
     async def count(self, prefix: str, *, timeout: float | None = None) -> int:
         """Count the keys that start with `prefix`."""
-        return (await self.call(Count(prefix=prefix), timeout=timeout)).count
+        return (await self.call(messages.Count(prefix=prefix), timeout=timeout)).count
 
     async def delete(self, key: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> bool:
         """Delete a key; return False if it did not exist."""
-        return (await self.call(_guarded(Delete(key), when), timeout=timeout)).count > 0
+        return (await self.call(_guarded(messages.Delete(key), when), timeout=timeout)).count > 0
 
     async def delete_prefix(self, prefix: str, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Delete all keys that start with `prefix`; return their number.
@@ -216,14 +186,14 @@ class Calls(ABC):
         """
         left, when = self._left(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):
-            return (await self.call(_guarded(DeletePrefix(prefix=prefix), when), timeout=left())).count
-        request: Request[DeletedOlder | Counted] = DeleteOlder(prefix=prefix)
+            return (await self.call(_guarded(messages.DeletePrefix(prefix=prefix), when), timeout=left())).count
+        request: Request[messages.DeletedOlder | messages.Counted] = messages.DeleteOlder(prefix=prefix)
         total = 0
         while True:
             try:
                 done = await self.call(_guarded(request, when), timeout=left())
             except Unsupported:  # an older release deletes the keys that exist at each step
-                request = DeletePrefix(prefix=prefix, at_most=DELETED_AT_ONCE)
+                request = messages.DeletePrefix(prefix=prefix, at_most=DELETED_AT_ONCE)
                 continue
             except StoreError as error:
                 if total:
@@ -231,9 +201,9 @@ class Calls(ABC):
                     error.args = (f"{error}; {total} keys that start with {prefix!r} are gone",)
                 raise
             total += done.count
-            if isinstance(done, DeletedOlder):
-                request = DeleteOlder(prefix=prefix, after=done.after, revision=done.revision)
-            if not (done.after if isinstance(done, DeletedOlder) else done.count):
+            if isinstance(done, messages.DeletedOlder):
+                request = messages.DeleteOlder(prefix=prefix, after=done.after, revision=done.revision)
+            if not (done.after if isinstance(done, messages.DeletedOlder) else done.count):
                 return total
 
     async def compare_and_set(
@@ -247,7 +217,7 @@ class Calls(ABC):
         lease: LeaseLike | int | None = None,
         when: Iterable[Condition] = (),
         timeout: float | None = None,
-    ) -> CompareAndSetResult:
+    ) -> messages.CompareAndSetResult:
         """Write a key if its mod_revision (0: it must not exist) or its value is as expected.
 
         If not, the result has the present entry; that is no error.
@@ -255,7 +225,7 @@ class Calls(ABC):
         Raises:
             StoreUsageError: Not exactly one expectation was given; it is a `ValueError`.
         """
-        request = CompareAndSet(
+        request = messages.CompareAndSet(
             key=key,
             value=value,
             expected_revision=expected_revision,
@@ -267,13 +237,13 @@ class Calls(ABC):
 
     async def add(self, key: str, amount: int, *, when: Iterable[Condition] = (), timeout: float | None = None) -> int:
         """Add to a key's decimal ASCII number, a missing key counting from 0; return the sum."""
-        return (await self.call(_guarded(Add(key, amount, None), when), timeout=timeout)).value
+        return (await self.call(_guarded(messages.Add(key, amount, None), when), timeout=timeout)).value
 
     async def append(
         self, key: str, value: bytes, *, when: Iterable[Condition] = (), timeout: float | None = None
     ) -> int:
         """Append to a key's value, a missing key counting as empty; return the new length in bytes."""
-        return (await self.call(_guarded(Append(key, value), when), timeout=timeout)).value
+        return (await self.call(_guarded(messages.Append(key, value), when), timeout=timeout)).value
 
     async def transact(
         self,
@@ -281,45 +251,47 @@ class Calls(ABC):
         when: Iterable[Condition] = (),
         then: Iterable[Operation] = (),
         otherwise: Iterable[Operation] = (),
-        grants: Iterable[Grant] = (),
+        grants: Iterable[messages.Grant] = (),
         timeout: float | None = None,
-    ) -> TransactionResult:
+    ) -> messages.TransactionResult:
         """Do `then` if all conditions hold, else `otherwise`, at one revision.
 
         `grants` are leases with random ids from `CHOSEN_LEASE_LEAST` on; those that a key is put on and that do not
         exist are granted.
         """
-        request = Transact(when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants))
+        request = messages.Transact(
+            when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants)
+        )
         return await self.call(request, timeout=timeout)
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
         """Wait until all keys exist, and return their entries; `ConditionFailed` once one of `when` is false."""
-        return _there((await self.call(_guarded(Wait(keys=_several(keys)), when), timeout=timeout)).entries)
+        return _there((await self.call(_guarded(messages.Wait(keys=_several(keys)), when), timeout=timeout)).entries)
 
     async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
         """Grant a lease of `ttl` seconds; see `LeaseTerms`."""
         disconnect_ttl = terms.get("disconnect_ttl")
-        gone_ttl = terms.get("gone_ttl", None if disconnect_ttl is None else GONE_TTL)
-        request = Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
+        gone_ttl = terms.get("gone_ttl", None if disconnect_ttl is None else messages.GONE_TTL)
+        request = messages.Grant(ttl=ttl, disconnect_ttl=disconnect_ttl, gone_ttl=gone_ttl)
         granted = await self.call(request, timeout=terms.get("timeout"))
         return Lease(self, id=granted.lease, ttl=granted.ttl)
 
     async def ping(self, *, timeout: float | None = None) -> float:
         """Return the seconds that an answer takes."""
         started = perf_counter()  # uvloop's clock counts whole milliseconds
-        await self.call(Ping(), timeout=timeout)
+        await self.call(messages.Ping(), timeout=timeout)
         return perf_counter() - started
 
     async def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return the server's counters, by name."""
-        return (await self.call(Stats(), timeout=timeout)).figures
+        return (await self.call(messages.Stats(), timeout=timeout)).figures
 
     async def groups(self, *, timeout: float | None = None) -> KeyGroups:
         """Return the size of each group of keys (those with the same first two parts); etcd: `Unsupported`."""
         found: list[KeyGroup] = []
         more, left = True, self._left(timeout)
         while more:
-            page = await self.call(ListGroups(after=found[-1].name if found else ""), timeout=left())
+            page = await self.call(messages.ListGroups(after=found[-1].name if found else ""), timeout=left())
             found += page.groups
             more = page.more
         return found
@@ -329,7 +301,9 @@ class Calls(ABC):
         found: list[Note] = []
         more, left = True, self._left(timeout)
         while more:
-            page = await self.call(ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=left())
+            page = await self.call(
+                messages.ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=left()
+            )
             found += page.notes
             more = page.more
         return found
@@ -383,15 +357,15 @@ class Lease:
 
     async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
         """Renew the lease once. The store keeps a note of at most 128 bytes until the next time: see `Calls.notes`."""
-        await self._store.call(KeepAlive(lease=self.id, note=note), timeout=timeout)
+        await self._store.call(messages.KeepAlive(lease=self.id, note=note), timeout=timeout)
 
     async def revoke(self, *, timeout: float | None = None) -> None:
         """End the lease now, and delete its keys."""
-        await self._store.call(Revoke(lease=self.id), timeout=timeout)
+        await self._store.call(messages.Revoke(lease=self.id), timeout=timeout)
 
     async def time_to_live(self, *, timeout: float | None = None) -> float:
         """Return the seconds left."""
-        return (await self._store.call(TimeToLive(lease=self.id), timeout=timeout)).remaining
+        return (await self._store.call(messages.TimeToLive(lease=self.id), timeout=timeout)).remaining
 
 
 def finished(work: Awaitable[T]) -> T:

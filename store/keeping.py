@@ -162,10 +162,7 @@ class Keeping:
 
 
 class HeldLease:
-    """A lease that is kept, or that a transaction will grant: call `keep` after the transaction.
-
-    `lost` says why it was lost; `task` renews it.
-    """
+    """A lease that is kept, or that a transaction will grant: call `keep` after the transaction."""
 
     def __init__(self, keeping: Keeping, *, id: int, ttl: float) -> None:
         self._keeping = keeping
@@ -173,8 +170,8 @@ class HeldLease:
         self.id: int = id
         self.ttl: float = ttl
         self.kept: bool = False
-        self.lost: str | None = None
-        self.task: asyncio.Task[None] | None = None
+        self.lost: str | None = None  # the reason why it was lost
+        self.task: asyncio.Task[None] | None = None  # renews it
         self._wanted = False  # `renew_now` was called
         self._sleeping: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None

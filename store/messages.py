@@ -11,15 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from store.errors import (
-    ConditionFailed,
-    LeaseNotFound,
-    LimitExceeded,
-    StoreError,
-    StoreUsageError,
-    Unsupported,
-    WatchCompacted,
-)
+from store import errors
 from store.records import Record, Unfit, shown
 
 CHOSEN_LEASE_LEAST = 2**62  # lease ids chosen by clients; a server's own are below
@@ -299,14 +291,14 @@ class FailureKind(IntEnum):
     OTHER = 255  # never sent; stands for any kind of a later release
 
 
-ERRORS: dict[FailureKind, type[StoreError]] = {
-    FailureKind.USAGE: StoreUsageError,
-    FailureKind.LIMIT: LimitExceeded,
-    FailureKind.LEASE: LeaseNotFound,
-    FailureKind.CONDITION: ConditionFailed,
-    FailureKind.COMPACTED: WatchCompacted,
-    FailureKind.UNSUPPORTED: Unsupported,
-    FailureKind.OTHER: StoreError,
+ERRORS: dict[FailureKind, type[errors.StoreError]] = {
+    FailureKind.USAGE: errors.StoreUsageError,
+    FailureKind.LIMIT: errors.LimitExceeded,
+    FailureKind.LEASE: errors.LeaseNotFound,
+    FailureKind.CONDITION: errors.ConditionFailed,
+    FailureKind.COMPACTED: errors.WatchCompacted,
+    FailureKind.UNSUPPORTED: errors.Unsupported,
+    FailureKind.OTHER: errors.StoreError,
 }
 
 
@@ -360,10 +352,11 @@ class Add(Request[Added], code=4):
         digits = held.removeprefix(b"-")
         # Python's int() accepts underscores and blanks.
         if not digits.isdigit() or len(digits) > 20:
-            raise StoreUsageError(f"{shown(self.key)} holds {shown(held)}, which is no decimal number to add to")
+            raise errors.StoreUsageError(f"{shown(self.key)} holds {shown(held)}, which is no decimal number to add to")
         total = int(held) + self.amount
         if abs(total) >= 2**63:  # the range of torch.distributed.Store
-            raise StoreUsageError(f"adding {self.amount} to {shown(self.key)} gives a number of more than 64 bits")
+            adding = f"adding {self.amount} to {shown(self.key)}"
+            raise errors.StoreUsageError(f"{adding} gives a number of more than 64 bits")
         return total
 
 
@@ -555,11 +548,11 @@ RESPONSES: dict[int, type[Response]] = {kind.code: kind for kind in Response.__s
 def checked(request: Request[Any]) -> Request[Any]:
     """Return a request as it is sent. Raise `StoreUsageError` if it is no request, or a field does not fit."""
     if REQUESTS.get(getattr(request, "code", 0)) is not type(request):
-        raise StoreUsageError(f"{shown(request)} is no request")
+        raise errors.StoreUsageError(f"{shown(request)} is no request")
     try:
         return type(request).read(request)
     except Unfit as error:
-        raise StoreUsageError(str(error)) from None
+        raise errors.StoreUsageError(str(error)) from None
 
 
 # The server keeps the replies to these until acknowledged: repeating them would change more, or fail.

@@ -1,6 +1,6 @@
 """Pure: the change in progress: keys written and deleted, leases granted and ended, all at the next revision.
 
-`State` has checked the request before, so no change fails half way. A written key is noted as its `Entry`.
+`State` has checked the request before, so no change fails half way.
 """
 
 from __future__ import annotations

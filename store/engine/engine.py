@@ -54,10 +54,7 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 
 
 class Engine:
-    """The state of a store. If it is `durable`, a journal writes its facts to disk (promise S3).
-
-    A store in memory begins at a random `first_revision`: a condition on a revision of an earlier store fails (R9).
-    """
+    """The state of a store. If it is `durable`, a journal writes its facts to disk (promise S3)."""
 
     def __init__(
         self, *, store_id: str, limits: Limits | None = None, durable: bool = False, first_revision: int = 0

@@ -3,8 +3,7 @@
 Deadlines are in *served time*. It follows the server's monotonic clock, but advances by at most `STALL_AFTER` between
 two looks at that clock: clients cannot renew leases while the server is stopped, swapped out or busy.
 
-The *keeper* of a lease is the connection that last granted or renewed it. `messages.Grant` explains `disconnect_ttl`
-and `gone_ttl`, and `processes` decides if a process seems dead.
+The *keeper* of a lease is the connection that last granted or renewed it.
 
 Each lease is in one slot, of about a millisecond: the time at which `due` looks at the lease.
 """

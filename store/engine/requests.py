@@ -5,70 +5,13 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from store import messages
 from store.engine.applied import Answer, Delivery, Overtaken, Work
 from store.engine.keyspace import answer_bytes
 from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
 from store.engine.waits import Parked, wait_bytes
 from store.engine.watches import Watcher, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
-from store.messages import (
-    NOTE_BYTES_MAX,
-    Add,
-    Added,
-    Append,
-    Cancel,
-    CompareAndSet,
-    CompareAndSetResult,
-    Condition,
-    Count,
-    Counted,
-    Create,
-    Delete,
-    DeletedOlder,
-    DeleteOlder,
-    DeletePrefix,
-    Done,
-    Entry,
-    Event,
-    Excessive,
-    Failed,
-    FailureKind,
-    Figures,
-    Found,
-    Get,
-    GetMany,
-    Grant,
-    Granted,
-    GroupPage,
-    Guarded,
-    KeepAlive,
-    KeyGroup,
-    LeaseState,
-    List,
-    ListGroups,
-    Listing,
-    ListingPart,
-    ListNotes,
-    Note,
-    NotePage,
-    Operation,
-    Ping,
-    Pong,
-    Put,
-    Request,
-    Response,
-    Revoke,
-    Stats,
-    TimeToLive,
-    Transact,
-    TransactionResult,
-    Unknown,
-    Wait,
-    Watch,
-    Watching,
-    Write,
-    Written,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,13 +19,14 @@ if TYPE_CHECKING:
     from store.engine.changes import Changes
     from store.engine.leases import LeaseRecord
     from store.engine.state import State
+    from store.messages import Condition, Entry, Operation, Request, Response
 
 REPLAY_REVISIONS = 2048  # revisions of the history read in one step: about half a millisecond
 GROUPS_AT_ONCE = 512  # groups in one page: about half a millisecond
 NOTES_AT_ONCE = 512
 LOOKS_A_STEP = 2048  # keys of postponed waits looked up in one step: about half a millisecond
 LOOKS_OF_A_WAIT = 32  # the fixed cost of checking a wait, as a number of keys
-PUTS_ON_LEASE = (Put, Create, Add, Append)  # operations that may name a lease
+PUTS_ON_LEASE = (messages.Put, messages.Create, messages.Add, messages.Append)  # operations that may name a lease
 
 
 class Requests:
@@ -108,13 +52,13 @@ class Requests:
     def _refused(self, request: Any) -> Response | None:
         raise StoreUsageError(f"{type(request).__name__} is no request that this store takes")
 
-    def _guarded(self, request: Guarded[Any]) -> Response | None:
+    def _guarded(self, request: messages.Guarded[Any]) -> Response | None:
         self._state.at_most("operations_max", len(request.when), "conditions")
         if not _all_hold(request.when, self._keys.entries):
             raise ConditionFailed(_broken(request.when, self._keys.entries))
         self._when, inner = request.when, request.request
         handle = _HANDLERS.get(type(inner), Requests._refused)
-        return handle(self, inner) if type(inner) is not Guarded else self._refused(inner)
+        return handle(self, inner) if type(inner) is not messages.Guarded else self._refused(inner)
 
     def go_on(self, work: Work) -> Response | None:
         """See `Engine.go_on`."""
@@ -125,12 +69,12 @@ class Requests:
 
     # -------------------------------------------------------------------------------------- reads
 
-    def _get(self, request: Get) -> Found:
+    def _get(self, request: messages.Get) -> messages.Found:
         if not request.key:
             self._state.check_key(request.key)
-        return Found(self._keys.get(request.key))
+        return messages.Found(self._keys.get(request.key))
 
-    def _get_many(self, request: GetMany) -> Listing | ListingPart:
+    def _get_many(self, request: messages.GetMany) -> messages.Listing | messages.ListingPart:
         self._state.at_most("operations_max", len(request.keys), "keys")
         if "" in request.keys:
             self._state.check_key("")
@@ -140,24 +84,24 @@ class Requests:
         snapshot = Snapshot.of(self._keys, self._past, request.keys, list(listing.entries))
         return self._list_part(Work(watcher=self._asker, snapshot=snapshot))
 
-    def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> Listing:
+    def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> messages.Listing:
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:
             self._state.at_most("frame_bytes_max", sum(map(answer_bytes, entries)))
-        return Listing(entries, revision)
+        return messages.Listing(entries, revision)
 
-    def _list(self, request: List) -> Listing | ListingPart:
+    def _list(self, request: messages.List) -> messages.Listing | messages.ListingPart:
         snapshot = Snapshot.under(self._keys, self._past, request.prefix)
         return self._list_part(Work(watcher=self._asker, snapshot=snapshot, keys_only=request.keys_only))
 
-    def _list_part(self, work: Work) -> Listing | ListingPart:
+    def _list_part(self, work: Work) -> messages.Listing | messages.ListingPart:
         snapshot = work.snapshot
         assert snapshot is not None, "what is listed is read"
         entries = snapshot.part()
         if work.keys_only:
             entries = [each and each.replace(value=b"") for each in entries]
         if self._reads_on(work, snapshot):
-            return ListingPart(entries=tuple(entries))
-        return Listing(tuple(entries), snapshot.revision)
+            return messages.ListingPart(entries=tuple(entries))
+        return messages.Listing(tuple(entries), snapshot.revision)
 
     def _reads_on(self, work: Work, snapshot: Snapshot) -> bool:
         if not snapshot.left:
@@ -167,65 +111,67 @@ class Requests:
         self.work = work
         return True
 
-    def _count(self, request: Count) -> Counted:
-        return Counted(count=self._keys.index.count(request.prefix), revision=self._keys.revision)
+    def _count(self, request: messages.Count) -> messages.Counted:
+        return messages.Counted(count=self._keys.index.count(request.prefix), revision=self._keys.revision)
 
-    def _ping(self, _: Ping) -> Pong:
-        return Pong(revision=self._keys.revision)
+    def _ping(self, _: messages.Ping) -> messages.Pong:
+        return messages.Pong(revision=self._keys.revision)
 
-    def _stats(self, _: Stats) -> Figures:
-        return Figures(figures=self._figures())
+    def _stats(self, _: messages.Stats) -> messages.Figures:
+        return messages.Figures(figures=self._figures())
 
-    def _list_groups(self, request: ListGroups) -> GroupPage:
+    def _list_groups(self, request: messages.ListGroups) -> messages.GroupPage:
         self._state.check_size(request.after, "name")
         groups = self._keys.groups
         page = groups.page(after=request.after, most=GROUPS_AT_ONCE + 1)
-        return GroupPage(
+        return messages.GroupPage(
             groups=tuple(
-                KeyGroup(name=group.name, keys=group.keys, bytes=group.bytes, age=max(groups.now - group.since, 0.0))
+                messages.KeyGroup(
+                    name=group.name, keys=group.keys, bytes=group.bytes, age=max(groups.now - group.since, 0.0)
+                )
                 for group in page[:GROUPS_AT_ONCE]
             ),
             more=len(page) > GROUPS_AT_ONCE,
         )
 
-    def _list_notes(self, request: ListNotes) -> NotePage:
+    def _list_notes(self, request: messages.ListNotes) -> messages.NotePage:
         self._state.check_size(request.prefix, "prefix")
         self._state.check_size(request.after, "key")
         keys = self._keys.index.stretch(request.prefix, after=request.after or None, most=NOTES_AT_ONCE + 1)
-        return NotePage(notes=tuple(map(self._note, keys[:NOTES_AT_ONCE])), more=len(keys) > NOTES_AT_ONCE)
+        return messages.NotePage(notes=tuple(map(self._note, keys[:NOTES_AT_ONCE])), more=len(keys) > NOTES_AT_ONCE)
 
-    def _note(self, key: str) -> Note:
+    def _note(self, key: str) -> messages.Note:
         lease = self._leases.get(self._keys.entries[key].lease or 0)
         if lease is None or not lease.note:
-            return Note(key=key, note=b"", age=0.0)
-        return Note(key=key, note=lease.note, age=self._leases.note_age(lease))
+            return messages.Note(key=key, note=b"", age=0.0)
+        return messages.Note(key=key, note=lease.note, age=self._leases.note_age(lease))
 
-    def _excessive(self, request: Excessive) -> Response:
+    def _excessive(self, request: messages.Excessive) -> Response:
         raise LimitExceeded(
             f"the request holds more than {request.elements_max} elements, and operations_max is "
             f"{self._limits.operations_max}: split it"
         )
 
-    def _unknown(self, request: Unknown) -> Failed:
+    def _unknown(self, request: messages.Unknown) -> messages.Failed:
         message = f"this server does not know {request.what}: it is of an older release than the client; upgrade it"
-        return Failed(kind=FailureKind.UNSUPPORTED, message=message)
+        return messages.Failed(kind=messages.FailureKind.UNSUPPORTED, message=message)
 
     # -------------------------------------------------------------------------------------- writes
 
-    def _put(self, request: Put) -> Written:
-        return Written(self._changes.write(request, self._admit(request)).mod_revision)
+    def _put(self, request: messages.Put) -> messages.Written:
+        return messages.Written(self._changes.write(request, self._admit(request)).mod_revision)
 
-    def _admit(self, write: Write) -> bytes:
+    def _admit(self, write: messages.Write) -> bytes:
         value = self._state.admit(write)
         self._state.check_room_for(write.key, len(value))
         return value
 
-    def _delete(self, request: Delete) -> Counted:
+    def _delete(self, request: messages.Delete) -> messages.Counted:
         if not request.key:
             self._state.check_key(request.key)
-        return Counted(count=int(self._changes.erase(request.key)), revision=self._changes.revision)
+        return messages.Counted(count=int(self._changes.erase(request.key)), revision=self._changes.revision)
 
-    def _delete_prefix(self, request: DeletePrefix) -> Counted:
+    def _delete_prefix(self, request: messages.DeletePrefix) -> messages.Counted:
         most = self._state.writes_max
         if request.at_most is None:
             self._state.at_most("writes_max", self._keys.index.count(request.prefix), "keys to be deleted")
@@ -237,9 +183,9 @@ class Requests:
         keys = keys[: self._watches.affordable(keys)]
         for key in keys:
             self._changes.erase(key)
-        return Counted(count=len(keys), revision=self._changes.revision)
+        return messages.Counted(count=len(keys), revision=self._changes.revision)
 
-    def _delete_older(self, request: DeleteOlder) -> DeletedOlder:
+    def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
         newest = self._keys.revision  # a later revision in the reply would make the client reject this store (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
@@ -250,9 +196,9 @@ class Requests:
         after = keys[count - 1] if count < len(keys) else looked_at[-1] if len(looked_at) == most else ""
         for key in keys[:count]:
             self._changes.erase(key)
-        return DeletedOlder(count=count, revision=newest, after=after)
+        return messages.DeletedOlder(count=count, revision=newest, after=after)
 
-    def _compare_and_set(self, request: CompareAndSet) -> CompareAndSetResult:
+    def _compare_and_set(self, request: messages.CompareAndSet) -> messages.CompareAndSetResult:
         entry = self._keys.get(request.key)
         if request.expected_revision is not None:
             as_expected = (entry.mod_revision if entry else 0) == request.expected_revision
@@ -260,16 +206,16 @@ class Requests:
             as_expected = entry is not None and entry.value == request.expected_value
         value = self._state.admit(request)
         if not as_expected:
-            return CompareAndSetResult(False, entry)
+            return messages.CompareAndSetResult(False, entry)
         self._state.check_room_for(request.key, len(value))
-        return CompareAndSetResult(True, self._changes.write(request, value))
+        return messages.CompareAndSetResult(True, self._changes.write(request, value))
 
-    def _add(self, request: Add | Append) -> Added:
+    def _add(self, request: messages.Add | messages.Append) -> messages.Added:
         value = self._admit(request)
         revision = self._changes.write(request, value).mod_revision
-        return Added(value=int(value) if type(request) is Add else len(value), revision=revision)
+        return messages.Added(value=int(value) if type(request) is messages.Add else len(value), revision=revision)
 
-    def _transact(self, request: Transact) -> TransactionResult:
+    def _transact(self, request: messages.Transact) -> messages.TransactionResult:
         self._state.at_most("operations_max", len(request.when), "conditions")
         self._state.at_most("writes_max", len(request.then) + len(request.otherwise), "operations")
         succeeded = _all_hold(request.when, self._keys.entries)
@@ -282,17 +228,17 @@ class Requests:
                 self._changes.end_lease(lease, most=0)  # the new lease has no keys yet
             raise
         results = tuple(map(self._changes.operate, operations, values))
-        return TransactionResult(succeeded, results, self._changes.revision)
+        return messages.TransactionResult(succeeded, results, self._changes.revision)
 
     # -------------------------------------------------------------------------------------- leases
 
-    def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[Grant, ...]) -> list[LeaseRecord]:
+    def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[messages.Grant, ...]) -> list[LeaseRecord]:
         self._state.at_most("operations_max", len(grants), "leases")
         used = {
             operation.lease: operation.key
             for operation in operations
             if isinstance(operation, PUTS_ON_LEASE)
-            and (type(operation) is Put or self._keys.get(operation.key) is None)
+            and (type(operation) is messages.Put or self._keys.get(operation.key) is None)
         }
         wanted = [grant for grant in grants if grant.id in used and self._leases.get(grant.id or 0) is None]
         for grant in wanted:
@@ -303,46 +249,48 @@ class Requests:
         self._state.check_grants(wanted, used.values())
         return [self._changes.grant(grant, peer=self._peer) for grant in wanted]
 
-    def _grant(self, request: Grant) -> Granted:
+    def _grant(self, request: messages.Grant) -> messages.Granted:
         if request.id is not None:
             raise StoreUsageError("a transaction that grants a lease of a chosen id must put a key on it")
         self._state.check_grant(request)
         self._state.check_lease_room()
         lease = self._changes.grant(request, peer=self._peer)
-        return Granted(lease=lease.id, ttl=lease.terms.ttl)
+        return messages.Granted(lease=lease.id, ttl=lease.terms.ttl)
 
-    def _keep_alive(self, request: KeepAlive) -> Granted:
+    def _keep_alive(self, request: messages.KeepAlive) -> messages.Granted:
         lease = self._state.lease(request.lease)
         if request.note:
-            if len(request.note) > NOTE_BYTES_MAX:
+            if len(request.note) > messages.NOTE_BYTES_MAX:
                 raise LimitExceeded(
-                    f"the note of a keep-alive has {len(request.note)} bytes, and at most {NOTE_BYTES_MAX} are kept: "
-                    f"shorten it"
+                    f"the note of a keep-alive has {len(request.note)} bytes, and at most {messages.NOTE_BYTES_MAX} "
+                    f"are kept: shorten it"
                 )
             self._leases.take_note(lease, request.note)
         self._leases.keep_alive(lease, peer=self._peer)
-        return Granted(lease=lease.id, ttl=lease.terms.ttl)
+        return messages.Granted(lease=lease.id, ttl=lease.terms.ttl)
 
-    def _revoke(self, request: Revoke) -> Done:
+    def _revoke(self, request: messages.Revoke) -> messages.Done:
         lease = self._state.lease(request.lease)
         self._changes.end_lease(lease, most=self._watches.affordable([*islice(lease.keys, self._state.writes_max)]))
-        return Done()
+        return messages.Done()
 
-    def _time_to_live(self, request: TimeToLive) -> LeaseState:
+    def _time_to_live(self, request: messages.TimeToLive) -> messages.LeaseState:
         lease = self._state.lease(request.lease)
         self._state.at_most("operations_max", len(lease.keys), "keys, those of the lease")
         self._state.at_most("frame_bytes_max", sum(map(len, lease.keys)))
-        return LeaseState(remaining=self._leases.remaining(lease), ttl=lease.terms.ttl, keys=tuple(sorted(lease.keys)))
+        return messages.LeaseState(
+            remaining=self._leases.remaining(lease), ttl=lease.terms.ttl, keys=tuple(sorted(lease.keys))
+        )
 
     # -------------------------------------------------------------------------------------- watches and waits
 
-    def _cancel(self, request: Cancel) -> Done:
+    def _cancel(self, request: messages.Cancel) -> messages.Done:
         target = self._peer, request.target
         if not self._watches.remove(*target) and target in self._waits.parked:
             self._waits.remove(target)
-        return Done()
+        return messages.Done()
 
-    def _watch(self, request: Watch) -> Response:
+    def _watch(self, request: messages.Watch) -> Response:
         if request.snapshot and request.start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
         start = self._keys.revision + 1
@@ -354,14 +302,14 @@ class Requests:
         self._state.check_open(self._peer, watch_bytes(request.prefix), (request.prefix,))
         snapshot = Snapshot.under(self._keys, self._past, request.prefix) if request.snapshot else None
         if start <= self._history.compacted:
-            return Failed(
-                kind=FailureKind.COMPACTED,
+            return messages.Failed(
+                kind=messages.FailureKind.COMPACTED,
                 message=f"the changes from revision {start} on are no longer kept: history begins "
                 f"at {self._history.compacted + 1}, since history_bytes_max is "
                 f"{self._limits.history_bytes_max}; watch with snapshot=True to be told of a reset instead",
             )
         self._open_watch(Work(watcher=self._asker, snapshot=snapshot, prefix=request.prefix, next_revision=start))
-        return Watching(revision=self._keys.revision)
+        return messages.Watching(revision=self._keys.revision)
 
     def _open_watch(self, work: Work) -> None:
         watcher = (work.watcher,)
@@ -372,7 +320,7 @@ class Requests:
             if self._reads_on(work, snapshot):
                 self.deliveries.append(Delivery(watchers=watcher, events=tuple(events)))
                 return
-            events.append(Event(kind="synced", revision=snapshot.revision))
+            events.append(messages.Event(kind="synced", revision=snapshot.revision))
             self.deliveries.append(Delivery(watchers=watcher, events=tuple(events)))
             work.snapshot = None
         past = self._history.page(work.next_revision, work.prefix, most=REPLAY_REVISIONS, bytes_max=PART_BYTES)
@@ -386,7 +334,7 @@ class Requests:
         else:
             self._watches.add(*work.watcher, work.prefix)
 
-    def _wait(self, request: Wait) -> Listing | None:
+    def _wait(self, request: messages.Wait) -> messages.Listing | None:
         peer, when = self._peer, self._when
         self._state.at_most("operations_max", len(request.keys), "keys")
         entries = tuple(map(self._keys.get, request.keys))
@@ -461,14 +409,14 @@ class Requests:
         parked = self._waits.parked[watcher]
         response: Response
         if not _all_hold(parked.when, entries):
-            response = Failed(kind=FailureKind.CONDITION, message=_broken(parked.when, entries))
+            response = messages.Failed(kind=messages.FailureKind.CONDITION, message=_broken(parked.when, entries))
         elif (missing := parked.next_missing(entries)) is not None:
             return missing
         else:
             try:
                 response = self._listing(tuple(map(entries.get, parked.keys)), revision)
             except LimitExceeded as error:
-                response = Failed(kind=FailureKind.LIMIT, message=str(error))
+                response = messages.Failed(kind=messages.FailureKind.LIMIT, message=str(error))
         self._waits.remove(watcher)
         self.deliveries.append(Answer(peer=peer, request_id=request_id, response=response))
         return None
@@ -486,30 +434,30 @@ def _broken(when: Sequence[Condition], entries: Mapping[str, Entry]) -> str:
 
 
 _HANDLERS: dict[type, Callable[[Requests, Any], Response | None]] = {
-    Guarded: Requests._guarded,
-    Get: Requests._get,
-    GetMany: Requests._get_many,
-    List: Requests._list,
-    Count: Requests._count,
-    Ping: Requests._ping,
-    Stats: Requests._stats,
-    ListGroups: Requests._list_groups,
-    ListNotes: Requests._list_notes,
-    Excessive: Requests._excessive,
-    Unknown: Requests._unknown,
-    Put: Requests._put,
-    Delete: Requests._delete,
-    DeletePrefix: Requests._delete_prefix,
-    DeleteOlder: Requests._delete_older,
-    CompareAndSet: Requests._compare_and_set,
-    Add: Requests._add,
-    Append: Requests._add,
-    Transact: Requests._transact,
-    Revoke: Requests._revoke,
-    TimeToLive: Requests._time_to_live,
-    Grant: Requests._grant,
-    KeepAlive: Requests._keep_alive,
-    Watch: Requests._watch,
-    Wait: Requests._wait,
-    Cancel: Requests._cancel,
+    messages.Guarded: Requests._guarded,
+    messages.Get: Requests._get,
+    messages.GetMany: Requests._get_many,
+    messages.List: Requests._list,
+    messages.Count: Requests._count,
+    messages.Ping: Requests._ping,
+    messages.Stats: Requests._stats,
+    messages.ListGroups: Requests._list_groups,
+    messages.ListNotes: Requests._list_notes,
+    messages.Excessive: Requests._excessive,
+    messages.Unknown: Requests._unknown,
+    messages.Put: Requests._put,
+    messages.Delete: Requests._delete,
+    messages.DeletePrefix: Requests._delete_prefix,
+    messages.DeleteOlder: Requests._delete_older,
+    messages.CompareAndSet: Requests._compare_and_set,
+    messages.Add: Requests._add,
+    messages.Append: Requests._add,
+    messages.Transact: Requests._transact,
+    messages.Revoke: Requests._revoke,
+    messages.TimeToLive: Requests._time_to_live,
+    messages.Grant: Requests._grant,
+    messages.KeepAlive: Requests._keep_alive,
+    messages.Watch: Requests._watch,
+    messages.Wait: Requests._wait,
+    messages.Cancel: Requests._cancel,
 }

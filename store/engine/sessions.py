@@ -18,23 +18,12 @@ from itertools import islice, takewhile
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from store.messages import (
-    CompareAndSet,
-    CompareAndSetResult,
-    Entry,
-    Failed,
-    Guarded,
-    Transact,
-    TransactionResult,
-    key_bytes,
-    operations_of,
-)
+from store import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from store.engine.changeset import SavedSession
-    from store.messages import Request, Response
 
 AWAY_LEAST = 10.0  # seconds that an abandoned session is kept even if a new one needs its room
 FORGOTTEN_AT_ONCE = 512  # sessions forgotten in one step: about a millisecond
@@ -61,11 +50,11 @@ class Session:
     budget: ByteCount
     peer: int | None = None
     # The id, reply and bytes of each request, oldest first. A list: an empty deque takes 760 bytes.
-    replies: list[tuple[int, Response, int]] = field(default_factory=list)
+    replies: list[tuple[int, messages.Response, int]] = field(default_factory=list)
     held_bytes: int = 0
     highest: int = 0
 
-    def keep(self, request_id: int, response: Response) -> None:
+    def keep(self, request_id: int, response: messages.Response) -> None:
         """Keep the reply to a mutation that was just applied."""
         assert request_id > self.highest, "requests of a session are applied in order"
         cost = reply_cost(response)
@@ -74,7 +63,7 @@ class Session:
         self.held_bytes += cost
         self.budget.bytes += cost
 
-    def replay(self, request_id: int) -> Response | None:
+    def replay(self, request_id: int) -> messages.Response | None:
         """Return the kept reply to a mutation, or None."""
         place = bisect_left(self.replies, request_id, key=_request_id)
         if place < len(self.replies) and self.replies[place][0] == request_id:
@@ -168,34 +157,34 @@ class Sessions:
             self._abandoned[session.id] = now
 
 
-def _revision_in(response: Response) -> int:
-    told = response.entry if isinstance(response, CompareAndSetResult) else response
+def _revision_in(response: messages.Response) -> int:
+    told = response.entry if isinstance(response, messages.CompareAndSetResult) else response
     return int(getattr(told, "mod_revision", 0) or getattr(told, "revision", 0))
 
 
-def reply_cost(response: Response) -> int:
+def reply_cost(response: messages.Response) -> int:
     """Return about the bytes of a kept reply."""
-    if type(response) is CompareAndSetResult:
+    if type(response) is messages.CompareAndSetResult:
         return REPLY + _cost_in_reply(response.entry)
-    if type(response) is TransactionResult:
-        results = response.results
-        return REPLY * (1 + len(results)) + sum([_cost_in_reply(each) for each in results if type(each) is Entry])
-    return REPLY + (len(response.message) if type(response) is Failed else 0)
+    if type(response) is messages.TransactionResult:
+        entries = [each for each in response.results if type(each) is messages.Entry]
+        return REPLY * (1 + len(response.results)) + sum(map(_cost_in_reply, entries))
+    return REPLY + (len(response.message) if type(response) is messages.Failed else 0)
 
 
-def _cost_in_reply(entry: Entry | None) -> int:
-    return 0 if entry is None else ENTRY + key_bytes(entry.key) + len(entry.value)
+def _cost_in_reply(entry: messages.Entry | None) -> int:
+    return 0 if entry is None else ENTRY + messages.key_bytes(entry.key) + len(entry.value)
 
 
-def reply_cost_at_most(request: Request[Any], entries: Mapping[str, Entry]) -> int:
+def reply_cost_at_most(request: messages.Request[Any], entries: Mapping[str, messages.Entry]) -> int:
     """Return the most bytes that the kept reply to a mutation may take."""
-    inner = request.request if isinstance(request, Guarded) else request
-    if not isinstance(inner, CompareAndSet | Transact):
+    inner = request.request if isinstance(request, messages.Guarded) else request
+    if not isinstance(inner, messages.CompareAndSet | messages.Transact):
         return REPLY
-    operations = operations_of(inner)
+    operations = messages.operations_of(inner)
     written: dict[str, int] = {}
     for operation in operations:
         written[operation.key] = written.get(operation.key, 0) + len(getattr(operation, "value", b""))
     keys = [operation.key for operation in operations]  # the reply may have the old entry of a key and the new one
-    there = sum(_cost_in_reply(entries.get(key)) + ENTRY + key_bytes(key) + written[key] for key in keys)
+    there = sum(_cost_in_reply(entries.get(key)) + ENTRY + messages.key_bytes(key) + written[key] for key in keys)
     return REPLY * (1 + len(keys)) + there

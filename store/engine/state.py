@@ -301,13 +301,10 @@ class State:
     # -------------------------------------------------------------------------------------- replies, watches and waits
 
     def check_reply(self, session: Session, request: Request[Any]) -> None:
-        """Refuse a mutation whose reply cannot be kept.
-
-        The limit on all kept replies does not stop a client that has acknowledged its own, unless the new reply may be
-        large.
-        """
+        """Refuse a mutation whose reply cannot be kept."""
         self.at_most("session_replies_max", len(session.replies) + 1)
         self.at_most("session_replies_bytes_max", session.held_bytes + 1)
+        # The limit on all replies does not stop a client that has acknowledged its own, except for a large reply.
         if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
             self.at_most("replies_bytes_max", self.sessions.budget.bytes + 1)
 

@@ -118,10 +118,7 @@ class Waits:
                 yield
 
     def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
-        """Return the index, and the key in it, of all waits that the changes of one revision affect.
-
-        The caller removes these waits from the index, checks them, and registers the unfinished ones again (`move`).
-        """
+        """Return the indexes, and the keys in them, of the waits that these changes affect."""
         found = []
         for change in changes:
             if (isinstance(change, Entry) or change.kind == "put") and change.key in self._at:

@@ -212,11 +212,7 @@ class History:
     def page(
         self, revision: int, prefix: str, *, most: int, bytes_max: int
     ) -> tuple[list[tuple[Event, ...]], int] | None:
-        """Return the changes under `prefix` from `revision` on, by revision, and the next revision.
-
-        Return None if some of these revisions were freed. At most `most` revisions are read, and about `bytes_max`
-        returned.
-        """
+        """Return the changes under `prefix` from `revision` on, and the next revision; None if some were freed."""
         revision = max(revision, self.began + 1)
         if revision <= self.compacted:
             return None

@@ -86,17 +86,14 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ a change
 
     def deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
-        """Queue the notifications of a change.
-
-        A watch that is `opening` gets its events in steps, each of which waits for a nearly empty outbox.
-        """
+        """Queue the notifications of a change."""
         number = self._durability.pending_commits.appended  # notifications wait until this step is durable
         self._announce([(one.peer, one) for one in deliveries if type(one) is Answer], partial(self._answer, number))
         for delivery in deliveries:
             match delivery:
                 case Delivery(watchers=watchers, events=events):
                     encoded = self._encode_events(events)
-                    if opening:
+                    if opening:  # in steps, each of which waits for a nearly empty outbox
                         for peer_id, watch_id in watchers:
                             self.say(self._peers.by_id[peer_id], _frame(watch_id, encoded))
                     else:

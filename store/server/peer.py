@@ -207,10 +207,8 @@ class Peer(asyncio.BufferedProtocol):
         self.count_inbox(held, progress=held < self.inbox_bytes)
 
     def waiting_for(self, now: float) -> float:
-        """Return how many seconds, at most, a request of this peer has waited, unread or not carried out.
-
-        A peer that never stops sending always has waiting requests. So only the bytes received by `_marked_at` count.
-        """
+        """Return how many seconds, at most, a request of this peer has waited, unread or not carried out."""
+        # A peer that never stops sending always has waiting requests. So only bytes received by `_marked_at` count.
         if self._to_hear <= 0:
             self._heard_at, self._marked_at = self._marked_at, now
             held: int = self._transport.get_extra_info("held_bytes", 0)  # received, but not decrypted

@@ -1,7 +1,4 @@
-"""Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6).
-
-Above `memory_bytes_max` the server closes peers. Their clients reconnect and resume.
-"""
+"""Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6)."""
 
 from __future__ import annotations
 

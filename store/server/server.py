@@ -10,7 +10,6 @@ import secrets
 import socket
 import sys
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -130,16 +129,8 @@ class Server:
     def protocol(self, *, is_of_ours: bool = False) -> Peer:
         """Return the protocol of a new connection; if `is_of_ours`, the connection does not keep the server running."""
         self._last_peer += 1
-        return Peer(
-            self._conversations,
-            self._last_peer,
-            outboxes=self._peers.outboxes,
-            inboxes=self._peers.inboxes,
-            is_of_ours=is_of_ours,
-        )
-
-    def _protocol_over(self, tls: ssl.SSLContext) -> TlsLayer:
-        return TlsLayer(self.protocol(), tls, self.table, farewell=wire.encode_sorry(SPEAKS_TLS))
+        outboxes, inboxes = self._peers.outboxes, self._peers.inboxes
+        return Peer(self._conversations, self._last_peer, outboxes=outboxes, inboxes=inboxes, is_of_ours=is_of_ours)
 
     def figures(self) -> dict[str, Any]:
         """Return the counters of `stats()`."""
@@ -319,7 +310,8 @@ async def serve(
         files = stack.enter_context(raised_file_limit())
         journal = None
         if data_dir is None:
-            first = secrets.randbits(31)  # so that a revision takes at most five bytes in a message
+            # Random, so that a condition on a revision of an earlier store fails (R9); small, to take few bytes.
+            first = secrets.randbits(31)
             engine = Engine(store_id=secrets.token_hex(8), limits=limits, first_revision=first)
         else:
             journal = _open_journal(data_dir)
@@ -349,9 +341,12 @@ async def _running(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Accept connections; at the end, close the listeners and all connections."""
-    listener = TcpListener(
-        server.table, listening, server.protocol if tls is None else partial(server._protocol_over, tls)
-    )
+
+    def protocol() -> asyncio.BaseProtocol:
+        inner, farewell = server.protocol(), wire.encode_sorry(SPEAKS_TLS)
+        return inner if tls is None else TlsLayer(inner, tls, server.table, farewell=farewell)
+
+    listener = TcpListener(server.table, listening, protocol)
     listener.open()
     let_go_in_children(server, *listening)
     server.host = host

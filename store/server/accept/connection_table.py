@@ -58,11 +58,7 @@ class _Row:
 
 
 class ConnectionTable:
-    """All connections, the time limits of strangers, and the connections of each address.
-
-    All connections share two buffers: `raw` for encrypted bytes, and `plain` for decrypted ones of connections without
-    their own.
-    """
+    """All connections, the time limits of strangers, and the connections of each address."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
@@ -72,6 +68,7 @@ class ConnectionTable:
         self.bytes: int = 0
         self.refused: int = 0
         self.lines: RationedLog = RationedLog(clock)
+        # Buffers that all connections share: for encrypted bytes, and for decrypted ones.
         self.raw: memoryview[int] = memoryview(bytearray(RAW_BYTES))
         self.plain: memoryview[int] = memoryview(bytearray(RAW_BYTES))
         self._connections: Counter[str] = Counter()
@@ -84,11 +81,6 @@ class ConnectionTable:
         """Limit connections to `most`, which the system allows; half, or `STRANGERS_LEAST`, may be strangers."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
-
-    @property
-    def connections(self) -> int:
-        """The number of connections, strangers included."""
-        return len(self._rows)
 
     @property
     def strangers(self) -> int:

@@ -38,10 +38,7 @@ _REASONS: Final = {
 
 
 class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
-    """One connection: a protocol for the socket's transport, and a transport for the `inner` protocol.
-
-    A client without TLS gets `farewell`. For `beside` see `ConnectionTable.came`.
-    """
+    """One connection: a protocol for the socket's transport, and a transport for the `inner` protocol."""
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._context = context
         self._table = table
         self._within = table.limits.handshake_timeout
-        self._farewell = farewell
+        self._farewell = farewell  # for a client without TLS
         self._raw: asyncio.Transport
         self._name = "a client"
         self._came_at = 0.0

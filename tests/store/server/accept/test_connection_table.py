@@ -58,11 +58,11 @@ def test_an_authenticated_client_makes_room_and_all_connections_count_until_they
     assert not scene.has_room(at=0.0)
     scene.table.proved(first)
     assert scene.has_room(at=0.0)
-    assert (scene.table.strangers, scene.table.connections, scene.table.bytes) == (1, 2, 200)
+    assert (scene.table.strangers, len(scene.table.all), scene.table.bytes) == (1, 2, 200)
     for _ in range(2):
         scene.table.went(first)
     scene.table.went(second)
-    assert (scene.table.strangers, scene.table.connections, scene.table.bytes) == (0, 0, 0)
+    assert (scene.table.strangers, len(scene.table.all), scene.table.bytes) == (0, 0, 0)
 
 
 async def test_nothing_is_kept_of_the_handshake_timeout_after_authentication() -> None:
@@ -207,4 +207,4 @@ async def test_a_connection_that_is_served_does_not_make_way_until_afterwards() 
     await asyncio.sleep(2.0)
     assert table.make_room()
     assert page.aborted
-    assert table.connections == 0
+    assert table.all == ()
