@@ -8,7 +8,7 @@ It can be used without `rdzv`::
 
 from typing import TYPE_CHECKING
 
-from store import _platform_guard as _platform_guard  # isort: skip  # comes first: it says where none of this runs
+from store import _platform_guard as _platform_guard  # isort: skip  # first: it fails on systems where the store does not run
 from store.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Checks, at import, that this is a system on which the store runs; else one sentence says so.
+"""At import, raises an `ImportError` with a remedy on a system where the store does not run.
 
-Without it a user on Windows would get an error about a missing module `fcntl`.
+Without this check a user on Windows would get an error about a missing module `fcntl`.
 """
 
 import sys

@@ -100,9 +100,8 @@ class Cuts:
     """The ends of one client's connections, for the keepers of its leases. Safe to use from several threads.
 
     After the end of a connection the server may expire a lease early; a restarted server gives each lease its full
-    TTL. So listeners are called with the time of each end; with infinity once connecting is refused, since no server is
-    there; and with the time at which it is no longer refused. `look` checks for an end: some clients read only during
-    a call.
+    TTL. So listeners are called with the time of each end; with infinity once connecting is refused; and
+    with the time at which it is no longer refused. `look` checks for an end: some clients read only during a call.
     """
 
     def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
@@ -220,7 +219,7 @@ class Calls(ABC):
     ) -> messages.CompareAndSetResult:
         """Write a key if its mod_revision (0: it must not exist) or its value is as expected.
 
-        If not, the result has the present entry; that is no error.
+        If they are not as expected, no error is raised, and the result has the present entry.
 
         Raises:
             StoreUsageError: Not exactly one expectation was given; it is a `ValueError`.
@@ -256,8 +255,8 @@ class Calls(ABC):
     ) -> messages.TransactionResult:
         """Do `then` if all conditions hold, else `otherwise`, at one revision.
 
-        `grants` are leases with random ids from `CHOSEN_LEASE_LEAST` on; those that a key is put on and that do not
-        exist are granted.
+        `grants` are leases with random ids from `CHOSEN_LEASE_LEAST` on. A lease is granted if a key is put on it and
+        it does not exist.
         """
         request = messages.Transact(
             when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants)
@@ -327,7 +326,7 @@ class Calls(ABC):
         return self._failed
 
     def on_connection(self, callback: Callable[[bool], None]) -> None:
-        """Call back with True after each welcome, and with False after each loss and failure."""
+        """Call `callback` with True after each connect, and with False after each loss of a connection or a failure."""
         self._on_connection = (*self._on_connection, callback)
 
     def tell(self, connected: bool) -> None:

@@ -1,4 +1,4 @@
-"""The errors of a store, by whose fault they are."""
+"""The errors that a store raises."""
 
 from __future__ import annotations
 

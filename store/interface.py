@@ -7,8 +7,7 @@ conditions made by `store.when`; if one is false, nothing is written.
 
 An etcd cluster promises less (docs/promises.md, docs/operating.md), and differs:
 
-- `Lease.ttl` is in whole seconds, rounded up, and at least the cluster's minimum. `disconnect_ttl` and `gone_ttl` are
-  ignored.
+- `Lease.ttl` is in whole seconds, rounded up. `disconnect_ttl` and `gone_ttl` are ignored.
 - If the answer to a write is lost, and the cluster is out of reach for a minute, the caller gets `ConnectionLost` with
   `maybe_applied=True`.
 - `add` and `append` read, then write if the key has not changed; with many writers on one key, some retry.
@@ -57,7 +56,7 @@ class Watch(ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the watch."""
 
     @abstractmethod
     def batches(self) -> AsyncIterator[list[Event]]:
@@ -98,7 +97,7 @@ class Store(Calls):
     durable: bool = True
     name: str
     _made_in: bytes
-    _loop: asyncio.AbstractEventLoop  # set when it is opened
+    _loop: asyncio.AbstractEventLoop  # set when the store is opened
     _keeping: Keeping | None = None  # made for the first lease that is kept
 
     def check_usable(self) -> None:
@@ -167,7 +166,7 @@ class BlockingWatch(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the watch."""
 
     @abstractmethod
     def batches(self) -> Iterator[list[Event]]:

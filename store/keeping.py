@@ -1,8 +1,8 @@
 """Shell: keeps leases: renews them in time, and knows when they may be lost.
 
 A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
-clock (promise R9). If it was granted to end early with its connection, it is valid only for that shorter time once the
-client has noticed the end of the connection.
+clock (promise R9). Once the client has noticed the end of a connection, a lease with `disconnect_ttl` or `gone_ttl` is
+valid only for that time.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
 LATE = 1.0  # seconds by which a keep-alive may be late before its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
 LOOK_SHARE = 0.1  # a blocking client looks for lost connections after this share of `away_ttl` ...
-LOOK_LEAST = 0.03  # ... but at most once in so many seconds
+LOOK_LEAST = 0.03  # ... but at least this many seconds apart
 RELEASE_WITHIN = 2.0  # seconds to revoke a lease; else it expires by itself
-RELEASE_SOON = 0.2  # instead, if the block ends because the store did not answer
+RELEASE_SOON = 0.2  # seconds to revoke a lease if the store did not answer, which ended the block
 
 
 class Belief:
@@ -135,7 +135,7 @@ class Keeping:
         await together(*(lease.release() for lease in self.kept))
 
     def add(self, lease: HeldLease) -> None:
-        """Keep this lease, too."""
+        """Start to keep a lease."""
         self.heard()
         self.kept[lease] = None
 
@@ -203,7 +203,7 @@ class HeldLease:
         return self._belief.until
 
     def heard(self, cut_at: float) -> None:
-        """Note the end of a connection: renew on another one, or give up in time."""
+        """Note the end of a connection: renew the lease on another one, or report its loss in time."""
         self._belief.heard(cut_at)
         self.renew_now()
         self._look()
@@ -250,7 +250,7 @@ class HeldLease:
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
                     keeping.heard()
                     belief.renewed(sent_at, cut_before=now())
-                    # Counted from the sending: a cut may have delayed the answer, and another may follow.
+                    # The pause counts from the sending: the end of a connection may have delayed the answer.
                     pause = max(sent_at + renew_every - now(), 0.0)
                     if self._wanted:  # `renew_now` was called since the sending, for a newer note
                         pause = 0.0
@@ -281,7 +281,7 @@ class HeldLease:
     async def release(self, *, within: float = RELEASE_WITHIN) -> None:
         """Revoke the lease within `within` seconds, also if it may not have been granted."""
         if self.kept and not self._keeping.drop(self):
-            return  # lost, or released before
+            return  # the lease was lost, or released before
         if self._timer is not None:
             self._timer.cancel()
         await to_the_end(self._revoke(), within=within)

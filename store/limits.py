@@ -140,7 +140,7 @@ class Limits:
                 raise ValueError(f"{name} ({getattr(self, name)}) has no room for {for_what}: make it at least {least}")
 
 
-# Cached: called at each arrival, and by a coordinator for every member, with few addresses.
+# Cached: called for each node that joins, and by a coordinator for every member, with few addresses.
 @functools.lru_cache(maxsize=1024)
 def is_loopback(address: str) -> bool:
     """Return True if an address leads back to the host that uses it."""

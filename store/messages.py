@@ -117,7 +117,7 @@ class Condition(Record, kw_only=True):
     def holds(self, entry: Entry | None) -> bool:
         """Return True if the condition holds for a key's entry."""
         target = self.target
-        if target is _MOD_REVISION:  # first: a commit of a large round has thousands of these
+        if target is _MOD_REVISION:  # compared first: the commit of a large round has thousands of these conditions
             return (entry.mod_revision if entry else 0) == self.expected
         if target is _CREATE_REVISION:
             return (entry.create_revision if entry else 0) == self.expected
@@ -237,7 +237,7 @@ class Figures(Response, code=76, kw_only=True):
 
 
 class KeyGroup(Record, kw_only=True):
-    """The keys that begin with `name`; `age` is the seconds since the first, or the server's start."""
+    """The keys that begin with `name`; `age` is the seconds since its first key, or the server's start."""
 
     name: str
     keys: int
@@ -406,11 +406,11 @@ class DeletePrefix(Request[Counted], code=9, kw_only=True):
 
 
 class DeleteOlder(Request[DeletedOlder], code=25, kw_only=True):
-    """Delete some of the keys that start with `prefix`, beginning after a key, if last written up to `revision`."""
+    """Delete some keys that start with `prefix` and follow `after`, if last written up to `revision`."""
 
     prefix: str
     after: str = ""
-    revision: int | None = None  # by default the present one
+    revision: int | None = None  # by default the present revision
 
 
 class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
@@ -514,13 +514,13 @@ class Stats(Request[Figures], code=21, kw_only=True):
 
 
 class ListGroups(Request[GroupPage], code=22, kw_only=True):
-    """List the groups of keys after a name."""
+    """List the groups of keys whose names follow `after`."""
 
     after: str
 
 
 class ListNotes(Request[NotePage], code=24, kw_only=True):
-    """List the notes of the leases of keys that start with `prefix`, beginning after a key."""
+    """List the notes of the leases of keys that start with `prefix` and follow `after`."""
 
     prefix: str
     after: str = ""

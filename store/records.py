@@ -84,7 +84,7 @@ class _Kind:
         self.read = read
         self.plain = plain
 
-    def reader_of(self, type_: type) -> Callable[[Any], Any]:  # noqa: ARG002 - most look themselves
+    def reader_of(self, type_: type) -> Callable[[Any], Any]:  # noqa: ARG002 - `AnyOf` uses the type
         return self.read
 
     def read_in_steps(self, value: Any) -> Steps[Any]:

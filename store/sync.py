@@ -68,8 +68,8 @@ def serve(
 ) -> Serving:
     """Serve a new store in a thread with its own event loop; arguments as in `store.serve`.
 
-    A caller that holds the interpreter lock stops the server, too; that time does not count against leases. In a forked
-    child, leaving the context does nothing.
+    While a caller holds the interpreter lock, the server stops, too; this time does not count against leases. In a
+    forked child, leaving the context does nothing.
     """
     from store.server import server as async_server  # a client needs neither it nor sqlite3
 

@@ -1,7 +1,6 @@
 """Pure: the state that survives a restart (promise S3).
 
-`Saved` is the sum of the `Facts` of all steps; an engine is restored from it. The remaining times of leases are not
-saved: after a restart each lease gets its full TTL (S5).
+`Saved` is the sum of the `Facts` of all steps; an engine is restored from it.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Groups:
         return key[:at]
 
     def steers(self, key: str) -> bool:
-        """Return True if this key coordinates a run (`STEERING`): such keys may exceed the limits a little."""
+        """Return True if this key coordinates a run (`STEERING`)."""
         name = self.name_of(key)
         return name is not None and key[len(name) :].partition("/")[0] in STEERING
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from store.messages import Cause
 
 STALL_AFTER = 0.3  # seconds between looks at the clock; the server looks every 0.1 s, so a longer gap is a stall
-SOONEST = 1e-6  # seconds; a shorter time, added to a clock's time, may be lost in rounding
+SOONEST = 1e-6  # seconds; less may be lost when it is added to a clock's time
 LOOK_AGAIN_AFTER = 0.1  # seconds, for a lease whose keeper has unread requests
 LOOKED_AT_ONCE = 4096  # leases that `due` looks at in one call: a few milliseconds
-SHORTENED_AT_ONCE = 512  # leases of a closed peer that one step shortens: half a millisecond
+SHORTENED_AT_ONCE = 512  # leases shortened in one step: half a millisecond
 SLOTS_A_SECOND = 1024  # a power of two, so that rounding is exact
 LEASE_OVERHEAD = 1024  # bytes per lease: its record, slot and keeper
 UNTIDY = 64  # empty slots in the heap that are not worth a cleanup
@@ -42,7 +42,7 @@ class LeaseRecord:
     id: int
     terms: SavedLease
     lapses_at: float
-    slot: int = -1  # -1: the lease is in no slot
+    slot: int = -1  # -1: in no slot
     process: Process | None = None  # the keeper's process, if the lease has a `gone_ttl`
     keeper: int | None = None
     disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
@@ -109,7 +109,7 @@ class Leases:
         return None if found is None or found.ending else found
 
     def get_even_if_ending(self, lease: int) -> LeaseRecord | None:
-        """Return the lease of this id, also while its keys are being deleted; None if there is none."""
+        """Return the lease of this id, even if it is ending; None if there is none."""
         return self._leases.get(lease)
 
     def next_id(self) -> int:
@@ -157,7 +157,7 @@ class Leases:
         return self._shorten(peer, self.processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
-        kept = self._kept_by.get(peer, set())  # a renewal by another peer removes the lease from this set
+        kept = self._kept_by.get(peer, set())  # a renewal by another peer removes the lease
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
                 lease = self._leases[kept.pop()]

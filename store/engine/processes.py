@@ -36,7 +36,7 @@ class Process:
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # the leases that its connections keep
     cut: bool = False  # one of its connections was cut, and it has made none since
-    died_at: float | None = None  # the time of its assumed death, in served time (see `leases`)
+    died_at: float | None = None  # when it was assumed to die, in served time (`leases`)
 
 
 class Processes:
@@ -47,7 +47,7 @@ class Processes:
         self._of_peer: dict[int, Process] = {}
         self._of_lease: dict[int, Process] = {}
         self._holders = 0  # processes with leases
-        self._fallen: dict[Process, float] = {}  # processes that seemed to die within `AT_ONCE` seconds, and when
+        self._fallen: dict[Process, float] = {}  # processes that seemed to die within `AT_ONCE`, and when
 
     def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a new connection, which may replace the connection `previous`."""
@@ -81,7 +81,7 @@ class Processes:
         return process
 
     def _are_many(self) -> bool:
-        """Return True if a network fault is likelier than deaths: `MANY` processes, or most of several, seem dead."""
+        """Return True if so many processes seem dead that a network fault is likelier."""
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)

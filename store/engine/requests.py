@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REPLAY_REVISIONS = 2048  # revisions of the history read in one step: about half a millisecond
 GROUPS_AT_ONCE = 512  # groups in one page: about half a millisecond
 NOTES_AT_ONCE = 512
-LOOKS_A_STEP = 2048  # keys of postponed waits looked up in one step: about half a millisecond
+LOOKS_A_STEP = 2048  # keys looked up for postponed waits in one step: about half a millisecond
 LOOKS_OF_A_WAIT = 32  # the fixed cost of checking a wait, as a number of keys
 PUTS_ON_LEASE = (messages.Put, messages.Create, messages.Add, messages.Append)  # operations that may name a lease
 
@@ -37,7 +37,7 @@ class Requests:
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
         self._history, self._snapshots, self._past = state.history, state.snapshots, state.past
         self._state, self._changes, self._figures = state, changes, figures
-        # The current request: its peer, the peer with the request's id, and its conditions.
+        # The current request: its peer, the peer and request id, and its conditions.
         self._peer = 0
         self._asker: Watcher = (0, 0)
         self._when: tuple[Condition, ...] = ()

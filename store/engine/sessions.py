@@ -3,9 +3,9 @@
 A session belongs to a client and outlives its connections. After a reconnect the client repeats its unanswered
 requests. If the server has applied a request before, the client gets the kept reply.
 
-Each session has a number. A new number tells a client that the server has forgotten the earlier session. A flag in the
-welcome would not do: if a welcome with the flag "unknown" is lost, the next welcome says "known", and the client would
-repeat requests that were applied.
+A new session number tells a client that the server has forgotten the earlier session. A flag in the welcome would not
+do: if a welcome with the flag "unknown" is lost, the next welcome says "known", and the client would repeat requests
+that were applied.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import SavedSession
 
-AWAY_LEAST = 10.0  # seconds that an abandoned session is kept even if a new one needs its room
+AWAY_LEAST = 10.0  # seconds that an abandoned session is kept even if a new one has no room
 FORGOTTEN_AT_ONCE = 512  # sessions forgotten in one step: about a millisecond
 REPLY = 100  # bytes of a kept reply, or of one result in it, without entries
 ENTRY = 200  # bytes of an entry in a kept reply, without key and value

@@ -1,8 +1,7 @@
 """Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
 
 A snapshot holds only the index chunks that it reads. Before a key is added to such a chunk or removed, the index copies
-the chunk. Before an entry changes, `Past` notes it. So a write costs one copy for each of its keys, however many
-snapshots are read.
+the chunk. Before an entry changes, `Past` notes it.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class State:
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
         self.sessions: Sessions = Sessions(ttl=limits.session_ttl, sessions_max=limits.sessions_max)
-        self.held_elsewhere: Callable[[], int] = int  # the bytes of connections and disk
+        self.held_elsewhere: Callable[[], int] = int  # returns the bytes held for connections and the disk
 
     @property
     def writes_max(self) -> int:
@@ -108,7 +108,7 @@ class State:
             raise LimitExceeded(f"{what.format(amount, of=of)}; {limit} is {shown_most}: {remedy}")
 
     def check_memory(self, more: int, for_keys: Collection[str] = ()) -> None:
-        """Refuse a request that would exceed the memory limit; a part of it is spared for keys that steer."""
+        """Refuse a request that would exceed the memory limit."""
         kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
         # The history may grow to its limit. The server closes the reader of a large snapshot before it refuses writes.

@@ -1,8 +1,8 @@
 """Shell: sends answers, events and farewells, queued with each peer and written once per batch.
 
 The notifications of a change are queued in slices if there are many (S11). A peer's pending notifications are queued
-before any other frame for this peer, so that the order stays. A slow reader fills only its own outbox. If that exceeds
-`outbox_bytes_max`, the reader's watches end, each with the last revision sent, and the client resumes after it.
+before any other frame for this peer, so that the order stays. If the outbox of a slow reader exceeds
+`outbox_bytes_max`, its watches end, each with the last revision sent, and the client resumes after it.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-HELD_MOST = 5.0  # seconds that a new client may wait for a session; if it would take longer, it is rejected
+HELD_MOST = 5.0  # seconds that a new client may have to wait for a session
 SOON = 0.001  # seconds that a clock may be behind
 
 

@@ -1,7 +1,7 @@
 """Shell: makes steps durable: SQLite, one writer thread, group commit (promise S3).
 
-The server appends the facts of each step and gets the step's number. Replies wait in the outboxes until the number of
-their step is durable. The writer commits all appended facts, a *group*, in one transaction, and reports the last number
+The server appends the facts of each step and gets the step's number. Replies wait in the outboxes until their step is
+durable. The writer commits all appended facts, a *group*, in one transaction, and reports the last number
 of the group. During its fsync the next group gathers.
 
 SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
@@ -20,7 +20,7 @@ When a write fails, the group is rolled back as a whole. Then:
 
 Deletes can be written even on a full disk. `Reserve` keeps room for them (`RESERVE_BYTES`), and for a few writes of
 keys that steer (`room_to_steer`). A group is committed only if this room stays free (`_keep_room`), so the log can
-always be emptied. When there is nothing to write, the writer returns unused pages to the disk, a slice at a time.
+always be emptied.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# After these errors SQLite's log lacks the end of the group, so SQLite ignores the group.
+# After these errors SQLite's log lacks the end of the group, which SQLite ignores then.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # free room, beside the reserve, that writes other than deletes require
 # Seconds for one group; on a slow disk, three times as long as a small group takes. A small write waits for the rest of

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Sorry
 
-# Errors of a connection that the client closed; with TLS, without an alert. (A timeout is not one: the network failed.)
+# Errors of a connection that the client closed; with TLS, without an alert. (After a timeout, the network failed.)
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 PEER_BYTES = 8 * 1024  # memory of an idle connection
-PIECES_AT_ONCE = 4  # written to one peer before others: a megabyte, up to a millisecond with TLS
+PIECES_AT_ONCE = 4  # pieces written to one peer before other peers: a megabyte, up to a millisecond with TLS
 LEAVE_WITHIN = 5.0  # seconds for the last frames; S9 promises 10 in all
 
 

@@ -58,8 +58,8 @@ class PendingCommits:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._number_of(request)
         if isinstance(response, Listing | Counted | Pong):
-            # The reply is also true at the revision after that step: nothing in it has changed since. A long listing
-            # may have an earlier revision, which it keeps.
+            # The reply is also true at the revision after step `number`: no key in it has changed since. A long
+            # listing may have an earlier revision, which it keeps.
             on_disk_by_then = self.revision if number <= self.durable else self._steps[number][1]
             if response.revision > on_disk_by_then:
                 response = response.replace(revision=on_disk_by_then)
