@@ -157,10 +157,7 @@ _URL: Final = re.compile(
 
 
 def split_url(url: str) -> UrlParts:
-    """Split `scheme://host[:port]/run_id?parameters`; raise `RendezvousSettingsError` for another form.
-
-    A "+" in the URL stays a plus sign; in HTML forms it means a blank.
-    """
+    """Split `scheme://host[:port]/run_id?parameters`; raise `RendezvousSettingsError` for another form."""
     given: object = url
     if not isinstance(given, str):
         refuse(f"the URL {shown(given)} must be a str; write for example tcp://head:29400/job-7")
@@ -198,6 +195,6 @@ def _split(url: str) -> UrlParts:
 
 def _unquoted(text: str, name: str) -> str:
     try:
-        return unquote(text, errors="strict")
+        return unquote(text, errors="strict")  # "+" stays a plus sign; in HTML forms it means a blank
     except UnicodeDecodeError:
         refuse(f"{shown(name)} in the URL must be UTF-8 behind its percent signs; write %C3%A4 for ä, for example")

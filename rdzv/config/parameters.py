@@ -1,7 +1,4 @@
-"""Pure: the description of a parameter: its type, and the places in which it may be given.
-
-Each parameter is a field of `settings.Settings`, which declares it.
-"""
+"""Pure: the description of a parameter, a field of `settings.Settings`: its type, and where it may be given."""
 
 from __future__ import annotations
 
@@ -46,10 +43,6 @@ class Parameter:
     family: str = ""  # the kind of store that has the parameter, "tcp" or "etcd"; empty: both
     encrypted_only: bool = False  # the parameter is only for the schemes `tcps` and `etcds`
     is_secret: bool = False  # errors do not show its value
-
-    def called(self, name: str) -> Parameter:
-        """Return a copy of the description with this name."""
-        return replace(self, name=name)
 
     def read(self, raw: object, *, source: Source = Source.KEYWORD, written: str = "") -> Any:
         """Return the canonical value, or raise an error with the parameter's name as `written` in `source`."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import quote
@@ -275,7 +275,7 @@ def describe_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> s
 
 PARAMETERS: Final[Mapping[str, Parameter]] = MappingProxyType(
     {
-        declared.name: declared.metadata["parameter"].called(declared.name)
+        declared.name: replace(declared.metadata["parameter"], name=declared.name)
         for declared in fields(Settings)
         if declared.metadata
     }

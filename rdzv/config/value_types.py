@@ -1,7 +1,4 @@
-"""Pure: the types of parameters: a `Kind` converts a parameter's text or value, and states the limit.
-
-Converting a converted value again returns it unchanged.
-"""
+"""Pure: the types of parameters: a `Kind` converts a parameter's text or value, and states the limit."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of a parameter."""
+    """The type of a parameter. `convert` returns a converted value unchanged."""
 
     limit: str  # completes "it must be ..."
     convert: Callable[[Any], Any]  # returns the canonical value; raises `ValueError` or `TypeError` for a wrong one
@@ -232,7 +229,6 @@ def _ports(raw: Any) -> str:
 
 
 def _one_that(is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
-
     def convert(raw: Any) -> Any:
         if not is_one(raw):
             raise TypeError

@@ -48,8 +48,7 @@ class Absent(Record, kw_only=True):
 
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
     count: int = 0  # the number of all missing nodes
-    # Seconds for which too few nodes have waited; None if no node waits, or enough nodes do.
-    waited: float | None = None
+    waited: float | None = None  # seconds for which too few nodes have waited; None if enough or no nodes wait
     staying: tuple[str, ...] = ()  # live members that must leave before newcomers join; empty if many
     staying_at: tuple[str, ...] = ()  # the addresses of the `staying` members
     said_at: float = 0.0  # when this was reported, in seconds since 1970; 0 if unknown

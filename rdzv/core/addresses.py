@@ -39,10 +39,7 @@ def in_zone_of(host: str, address: str) -> str:
 
 
 def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
-    """Return the address, `sends_from` and `store_at` for a node's record; the last two are empty if misleading.
-
-    `seen_as` is the address that the store sees.
-    """
+    """Return a record's address, `sends_from` and `store_at`; the last two are empty if they would mislead."""
     if not is_loopback(sends_from):
         if is_loopback(seen_as):  # a forwarder runs on the store's host
             return sends_from, sends_from, store_at

@@ -1,7 +1,4 @@
-"""Pure: an operator's question to a node, such as for the stacks of its processes, and the answer.
-
-A question is a key under the head, which every node watches. The answer is a key that the operator's client awaits.
-"""
+"""Pure: an operator's question to a node, a key under the head, which every node watches; and the node's answer."""
 
 from __future__ import annotations
 
@@ -12,11 +9,9 @@ from rdzv.core.stored import Stored, check_prose
 from rdzv.errors import RendezvousStateError
 
 STACKS: Final = "stacks"  # asks a launcher for its processes' Python stacks
-# Asks a launcher to end at once with its processes, as if its machine died; the launcher must permit this question.
-KILL: Final = "chaos kill"
+KILL: Final = "chaos kill"  # asks a launcher, if it permits this, to end at once with its processes, as a dead machine
 ANSWER_TTL: Final = 60.0  # seconds that a question and its answer are kept
-# The limit of an unpacked answer: a few packed bytes might else fill the memory.
-ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024
+ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an unpacked answer: a few packed bytes might else fill the memory
 
 
 class Question(Stored, kw_only=True):

@@ -144,7 +144,7 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
         return Resize(revision=head.resized.revision)
     if view.to_expel is not None:
         node_id, why = view.to_expel
-        record, progress = view.record(node_id), _progress(view, rules, closed=closed, now=now, drained=head.drains)
+        record, progress = view.records[node_id], _progress(view, rules, closed=closed, now=now, drained=head.drains)
         progress = progress.once_expelled(node_id, address=record.address, why=why)
         return Expel(node_id=node_id, arrival=record.arrival, why=why, progress=progress)
     act = next_round(view, rules, head, now=now)
@@ -177,7 +177,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
         why=why_to_stop(progress, head, live=view.live),
         for_newcomers=not (head.closed or head.moves or progress.draining or len(view.live) > progress.capacity),
         closing=head.closed is not None,
-        members=[node_id for node_id in view.live if view.record(node_id).progress is not None],
+        members=[node_id for node_id in view.live if view.records[node_id].progress is not None],
         some_have_gone=bool(view.departed_count or view.lost_count),
     )
 
@@ -249,7 +249,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.GATHERING
     # With too few nodes for a round, none is a spare: a spare's join timeout is suspended, but these timeouts must run
     # (R1).
-    here = [*(view.record(node_id) for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
+    here = [*(view.records[node_id] for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
     spares_after, spare_ids = _spares_are(view, rules, spares)
@@ -288,14 +288,11 @@ def _given_up(view: View) -> str:
 def _staying(view: View, coming: int) -> dict[str, str]:
     if coming <= 0 or len(view.live) > NAMED_OF_MANY:
         return {}
-    return {node_id: view.record(node_id).address for node_id in sorted(view.live)}
+    return {node_id: view.records[node_id].address for node_id in sorted(view.live)}
 
 
 def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
-    """Return `spares_after` and `spare_ids` of a `Progress`: names only if the rank order chooses the spares.
-
-    Spares are newcomers, as members of the last round are admitted first.
-    """
+    """Return `spares_after` and `spare_ids` of a `Progress`. Members of the last round are no spares."""
     if spares <= 0:
         return None, ()
     newcomers = [record for id, record in view.waiting.items() if id not in view.members]
@@ -303,7 +300,7 @@ def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tupl
     after = newcomers[count - 1].arrival if count > 0 else 0
     if not after or not hasattr(rules.order, "choose"):
         return after, ()
-    kept = [view.record(id) for id in view.members if id in view.live or id in view.waiting]
+    kept = [view.records[id] for id in view.members if id in view.live or id in view.waiting]
     try:
         admitted = {record.arrival for record in _choose(rules, newcomers, kept, count)}
     except Exception:  # noqa: BLE001  the order may be a user's function; completing the round reports its error
@@ -329,10 +326,7 @@ def _choose(
 
 
 def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Complete:
-    """Return the round to commit.
-
-    `survivors` are members of the lost store's last round, with their ranks; `after` is that round's number, or -1.
-    """
+    """Return the round to commit; `survivors` have the ranks of members of the lost store's round `after` (or -1)."""
     arrivals = list(view.waiting.values())
     room = rules.admitted(len(rules.placed(arrivals)))
     previous = {**survivors, **{node_id: member.rank for node_id, member in view.members.items()}}
@@ -397,11 +391,7 @@ def _kind(progress: Progress) -> tuple[object, ...]:
 
 
 def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
-    """Return why a run waits, in words (promise R16).
-
-    `progress` is None if no coordinator has written any; `elapsed`: seconds since it was written, None to leave out
-    durations.
-    """
+    """Return why a run waits, in words (R16); `elapsed`: seconds since the report, None to leave out durations."""
     if progress is None:
         return "waiting for a coordinator"
     if progress.problem:
@@ -467,13 +457,10 @@ class Refused:
 
 
 def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
-    """Return the next act of a node that has arrived: wait, read this new round, or end.
-
-    If the head has both a new round and a closing, the round came first: a commit fails after a closing.
-    """
+    """Return the next act of a node that has arrived: wait, read this new round, or end."""
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
-        return round
+        return round  # also if the run is closed: the round came first, as a commit fails after a closing
     # A node that was a spare at the closing ends as a spare, even if members have left since.
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)

@@ -188,10 +188,7 @@ def pack_history(history: History) -> bytes:
 
 
 class Chronicle:
-    """The history of a run, which a coordinator continues. The last chapter is the last round.
-
-    A history that a method returns takes effect once `written` confirms that it is in the store.
-    """
+    """A run's history, continued by a coordinator. A history that a method returns takes effect at `written`."""
 
     def __init__(self) -> None:
         self._history = History()
@@ -296,10 +293,7 @@ class Chronicle:
         why: Mapping[str, str] = MappingProxyType({}),
         unbans: Iterable[Unban] = (),
     ) -> History | None:
-        """Return the history with the incidents that this progress adds to the last round; None if it adds none.
-
-        `at` is the time of day at `now`; `why` has the known reasons why members have gone, by id.
-        """
+        """Return the history with the incidents that this progress adds, or None; `why` has reasons by node id."""
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None

@@ -26,14 +26,12 @@ class Keys:
     prefix: str
     run_id: str
     root: str = field(init=False, repr=False, compare=False)  # the prefix of all the run's keys
-    head: str = field(init=False, repr=False, compare=False)  # the prefix that every node watches
 
     # Keys.
     lease: ClassVar[_Name] = _Name("lease")  # is on the run's own lease, so reading the key tells the lease's id
     settings: ClassVar[_Name] = _Name("settings")
     marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
-    # Has the coordinator's node id; the key's create_revision is the *term*.
-    coordinator: ClassVar[_Name] = _Name("head/coordinator")
+    coordinator: ClassVar[_Name] = _Name("head/coordinator")  # its node's id; the key's create_revision is the *term*
     round: ClassVar[_Name] = _Name("head/round")
     closed: ClassVar[_Name] = _Name("head/closed")
     progress: ClassVar[_Name] = _Name("head/progress")
@@ -44,6 +42,7 @@ class Keys:
     tally: ClassVar[_Name] = _Name("tally")
     history: ClassVar[_Name] = _Name("history")
 
+    head: ClassVar[_Name] = _Name("head/")  # the prefix that every node watches
     # Prefixes that a node's id follows; ids have no slash.
     nodes: ClassVar[_Name] = _Name("nodes/")
     accusations: ClassVar[_Name] = _Name("nodes//accused/")  # the ids of the accused and the accuser follow
@@ -60,7 +59,6 @@ class Keys:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", f"{self.prefix}/{self.run_id}/")
-        object.__setattr__(self, "head", f"{self.root}head/")
 
     @property
     def ending(self) -> str:

@@ -165,10 +165,7 @@ def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
 
 
 def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> list[NodeRecord]:
-    """Return the records in complete units of `unit` nodes with one value of the attribute; drop the others.
-
-    Nodes without the attribute form one domain. Units are in the order of their first records.
-    """
+    """Return the records in complete units of nodes with one value of the attribute, by the units' first records."""
     open_units: dict[str | None, list[NodeRecord]] = {}
     units: list[tuple[int, list[NodeRecord]]] = []
     places = {record.arrival: place for place, record in enumerate(records)}

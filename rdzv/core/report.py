@@ -43,10 +43,8 @@ class RunStatus:
     coordinator: str | None  #: the coordinator's node, or None
     world_size: int = 0  #: the size of the last round; 0 if there was none
     banned: Mapping[str, Ban] = field(default_factory=dict)  #: the banned nodes: by whose command, and why
-    #: The bans by attribute, which also apply to later nodes, by "rack=17"
-    banned_where: Mapping[str, Ban] = field(default_factory=dict)
-    #: The agreed settings of the run, by name; empty before the first node has joined
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    banned_where: Mapping[str, Ban] = field(default_factory=dict)  #: bans of all nodes with an attribute, by "rack=17"
+    settings: Mapping[str, Any] = field(default_factory=dict)  #: the run's settings; empty until a node has joined
     bootstrap: tuple[str, int] | None = None  #: rank 0's host and port, or None
     closed: str | None = None  #: why the run was closed, or None
     unfit: Mapping[str, str] = field(default_factory=dict)  #: nodes with a failed health check, and why
@@ -54,15 +52,11 @@ class RunStatus:
     missing: tuple[Missing, ...] = ()  #: the first missing nodes: how, since when, and why
     missing_count: int = 0  #: the number of all missing nodes, named or not
     addresses: Mapping[str, str] = field(default_factory=dict)  #: the last address of each present or missing node
-    #: Members that do not answer another one: the accused, the accuser, and why
-    accused: tuple[tuple[str, str, str], ...] = ()
-    #: Nodes that must leave: within how many seconds, and why
-    draining: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+    accused: tuple[tuple[str, str, str], ...] = ()  #: members that do not answer: accused, accuser, why
+    draining: Mapping[str, tuple[float, str]] = field(default_factory=dict)  #: seconds until a node must leave, and why
     resized: Resized | None = None  #: the last resize of the run, until a round begins with it; else None
-    #: Seconds for which too few nodes have waited for a round; None if none waits, or there are enough
-    waited: float | None = None
-    #: When each present node arrived, by its own clock, in seconds since 1970
-    since: Mapping[str, float] = field(default_factory=dict)
+    waited: float | None = None  #: seconds for which too few nodes have waited; None if enough or no nodes wait
+    since: Mapping[str, float] = field(default_factory=dict)  #: arrivals by nodes' clocks, in seconds since 1970
     steps: Mapping[str, StepOf] = field(default_factory=dict)  #: the progress of each member that reports it, as of now
     #: The keys of the round's store for which members wait, by member, with the seconds so far
     awaits: Mapping[str, tuple[str, float]] = field(default_factory=dict)
@@ -304,9 +298,6 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
             for name, one in status.steps.items()
         },
     )
-
-
-# ------------------------------------------------------------------------------------------------------------ cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

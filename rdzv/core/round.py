@@ -1,7 +1,4 @@
-"""Pure: a completed round, its members and their ranks, as records in the store.
-
-The round's own record is small, as every node receives it. Ranks and rosters are in other keys, in buckets.
-"""
+"""Pure: a completed round as records: `Round`, small, as every node receives it, and its members, in buckets."""
 
 from __future__ import annotations
 

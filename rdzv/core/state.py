@@ -165,10 +165,7 @@ class Unban(Stored, kw_only=True):
 
 
 class Progress(Stored, kw_only=True):
-    """The coordinator's report: the state of the last round, and of the gathering for the next.
-
-    The report names at most `NAMED_MOST` nodes of a kind.
-    """
+    """The coordinator's report: last round, and gathering for the next. A field names at most `NAMED_MOST` nodes."""
 
     called = "the progress"
     by_place = True
@@ -194,17 +191,13 @@ class Progress(Stored, kw_only=True):
     spare_ids: tuple[str, ...] = ()  # the spares that an order has chosen, if they can be named
     absent: Absent = Absent()
     given_up: Prose = ""  # which round the waiting nodes have given up, and why
-    # The first members that were expelled although alive, and why.
-    why_lost: tuple[tuple[str, str], ...] = ()
+    why_lost: tuple[tuple[str, str], ...] = ()  # the first members that were expelled although alive, and why
     standstill: Prose = ""  # a sentence that no member makes progress, or empty
     left_early: bool = False  # a member has left at another step than agreed
     draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
 
     def once_committed(self, number: int, *, size: int) -> Progress | None:
-        """Return the progress after this round's commit; None if a node is left over or missing: then compute it.
-
-        The result is written with the round, so that each node gets one message.
-        """
+        """Return the progress to write with this round's commit: one message to each node. None: compute it anew."""
         if self.joined != size or self.absent.count:
             return None
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
@@ -292,9 +285,6 @@ class Leaving:
     revision: int = 0
 
 
-# -------------------------------------------------------------------------------------------------- changes
-
-
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
     """The number of waiting nodes that a regroup now would admit; 0 once they have gone."""
@@ -354,9 +344,6 @@ def leaving_in_words(node_ids: Iterable[str], reason: str) -> str:
 
 
 Change = NodesWaiting | NodesLost | NodesLeft | Draining | Resized | StoreEnding | Closed | Dropped
-
-
-# ------------------------------------------------------------------------------------------------ settings
 
 
 def pack_settings(shared: Mapping[str, Any]) -> bytes:

@@ -40,8 +40,7 @@ _WHY: dict[str, str] = {
     "silent": "nothing was heard of it for its ttl",
 }
 
-# After the last coordinator's report, before the next coordinator's snapshot.
-UNSEEN = "it went while nobody coordinated"
+UNSEEN = "it went while nobody coordinated"  # between a coordinator's last report and the next one's snapshot
 
 
 class _Missed(NamedTuple):
@@ -108,10 +107,9 @@ class View:
         self.agreement: Agreement = Agreement()
         self._stuck: dict[str, str] = {}  # members to expel, and why
         self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once
-        # The numbers of gone members that are not in `_missed`: left, and lost.
-        self._unnamed: dict[bool, int] = {True: 0, False: 0}
+        self._unnamed: dict[bool, int] = {True: 0, False: 0}  # of gone members not in `_missed`, by `left`
         self._lost_before: set[str] = set()  # members lost by the round before the last
-        self._records: dict[str, NodeRecord] = {}
+        self.records: dict[str, NodeRecord] = {}  # of live members and waiting nodes
         self._inherited: Progress | None = None
         self._inherited_at = 0.0
 
@@ -124,10 +122,7 @@ class View:
         progress_at: float,
         before: LastCoordinator | None = None,
     ) -> None:
-        """Restore the state of the coordinator `before`; call this before the first event.
-
-        `members` are all members of the round; this node received the progress at `progress_at` on its clock.
-        """
+        """Restore the previous coordinator's state, before any event; `progress` was received at `progress_at`."""
         if before is not None:
             self._before = before.node_id, _WHY[before.cause] or self._otherwise or UNSEEN
         self.round = round
@@ -150,8 +145,6 @@ class View:
     def next_number(self) -> int:
         """The number of the next round, larger than any that the waiting nodes know (S10)."""
         return 1 + max((self.number, *(record.arrived_after for record in self.waiting.values())))
-
-    # ------------------------------------------------------------------------------------ who has gone from the round
 
     @property
     def lost(self) -> list[str]:
@@ -190,8 +183,6 @@ class View:
         believed = self.accusations.believed(round=self.number, live=self.live)
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
-    # --------------------------------------------------------------------------------------------- what happens
-
     def learn(self, fact: Stuck | Standstill | Answered) -> None:
         """Apply a fact from another task, unless it is of another round or arrival."""
         match fact:
@@ -200,21 +191,17 @@ class View:
             case Standstill(round=number, said=said) if number == self.number:
                 self.standstill = said
             case Stuck(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.number:
-                if node_id in self.live and self._records[node_id].arrival == arrival:
+                if node_id in self.live and self.records[node_id].arrival == arrival:
                     self._stuck.setdefault(node_id, why)
 
     def fold(
         self, event: Event, *, now: float, last_call_timeout: float, bans: Mapping[str, Ban] = MappingProxyType({})
     ) -> None:
-        """Apply one event of the watch on nodes.
-
-        From `last_call_timeout` follows when a last call of the previous coordinator began; `bans` explain deleted
-        records.
-        """
+        """Apply one event of the watch on nodes; `bans` explain why records were deleted."""
         if event.kind == "reset":
             self.synced = False
             self.accusations.clear()
-            self._records.clear()  # the snapshot that follows has all existing records
+            self.records.clear()  # the snapshot that follows has all existing records
             self.live.clear()
             self._forget_who_waits()
             return
@@ -232,7 +219,7 @@ class View:
             self._count(now)
 
     def _fold_node(self, node_id: str, event: Event, now: float, bans: Mapping[str, Ban]) -> None:
-        there, record = self._records.get(node_id), None
+        there, record = self.records.get(node_id), None
         if event.kind == "put":
             # If an unreadable value has replaced a node's record, the node counts as gone.
             with contextlib.suppress(RendezvousStateError):
@@ -251,7 +238,7 @@ class View:
         if record is not None:
             why = record.why or why
             self.left_early |= node_id in self.members and node_id not in self._missed and not record.stopped
-        self._records.pop(node_id, None)
+        self.records.pop(node_id, None)
         self._take_out(node_id)
         if there is not None or node_id in self.members:
             self._miss(node_id, left=record is not None, at=now, why=why, address=there.address if there else "")
@@ -261,10 +248,6 @@ class View:
         self._needed = needed
         if self.synced:
             self._count(now)
-
-    def record(self, node_id: str) -> NodeRecord:
-        """Return the record of a live member or waiting node."""
-        return self._records[node_id]
 
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
         """Record that a round was committed. The nodes left over may begin the next last call."""
@@ -296,7 +279,7 @@ class View:
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
-        return (lost | self._lost_before) - self._records.keys()
+        return (lost | self._lost_before) - self.records.keys()
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
         self.synced = True
@@ -306,10 +289,10 @@ class View:
         # Of gone members that the last report does not name, only the numbers are known.
         unnamed = max(said.departed - self.departed_count, 0) if said else 0
         for node_id in self.members:
-            if node_id not in self._records and node_id not in self._missed:
+            if node_id not in self.records and node_id not in self._missed:
                 self._miss(node_id, left=unnamed > 0, at=None, why="" if unnamed > 0 else self._why_unseen(node_id))
                 unnamed -= 1
-        self.absences.look_again(self._records)
+        self.absences.look_again(self.records)
         self._count(now)
         if said is None:
             return
@@ -331,7 +314,7 @@ class View:
         return why if node_id == who else UNSEEN
 
     def _place(self, record: NodeRecord) -> None:
-        self._records[record.node_id] = record
+        self.records[record.node_id] = record
         self.absences.came(record.node_id)
         member = self.members.get(record.node_id)
         if member is not None and member.arrival == record.arrival:

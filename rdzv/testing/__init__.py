@@ -9,8 +9,7 @@
 pytest's fixture `rdzv_cluster` also makes clusters, and ends them with the test.
 """
 
-from rdzv.testing.cluster import Cluster, cluster
-from rdzv.testing.faults import FAULTS
+from rdzv.testing.cluster import FAULTS, Cluster, cluster
 from rdzv.testing.nodes import ClusterNode, ClusterRound
 from rdzv.testing.processes import ProcessesError, RealProcesses, processes
 from rdzv.testing.story import ClusterError, ClusterStuckError

@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import random
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousStateError
 from rdzv.node.front import verbs
-from rdzv.testing.faults import FAULTS, deal
 from rdzv.testing.machines import Process, StoreMachine, World
 from rdzv.testing.nodes import ClusterNode, ClusterRound
 from rdzv.testing.story import ClusterError, ClusterStuckError, Story
@@ -30,12 +30,20 @@ if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo
     from store.net.threads import Call
 
+    _Later = tuple[float, Callable[[], object]]
+
 T = TypeVar("T")
 
 EXIT_LOOKS_EVERY = 0.5  # seconds
 EXIT_WITHIN = 10.0  # seconds; then the process of an ended body ends, even if not idle
 FINISH_LOOKS_EVERY = 1.0
 FINISH_WITHIN = 1800.0
+
+FAULTS: Final = ("kill", "pause", "hang", "cut", "reset", "drain", "join", "stop_store", "pause_store", "resize")
+"""The kinds of faults. A killed or drained node is replaced later, and a resize is taken back."""
+
+SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
+"""Typical seconds of a fault: below `disconnect_ttl`, below `ttl`, and above both."""
 
 
 class Done(Generic[T]):
@@ -345,7 +353,7 @@ class Cluster:
             with Cluster(self._count, seed=seed, **self._options, **self._given) as one:
                 try:
                     one.run(chosen)
-                    deal(one, random.Random(f"faults {seed}"), faults=faults, most=most, during=during)
+                    _deal(one, random.Random(f"faults {seed}"), faults=faults, most=most, during=during)
                     one.finish(within)
                     if check is not None:
                         check(one)
@@ -467,3 +475,63 @@ def _described(nodes: Iterable[ClusterNode]) -> str:
 
 def _for(seconds: float | None) -> str:
     return "" if seconds is None else f" for {seconds:.2f} s"
+
+
+def _deal(cluster: Cluster, rng: random.Random, *, faults: Sequence[str], most: int, during: float) -> None:
+    """Play 1 to `most` random faults that begin within `during` seconds; raise ValueError for unknown `faults`."""
+    unknown = sorted(set(faults) - set(FAULTS))
+    if unknown:
+        raise ValueError(f"there is no fault {unknown[0]!r}; there are {', '.join(FAULTS)}")
+    moments = sorted(rng.uniform(0.0, during) for _ in range(rng.randint(1, most)))
+    now = over_at = 0.0
+    back_at: list[_Later] = []
+    for moment in moments:
+        now = _advance(cluster, now, moment, back_at)
+        kind = rng.choice(list(faults))
+        seconds = rng.choice((SHORT, MIDDLING, LONG)) * rng.uniform(0.5, 1.5)
+        over_at = max(over_at, moment + seconds)
+        at_work = [i for i, node in enumerate(cluster.nodes) if node.at_work and node.handlers]
+        if kind == "join":
+            cluster.join()
+        elif kind == "stop_store":
+            cluster.stop_store(min(seconds, MIDDLING))
+        elif kind == "pause_store":
+            cluster.pause_store(min(seconds, MIDDLING))
+        elif at_work:
+            node = rng.choice(at_work)
+            match kind:
+                case "kill":
+                    cluster.kill(node)
+                    back_at.append((moment + seconds, partial(cluster.restart, node)))
+                case "drain":
+                    cluster.drain(node, within=rng.choice((5.0, 30.0)))
+                    back_at.append((moment + seconds, cluster.join))
+                case "pause":
+                    cluster.pause(node, seconds)
+                case "hang":
+                    cluster.hang(node, seconds)
+                case "cut":
+                    cluster.cut(node, seconds)
+                case "reset":
+                    cluster.reset(node)
+                case "resize":
+                    least, most = (int(cluster.settings[name]) for name in ("min_nodes", "max_nodes"))
+                    cluster.resize(max_nodes=rng.randint(least, most + 2))
+                    back_at.append((moment + seconds, partial(_resize_back, cluster, most)))
+    _advance(cluster, now, max([over_at, *(at for at, _ in back_at)]), back_at)
+
+
+def _resize_back(cluster: Cluster, most: int) -> None:
+    if any(node.at_work and node.handlers for node in cluster.nodes):
+        cluster.resize(max_nodes=most)
+
+
+def _advance(cluster: Cluster, now: float, until: float, back_at: list[_Later]) -> float:
+    back_at.sort(key=itemgetter(0))
+    while back_at and back_at[0][0] <= until:
+        at, action = back_at.pop(0)
+        cluster.advance(max(at - now, 0.0))
+        now = max(at, now)
+        action()
+    cluster.advance(max(until - now, 0.0))
+    return max(until, now)

@@ -41,10 +41,7 @@ class NoFiles:
 
 
 class Disk:
-    """The data that outlives the store's processes.
-
-    `rng` draws latencies, and whether the group being written at a crash is kept.
-    """
+    """The data that outlives the store's processes; `rng` draws latencies, and if a crash keeps the last group."""
 
     def __init__(self, rng: random.Random, *, store_id: str) -> None:
         self.rng = rng

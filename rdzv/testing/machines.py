@@ -1,7 +1,4 @@
-"""Shell: the simulated machines of a store and its clients.
-
-Server, engine, journal, wire and client are the real ones, in processes of `timeline`, over `network` and `disk`.
-"""
+"""Shell: simulated machines of the store and its clients: real code in processes of `timeline`, over `network`."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ NODE_THREAD = " node thread"  # the suffix of the name of a node thread's connec
 
 
 class World:
-    """A timeline, and the network between its processes.
-
-    `seed` decides the order of turns, and latencies; `of_network` are arguments of the network.
-    """
+    """A timeline, and the network between its processes; `of_network` are arguments of the network."""
 
     network_kind: ClassVar[type[MemoryNetwork]] = MemoryNetwork
 
@@ -156,10 +150,7 @@ def process_id_of(name: str) -> bytes:
 
 
 class StoreMachine:
-    """The store's machine, whose disk outlives its processes.
-
-    If `durable`, it has a disk, whose latencies `rng` draws. Its clock counts `rate` seconds per true second.
-    """
+    """The store's machine; its disk, if `durable`, outlives its processes. Its clock counts `rate` seconds a second."""
 
     def __init__(
         self, world: World, *, rng: random.Random, durable: bool = True, limits: Limits | None = None, rate: float = 1.0

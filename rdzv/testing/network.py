@@ -73,10 +73,7 @@ class MemoryNetwork:
     def listen(
         self, name: str, protocol_factory: Callable[[], AnyProtocol], *, loop: asyncio.AbstractEventLoop | None = None
     ) -> Listener:
-        """Accept connections to `name`, each with a new protocol, until the listener is closed.
-
-        The protocols are called in `loop`, by default the dialer's.
-        """
+        """Accept connections to `name`, each with a new protocol, which is called in `loop` (default: the dialer's)."""
         if name in self._listeners:
             raise OSError(f"{name} is already listened on")
         self._listeners[name] = listener = Listener(name, protocol_factory, loop, self._listeners)

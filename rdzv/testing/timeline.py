@@ -88,8 +88,7 @@ class Timeline:
                 if spins > busy:
                     break
             if spins > busy and self.runnable:
-                # A task polls without a pause, as anyio does around a shield.
-                if self.now >= until + BUSY_BEYOND:
+                if self.now >= until + BUSY_BEYOND:  # a task polls without a pause, as anyio does around a shield
                     return  # the polling goes on in the next `run`
                 self.now += BUSY_SECONDS
                 self._call_what_is_due()

@@ -49,21 +49,13 @@ class TorchRendezvousBackend(RendezvousBackend):
         return "rdzv"
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """Return the state and its token; None if there is no state.
-
-        Raises:
-            RendezvousStateError: The value was not written by this backend.
-        """
+        """Return the state and its token, or None; raise RendezvousStateError if the value is not of this backend."""
         with self._torch_errors():
             entry = self._client.get(self._key)
         return (self._state_in(entry), entry.mod_revision) if entry is not None else None
 
     def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
-        """Write the state if `token` is the token of the present state, or if both are missing.
-
-        Returns:
-            The present state, its token, and True if it was just written; None if there is none.
-        """
+        """Write the state if `token` is the present one; return the present state, its token, and if it was written."""
         if token is not None and type(token) is not int:
             current = self.get_state()  # `token` is none of this backend
             return (*current, False) if current is not None else None

@@ -189,11 +189,7 @@ class Agent:
         return raised_in(files[local_rank]) if local_rank in files else ""
 
     def keep_logs(self, round: int) -> None:
-        """Rename a round's log folder if PyTorch is about to empty it.
-
-        Raises:
-            OSError: The folder could not be renamed, or this release has other log folders.
-        """
+        """Rename a round's log folder if PyTorch is about to empty it; raise OSError if that is not possible."""
         specs = getattr(self.itself, "_logs_specs", None)
         remaining = getattr(self.itself, "_remaining_restarts", None)
         if isinstance(specs, DefaultLogsSpecs) and remaining is not None:
@@ -230,11 +226,8 @@ def stops_workers(thread: int) -> bool:
 
 
 def signal_of(error: BaseException | None) -> str | None:
-    """Return the name of the signal that has ended an agent, if any; SIGTERM if PyTorch does not name it.
-
-    Before an agent's first workers, Ctrl-C raises Python's `KeyboardInterrupt`.
-    """
-    if isinstance(error, KeyboardInterrupt):
+    """Return the name of the signal that has ended an agent, if any; SIGTERM if PyTorch does not name it."""
+    if isinstance(error, KeyboardInterrupt):  # Ctrl-C before the agent's first workers
         return signal.SIGINT.name
     if not isinstance(error, SignalException):
         return None

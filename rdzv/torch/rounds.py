@@ -206,18 +206,13 @@ class TorchRound(_GroupOfRound, blocking.Round):
         self.group.make()
 
     def _ended(self, ending: Ending) -> None:
-        """Abort the group after a loss; from the node's thread.
-
-        An agreed leave needs no abort: no member is in a collective.
-        """
+        """Abort the group after a loss, in the node's thread; at an agreed leave no member is in a collective."""
         super()._ended(ending)
         if ending.others_have_gone:
             self.group.abort()
 
     async def _release(self) -> None:
         self._dispose()
-
-    # ------------------------------------------------------------------------------------------ for the body
 
     def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members; see `rdzv.sync.rounds`."""
@@ -293,8 +288,6 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
                 await self._loop.run_in_executor(self._thread, self._dispose)
             self._thread.shutdown()  # it is idle
             self._client.close()
-
-    # ------------------------------------------------------------------------------------------ for the body
 
     async def check(self, step: SupportsIndex) -> None:
         """Begin a step, or leave the round together with all other members; see `rdzv.rounds`."""

@@ -65,15 +65,15 @@ def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: An
 
 def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     state = model.state_dict(keep_vars=True) if model is not None else {}
-    rest = {name: value for name, value in state.items() if _is_no_plain_tensor(name, value)}
+    rest = {
+        name: value
+        for name, value in state.items()
+        if not isinstance(value, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
+    }
     tensors = {name: value for name, value in state.items() if name not in rest}
     if model is not None:
         tensors.update((name, value) for name, value in model.named_buffers() if name not in state)
     return tensors, rest
-
-
-def _is_no_plain_tensor(name: str, value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) or name.rpartition(".")[2] == "_extra_state"
 
 
 def _take(value: Any, tensors: list[torch.Tensor]) -> Any:

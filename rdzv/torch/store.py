@@ -85,7 +85,6 @@ def raise_as_torch(error: Exception) -> NoReturn:
 
 
 def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
-
     @functools.wraps(method)
     def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         try:
@@ -97,7 +96,6 @@ def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Calla
 
 
 def _passed_on(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
-
     @_with_torch_errors
     @functools.wraps(method)
     def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:

@@ -41,11 +41,7 @@ TRY_AGAIN_AFTER: Final = 0.05  # seconds
 
 
 class WorkersStore:
-    """The TCPStore for a round's workers, in the process of rank 0's launcher; waits `within` seconds for the port.
-
-    Raises:
-        OSError: The port is taken, or not permitted.
-    """
+    """The TCPStore for a round's workers at rank 0. It waits `within` seconds for its port, then raises OSError."""
 
     def __init__(self, host: str, port: int, timeout: timedelta, *, within: float = 0.0) -> None:
         deadline, listening = time.monotonic() + within, None
@@ -127,7 +123,13 @@ def open_tcp_store(info: RendezvousInfo, timeout: timedelta, *, port: int) -> di
     """
     host, _ = info.bootstrap_address
     if info.rank == 0:
-        store = _hosted(host, _listener(host, port), timeout)
+        try:
+            listening = _listen(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            listening = _listen(host, 0)  # any free port
+        store = _hosted(host, listening, timeout)
         info.store.set(PORT, str(store.port))
         return store
     waiting = info.store.clone()
@@ -152,16 +154,6 @@ def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCP
         master_listen_fd=listening.detach(),
         **LISTENING_STORE,
     )
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at the port, or at a free one if it is taken; see `_listen` for the interfaces."""
-    try:
-        return _listen(host, port)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        return _listen(host, 0)
 
 
 def _listen(host: str, port: int) -> socket.socket:

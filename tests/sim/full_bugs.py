@@ -57,7 +57,7 @@ class CredulousView(View):
     """Counts a live member as a waiting node."""
 
     def _place(self, record: NodeRecord) -> None:
-        self._records[record.node_id] = record
+        self.records[record.node_id] = record
         self.waiting[record.node_id] = record
 
 

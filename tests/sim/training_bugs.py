@@ -146,7 +146,7 @@ def _two_expels_of_one_picture() -> Iterator[None]:
         view, revision = self._view, await expel(self, act)
         before = act.progress.replace(lost=act.progress.lost - 1, lost_ids=act.progress.lost_ids[:-1])
         for node_id in view._stuck.keys() & view.live - {act.node_id}:
-            record = view.record(node_id)
+            record = view.records[node_id]
             progress = before.once_expelled(node_id, address=record.address, why=act.why)
             more = replace(act, node_id=node_id, arrival=record.arrival, progress=progress)
             revision = await expel(self, more) or revision

@@ -74,11 +74,7 @@ def _without_ages(value: Any) -> Any:
 
 
 def settled(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return the report `now`, with the times of day of `before` where they differ by less than `WAVERS`.
-
-    Times of day are computed from ages, and so vary slightly. An unchanged member is the same object as before, which
-    `changes` recognizes quickly.
-    """
+    """Return the report `now`, but keep times of `before` that differ by less than `WAVERS`, and unchanged members."""
     made = {name: _settled(before.get(name), value) for name, value in now.items() if name != "members"}
     members = {one["node_id"]: one for one in before.get("members", ())}
     made["members"] = [_settled_member(members.get(one["node_id"]), one) for one in now["members"]]
@@ -98,7 +94,7 @@ def _settled(before: Any, now: Any) -> Any:
 
 
 HOURS_FROM: Final = 1e9  # larger numbers are times of day, in seconds since 1970
-WAVERS: Final = 1.0  # seconds by which a computed time of day may vary
+WAVERS: Final = 1.0  # seconds by which a time of day may vary, as it is computed from an age
 
 
 def _settled_member(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Pure: the progress of one member, and the note about it that the member's node sends with keep-alives.
-
-The member's node, in another thread, sends the latest state. A note has durations and no times, as clocks differ.
-"""
+"""Pure: the progress of one member, and notes about it in keep-alives: with durations, not times, as clocks differ."""
 
 from __future__ import annotations
 

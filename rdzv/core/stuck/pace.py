@@ -29,8 +29,7 @@ STUCK_AFTER: Final = 30.0
 STUCK_STEPS: Final = 10
 SLOW_PART: Final = 0.8  # a member with less than this part of the median rate is slow
 BEHIND: Final = 10.0  # a member is also slow if it is behind by more steps than the median rate makes in these seconds
-# A member behind by at most this many steps is not slow: notes of two members are not of one moment.
-BEHIND_STEPS: Final = 3
+BEHIND_STEPS: Final = 3  # a member behind by at most these steps is not slow: notes are not of one moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,7 +130,7 @@ class AccusationWatch:
         """
         view, why = self.office.view, self._why(accused, by)
         named, at_most = (view.live & {accused}, math.inf) if accused != SOMEBODY else (view.live - {by}, self.gone_ttl)
-        meant = [Stuck(number, view.record(one).arrival, one, why) for one in sorted(named)]
+        meant = [Stuck(number, view.records[one].arrival, one, why) for one in sorted(named)]
         found = await together(*(self._remaining(one.node_id, at_most=at_most) for one in meant))
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 

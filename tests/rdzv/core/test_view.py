@@ -19,7 +19,7 @@ from tests.support.hand_fed import NODES, HandFed, round_of
 
 def standing(view: View) -> tuple[Any, ...]:
     """Return the parts of a view that do not depend on the order of events."""
-    return view.live, list(view.waiting.items()), view.next_number, view.synced, view._records
+    return view.live, list(view.waiting.items()), view.next_number, view.synced, view.records
 
 
 # Live and waiting nodes.
@@ -180,7 +180,7 @@ def test_no_node_is_both_live_and_waiting(after: list[tuple[str, str]]) -> None:
         happen(run, what, name)
         view = run.view
         assert not view.live & view.waiting.keys()
-        assert view.live | view.waiting.keys() == view._records.keys()
+        assert view.live | view.waiting.keys() == view.records.keys()
         assert [record.arrival for record in view.waiting.values()] == sorted(
             record.arrival for record in view.waiting.values()
         )
