@@ -8,8 +8,8 @@ A duration is measured on the clock of a coordinator that saw its begin and its 
 duration is None, and only the times of day are known.
 
 The *hour of a run* is its time of day. The coordinator that commits a round sets it by its own clock; then it advances
-by the coordinator's monotonic clock. A new coordinator continues from the last progress that it received. The hour of a
-run is sent with keep-alives, and the store tells its age, so no reader compares clocks of two machines.
+by the coordinator's monotonic clock. A new coordinator continues the hour from the last progress that it received. The
+hour of a run is sent with keep-alives, and the store tells its age, so no reader compares clocks of two machines.
 """
 
 from __future__ import annotations

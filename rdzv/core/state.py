@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
     @classmethod
     def _missing_(cls, _: object) -> Self:
-        """Read a later release's phase as GATHERING: at least, the run is not closed."""
+        """Read an unknown phase of a later release as GATHERING: at least, the run is not closed."""
         return cls.GATHERING
 
 
@@ -176,7 +176,7 @@ class Progress(Stored, kw_only=True):
     needed: int = 0  # see `decision.Rules`
     capacity: int = 0
     live: int = 0  # members of the last round that are still in it
-    waiting: int = 0  # waiting nodes that a regroup now would admit; 0 without live members
+    waiting: int = 0  # waiting nodes that a round would admit if it began now; 0 without live members
     spares: int = 0  # waiting nodes for which there is no room
     # Newcomers that arrived after this revision are spares. None: there are no spares, or `spare_ids` names them. 0:
     # any newcomer may be a spare, as a rank order chose more spares than can be named.
@@ -287,7 +287,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """The number of waiting nodes that a regroup now would admit; 0 once they have gone."""
+    """The number of waiting nodes that a round would admit if it began now; 0 once these nodes have gone."""
 
     count: int
 

@@ -15,7 +15,7 @@ accesses in one order.)
 
 A member that has begun no step answers None. If all members answer None, all leave at once, except that a body may make
 newcomers wait until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a
-second decision. No other decision is replaced.
+second decision. Apart from this case, no decision is replaced.
 
 A member that leaves before the agreed step, with its body unfinished, is a loss for the others (`has_stopped`).
 """

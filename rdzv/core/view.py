@@ -343,7 +343,7 @@ class View:
         return sorted((*self.waiting.values(), *self.left_out.values()), key=lambda record: record.arrival)
 
     def _leave_out(self) -> None:
-        """Leave out nodes that did not reach the last round's rank 0, unless too few others remain."""
+        """Leave out nodes that did not reach the last round's rank 0, unless too few other nodes remain."""
         host = self.round.host if self.round is not None else ""
         cut_off = {node_id for node_id, record in self._cut_off.items() if host in record.cut_off}
         if len(self.waiting) + len(self.left_out) - len(cut_off) + len(self.live) < self._needed:

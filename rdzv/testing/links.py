@@ -174,7 +174,7 @@ class MemoryTransport(asyncio.Transport):
         elif not self._end_sent:
             self._outgoing.send(Signal.END)
         self._closing = self._end_sent = self.is_lost = True
-        self.loop = self._outgoing.network_loop  # the operating system answers later bytes
+        self.loop = self._outgoing.network_loop  # the operating system, not the process, answers later bytes
         self._incoming.receiver_died()
 
     @property

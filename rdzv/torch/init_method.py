@@ -38,7 +38,7 @@ def register_init_method() -> None:
 
     Callers may append a segment to the run's name, which separates keys: groups of one process with different segments
     share a round. With `torch_store=tcp` the store is a TCPStore on the round's rank 0. `torch.distributed.rpc` accepts
-    such URLs, too.
+    these URLs, too.
 
     The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` are optional: they set
     `requested_rank`, and both `min_nodes` and `max_nodes`. The timeout of `init_process_group` limits the store's

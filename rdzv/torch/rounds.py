@@ -8,13 +8,13 @@
                 step = train(model, optimizer, step)
 
 After a loss the node's thread aborts the group, so that a hanging collective raises at once. Leaving the block swallows
-that error, and the next round has a new group, under another prefix of another store. If a group cannot be made because
-a member has gone, the round ends before its body.
+the error of the collective, and the next round has a new group, under another prefix of another store. If a group
+cannot be made because a member has gone, the round ends before its body.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
 which ends that work, and cancels the body. Other changes end the body only at a `check`, also where `rdzv.rounds` would
-cancel it before its first step: a body cancelled in a collective would leave the other members hanging in it.
+cancel it before its first step: a body cancelled in a collective would leave the others in a hanging collective.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
                 return doing.result()
             raise
         finally:
-            # The work's error refers to this frame: the cycle would keep the group, with its threads and sockets.
+            # The work's error refers to this frame: without `del`, the cycle would keep the group and its sockets.
             del doing
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:

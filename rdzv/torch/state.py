@@ -6,8 +6,8 @@ broadcast of its bytes: gloo does not know all number types. A model's parameter
 those outside its `state_dict`. `get_extra_state` values and an optimizer's state are made anew, as a newcomer has no
 such state yet, or a state of another shape.
 
-If the source dies meanwhile, a lagging member needs its own state, and not a mixture of two states. So it replaces its
-tensors only when it has received all.
+If the source dies meanwhile, a lagging member needs its own state, and not a mixture of two states. So a lagging member
+replaces its tensors only when it has received all.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Beats:
         return token
 
     def be_free(self, token: object) -> None:
-        """End one `be_busy`."""
+        """Record the end of a busy time: the `token` is from `be_busy`."""
         self._busy_ended = self.clock()
         self._busy = tuple(one for one in self._busy if one[0] is not token)
 

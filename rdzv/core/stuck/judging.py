@@ -1,9 +1,9 @@
 """Pure: the judgement which members of a round are stuck: alive, but without progress while others make some.
 
-The coordinator looks at the notes that come with keep-alives (`beats`). A member is stuck if two facts hold. First, it
-has begun no step for `stall_timeout` (before its second step `first_step_timeout`, as it compiles and loads). Second,
-others make progress: one is at a later step, or has begun a step within half of that time, or all others wait in the
-round's store and this member does not. If no member makes progress, that is reported, and none is dropped.
+The coordinator looks at the notes that come with keep-alives (`beats`). A member is stuck if two facts hold. First, the
+member has begun no step for `stall_timeout` (before its second step `first_step_timeout`, as it compiles and loads).
+Second, others make progress: one is at a later step, or has begun a step within half of this limit, or all others wait
+in the round's store and this member does not. If no member makes progress, that is reported, and none is dropped.
 
 A member that waits for another in a collective makes no progress either. So no member is judged in these cases, nor for
 `stall_timeout` after them:
