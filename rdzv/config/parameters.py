@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Source(Enum):
-    """A place in which a parameter may be given. Its enum value names it in errors: "ttl=0 in the URL must be"."""
+    """A place in which a parameter may be given. The enum value is its name in errors: "ttl=0 in the URL must be"."""
 
     ENVIRONMENT = " in the environment"
     URL = " in the URL"

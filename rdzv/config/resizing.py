@@ -1,7 +1,7 @@
 """Pure: the settings of a resized run: they have the new minimum and maximum of nodes, and list the earlier ones.
 
 A node may be started with a minimum and maximum from before a resize. If the run's settings list this pair under
-`RESIZED_FROM`, the node gets the present pair. Otherwise it gets an error (promise R18).
+`RESIZED_FROM`, the node gets the present pair. A node with another pair gets an error (promise R18).
 """
 
 from __future__ import annotations

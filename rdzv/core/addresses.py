@@ -1,7 +1,7 @@
 """Pure: the address at which other members reach each member.
 
-A node's address, unless configured, is the one from which the store sees it connect. That address is wrong in two
-cases:
+A node's address, unless configured, is the one from which the store sees it connect. The address that the store sees is
+wrong in two cases:
 
     on the store's own host       the store sees loopback, or an interface that others may not reach. But nodes on other
                                   hosts know this host's address: they reach the store at it.

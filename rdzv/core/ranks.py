@@ -9,7 +9,7 @@ among the other nodes by a method
     choose(candidates, kept, count)
 
 which returns `count` of the candidates, given in order of arrival; the nodes in `kept` become members in any case.
-Without the method, the first to arrive are admitted.
+If an order has no `choose`, the first nodes to arrive are admitted.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class Progress(Stored, kw_only=True):
         return self.replace(lost_ids=(*self.lost_ids, node_id), why_lost=(*self.why_lost, *why))
 
     def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
-        """Return the progress after an expulsion. It names the member, so that the member is notified."""
+        """Return the progress after an expulsion. The progress names the member, to notify it."""
         missing = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
         named = (*self.absent.missing[: NAMED_MOST - 1], missing)
         return self.replace(

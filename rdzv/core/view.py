@@ -76,8 +76,8 @@ class Answered(NamedTuple):
 class View:
     """The state of a run as its coordinator knows it. Only the deciding task changes it, only between two acts.
 
-    Without `tells_causes`, the store (etcd) does not say how a key's lease ended. Then a deleted record's lease counts
-    as lapsed, unless the record was written with `left` before. `expected` nodes are missing until they arrive.
+    Without `tells_causes`, the store (etcd) does not say how a key's lease ended, so a deleted record's lease counts as
+    lapsed, unless the record was written with `left` before. `expected` nodes are missing until they arrive.
     """
 
     def __init__(
@@ -382,7 +382,7 @@ class Obstacle(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """The input of `decide`. It does not change during the call, which may run in another thread."""
+    """The input of `decide`, which does not change during the call; `decide` may run in another thread."""
 
     view: View
     head: Head

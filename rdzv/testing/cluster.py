@@ -185,7 +185,8 @@ class Cluster:
         """Play until the bodies of all live nodes have ended.
 
         Raises:
-            ClusterStuckError: They take more than `within` virtual seconds; the message says where each node waits.
+            ClusterStuckError: The bodies take more than `within` virtual seconds; the message says where each node
+                waits.
             ClusterError: As in `advance`.
         """
         until = self.now + within

@@ -133,7 +133,7 @@ class MemoryNetwork:
     def died(self, name: str, *, silently: bool = False) -> None:
         """End the links of a dead process, a dialer or a listener; a dead dialer can dial no more.
 
-        Its system delivers the sent bytes, closes the connections, and answers later bytes with a reset. With
+        The process's system delivers the sent bytes, closes the connections, and answers later bytes with a reset. With
         `silently` the machine has lost power: bytes in flight are lost, and the other end learns of the death only when
         it writes to the restarted machine (`partition` the name until then), or when TCP's keep-alive fails.
         """

@@ -1,7 +1,7 @@
 """Shell: finds gloo's sockets in this process, and shuts them down.
 
-If a peer is killed, a gloo collective fails only on its neighbours. The others wait for the group's timeout, and
-PyTorch's abort (2.13) does not end this wait. Shutting down the group's sockets does: every collective on the group
+If a peer is killed, a gloo collective fails only on its neighbours. The other members wait for the group's timeout, and
+PyTorch's abort (2.13) does not end their wait. Shutting down the group's sockets does: every collective on the group
 raises `RuntimeError: ... Connection closed by peer`.
 
 Other libraries may open sockets at any time, so gloo's are recognised by their addresses. Each member listens at an

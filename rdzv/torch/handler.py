@@ -408,8 +408,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         A store whose host is about to leave counts as one.
 
-        Above 0, the agent restarts its workers. The agent asks ten times a second, so this call sends no request. In a
-        closed run the number is 0. A member with a failed worker counts as lost: `agent.worker_ends` says why.
+        If the number is above 0, the agent restarts its workers. The agent asks ten times a second, so this call sends
+        no request. In a closed run the number is 0. A member with a failed worker counts as lost: `agent.worker_ends`
+        says why.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:

@@ -5,8 +5,8 @@ Buffers (BatchNorm's running statistics) contain a part of the interrupted batch
 `sync_state` restores the copies, unless the optimizer has stepped since.
 
 `optimizer.step(closure)` of LBFGS changes parameters and its own state between two calls of the closure, and a lost
-member makes such a call raise. So a hook copies parameters and state before each such step, and `sync_state` restores
-them after a step that did not end.
+member makes such a call raise. So a hook copies parameters and state before a step with a closure, and `sync_state`
+restores them after a step that did not end.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A node that connects to the next store writes a record of its knowledge (`LostSt
 store outranks it. Records are not merged. The settings, bans and closing in the record are applied before the first
 round in that store.
 
-Some members of the last round may still work while others meet in the new store. So the first round waits until all
-these members have come, or until `ttl` has passed: a member that is cut off has stopped by then. Members in the process
-that served the lost store are not awaited.
+Some members of the last round may still work while others meet in the new store. So the first round there waits until
+all members of that last round have come, or until `ttl` has passed: a member that is cut off has stopped by then.
+Members in the process that served the lost store are not awaited.
 """
 
 from __future__ import annotations

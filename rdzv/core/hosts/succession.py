@@ -3,7 +3,8 @@
 A kernel refuses a connection only if no process listens. So a process that wants to serve first listens, as a
 candidate, and then asks all other hosts. The process serves once each other host has refused the connection, or has
 answered that its store has ended. Two processes cannot both serve: the process that listened later reaches the other.
-This rule needs no clock and no count of nodes. Silence proves nothing: a host that does not answer may still serve.
+Choosing the host needs no clock and no count of nodes. Silence proves nothing: a host that does not answer may still
+serve.
 
 A candidate gives up for a store that serves, and for a candidate earlier in the list of hosts.
 """

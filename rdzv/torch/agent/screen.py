@@ -1,6 +1,6 @@
 """Shell: the lines that an agent writes about the rendezvous, one for each event of the job.
 
-docs/pytorch.md shows these lines. They have PyTorch's prefix and destination. LOGLEVEL sets their level; without
+docs/pytorch.md shows these lines. The lines have PyTorch's prefix and destination. LOGLEVEL sets their level; without
 LOGLEVEL it is INFO, and WARNING for other lines of `rdzv` and `store`. A program's own logging configuration takes
 precedence.
 """
