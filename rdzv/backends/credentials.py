@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.errors import RendezvousSettingsError
+from store.net.address import token_bytes
 from store.net.certificates import client_context
 
 if TYPE_CHECKING:
@@ -85,19 +86,15 @@ class Credentials:
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
                 fresh = path is not None and abs(time.time() - os.stat(path).st_mtime) < SETTLED_AFTER
-                if fresh and self._seen and not found:  # the token may be half written
-                    found.append(self._seen[0])
-                else:
-                    found.append(None if path is None else _read("", path))
+                kept = fresh and self._seen and not found  # the token may be half written
+                found.append(self._seen[0] if kept else None if path is None else _read("", path))
             except (OSError, RendezvousSettingsError):
                 found.append(None)
         return found
 
     def _read_token(self) -> bytes | None:
-        path, token = self._settings.token_file, self._settings.token
-        if path is not None:
-            token = _read_secret(f"token_file={path!r}", path)
-        return token.encode() if isinstance(token, str) else token
+        path = self._settings.token_file
+        return token_bytes(self._settings.token if path is None else _read_secret(f"token_file={path!r}", path))
 
     def server_tls(self, *, renews: bool = False) -> ssl.SSLContext | None:
         """Return a context to serve TLS; None without a certificate, without TLS, and for etcd.

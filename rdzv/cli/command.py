@@ -306,8 +306,10 @@ def say(*lines: str) -> None:
 
 
 def put(text: str) -> None:
-    """Print a text unchanged; raise OSError if standard output cannot be written."""
+    """Print a text unchanged, if standard output can encode it; raise OSError if standard output cannot be written."""
     try:
+        if reconfigure := getattr(sys.stdout, "reconfigure", None):
+            reconfigure(errors="backslashreplace")  # the encoding may lack letters of foreign text
         print(text, flush=True)
     except OSError as error:
         raise OSError(error.errno, error.strerror, OUTPUT) from None

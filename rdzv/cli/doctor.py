@@ -117,7 +117,7 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     if not is_loopback(own_address):
         own_name = socket.gethostname()
         own: list[str] = []
-        with anyio.move_on_after(step), contextlib.suppress(OSError):
+        with anyio.move_on_after(step), contextlib.suppress(OSError, UnicodeError):
             own = await _look_up(own_name, None)
         checks.append(gloo_check(own_name, own, own_address, chosen=os.environ.get("GLOO_SOCKET_IFNAME")))
     try:
@@ -143,12 +143,8 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
 
 def _not_serving(host: str, answer: Answer) -> Check:
     """Check a host that does not serve the store, of several in the URL: such a host should refuse connections."""
-    remedy = ""
-    if answer is Answer.SILENT:
-        remedy = (
-            f"let the port through the firewall, and let it drop packets rather than reject them; if the machine is "
-            f"off, rdzv lost URL {host}"
-        )
+    firewall = "let the port through the firewall, and let it drop packets rather than reject them"
+    remedy = f"{firewall}; if the machine is off, rdzv lost URL {host}" if answer is Answer.SILENT else ""
     return Check("host", f"{host} {answer.value}", remedy)
 
 
@@ -182,7 +178,7 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
 
 async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
     """Report if addresses of `host` belong to several machines: each of these would start a store of its own."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, UnicodeError):
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:
             remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"

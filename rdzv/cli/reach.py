@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.backends.builtin import client_of
@@ -16,6 +15,7 @@ from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousSettingsError
 from rdzv.node.link.follower import following
 from rdzv.node.run.run import Run
+from store.net.process import host_name
 
 if TYPE_CHECKING:
     import argparse
@@ -59,7 +59,7 @@ async def open_run(
     `follow` is notified when the run's head changes. Without `follow` the head is not read: do not ask for the status.
     """
     settings = settings_of(options.url, needs_run=True)
-    by = settings.node_id or f"{socket.gethostname()}-{os.getpid()}"
+    by = settings.node_id or f"{host_name()}-{os.getpid()}"
     keys = Keys(settings.prefix, settings.run_id)
     async with contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(client_of(settings, Credentials(settings), timeout=options.timeout))

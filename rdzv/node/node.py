@@ -17,7 +17,6 @@ import math
 import os
 import random
 import secrets
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +37,7 @@ from rdzv.node.member.noticing import Noticing
 from rdzv.node.member.part import Part
 from store import StoreError, StoreReplaced, StoreUsageError
 from store.keeping import RELEASE_WITHIN
+from store.net.process import host_name
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Node:
         self.settings = settings
         self.run_id: str = settings.run_id
         self.keys: Keys = Keys(settings.prefix, settings.run_id)
-        self.node_id: str = settings.node_id or f"{socket.gethostname()}-{os.getpid()}-{rng.getrandbits(24):06x}"
+        self.node_id: str = settings.node_id or f"{host_name()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
         self.listeners: Listeners = Listeners()  # notified at every change of the node's state; from any thread
         self.part: Part = Part(
@@ -216,7 +216,7 @@ class Node:
         return link
 
     async def _name_the_host(self, store: Store) -> None:
-        host = f"run {self.run_id}, node {self.node_id} (process {os.getpid()} on {socket.gethostname()})"
+        host = f"run {self.run_id}, node {self.node_id} (process {os.getpid()} on {host_name()})"
         async with store.kept_lease(self.settings.ttl) as lease:
             await store.put(self.keys.host, host.encode(), lease=lease.id)
             await anyio.sleep_forever()

@@ -19,7 +19,8 @@ def token_bytes(token: object) -> bytes | None:
     """Return a token as bytes, or None; raise `StoreUsageError` for other types."""
     if not isinstance(token, str | bytes | None):
         raise StoreUsageError(f"the token is of type {type(token).__name__}; give str or bytes")
-    return token.encode() if isinstance(token, str) else token
+    # Python has decoded bytes of the environment that are not UTF-8 as surrogates.
+    return token.encode(errors="surrogateescape") if isinstance(token, str) else token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,11 @@ def check_loop(loop: asyncio.AbstractEventLoop | None, name: str) -> None:
         )
 
 
+def host_name() -> str:
+    """Return this machine's name in printable letters without "/", as it becomes part of keys and of UTF-8 values."""
+    return "".join(letter if letter.isprintable() and letter != "/" else "-" for letter in socket.gethostname())
+
+
 @functools.cache
 def loopback_id() -> str:
     """Return an id of this process's loopback network, equal in processes that share it."""
@@ -44,7 +49,7 @@ def loopback_id() -> str:
         # Both parts are needed: containers of one host share its boot id, and different hosts use equal network ids.
         where = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/net").readlink())
     except OSError:
-        where = socket.gethostname()
+        where = host_name()
     return hashlib.sha256(where.encode()).hexdigest()[:8]
 
 

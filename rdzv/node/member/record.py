@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import socket
 import time
 from dataclasses import replace
 from functools import partial
@@ -29,7 +28,7 @@ from rdzv.node.run.lease import grant_of_run, note_of_run, refusal_of
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renewed_if_old
 from store.net.callers import is_served_here
-from store.net.process import loopback_id
+from store.net.process import host_name, loopback_id
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
@@ -260,7 +259,7 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
             await link.in_reach_again(within=math.inf)
         if link.store.failure is not None:
             raise link.store.failure
-        address = store.seen_as or socket.gethostname()
+        address = store.seen_as or host_name()
         ends = store.ends
         if ends is not None:
             address, sends_from, store_at = way_of(address, *ends)

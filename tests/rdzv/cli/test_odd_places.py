@@ -8,6 +8,7 @@ import compileall
 import contextlib
 import fcntl
 import importlib.util
+import io
 import os
 import pty
 import resource
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.cli.command import Command, carry_out
+from rdzv.cli.command import Command, carry_out, put
 from rdzv.cli.main import main
 from rdzv.loop import own_folder
 from tests.support.processes import ROOT, free_port, start, start_python
@@ -234,6 +235,34 @@ async def test_as_process_1_a_launcher_reaps_orphans_and_keeps_the_status_of_its
     async with start(*line) as child:
         assert await child.line("zombies") == "[0] zombies 0"
         assert await child.wait() == 7
+
+
+@AS_ROOT
+@pytest.mark.parametrize("name", [b"a/b", b"\xff\xfe"])
+async def test_a_host_name_that_is_no_name_of_a_node_is_made_one(name: bytes) -> None:
+    """Regression: with a slash no round completed; what is not UTF-8 ended the node with an error of Python's codec."""
+    words = [sys.executable, "-m", "rdzv", *alone("echo", "trained")]
+    program = f"import os, socket; socket.sethostname({name!r}); os.execv({sys.executable!r}, {words!r})"
+    async with start("unshare", "--uts", sys.executable, "-c", program) as child:
+        async with asyncio.timeout(30):
+            assert await child.line("trained") == "[0] trained"
+            assert await child.wait() == 0
+
+
+def test_a_host_name_that_cannot_be_looked_up_does_not_end_the_doctor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "\udcff")
+    assert main(["doctor", "--timeout", "0.5", "tcp://192.0.2.1:29400/job"]) == 1
+    assert "codec" not in capsys.readouterr().err
+
+
+def test_letters_that_standard_output_cannot_encode_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: `rdzv status` ended with an error of Python's codec, for a reason with an umlaut for example."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    put("z\xfc voll")
+    assert written.getvalue() == b"z\\xfc voll\n"
 
 
 @AS_ROOT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from store.errors import StoreUsageError
-from store.net.address import DEFAULT_PORT, Address, host_and_port
+from store.net.address import DEFAULT_PORT, Address, host_and_port, token_bytes
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,8 @@ def test_an_invalid_address_is_refused_with_the_reason(url: str, problem: str) -
 def test_only_ipv6_addresses_get_brackets() -> None:
     assert host_and_port("head", 1) == "head:1"
     assert host_and_port("fe80::1", 1) == "[fe80::1]:1"
+
+
+def test_a_token_that_is_no_text_has_the_bytes_that_the_environment_had() -> None:
+    """Regression: such a token in RDZV_TOKEN ended a node with an error of Python's codec, which named no parameter."""
+    assert token_bytes("secret-\udcff") == b"secret-\xff"
