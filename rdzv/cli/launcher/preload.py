@@ -182,7 +182,8 @@ class PreloadServer:
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         try:
-            # The files are sent with the first byte of the request.
+            # The files are sent with the first byte of the request; earlier requests may still fill the socket.
+            await anyio.wait_writable(self._requests)
             socket.send_fds(self._requests, [len(request).to_bytes(4, sys.byteorder)], [control, writing, *streams])
             await asyncio.get_running_loop().sock_sendall(self._requests, request)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -234,6 +235,20 @@ async def test_signals_reach_a_preloaded_worker_and_the_end_of_its_launcher_kill
         left.first_line()
         os.close(left.control)
         assert await left.worker.wait() == -signal.SIGKILL
+
+
+async def test_more_workers_are_started_than_the_socket_holds_requests(script: Callable[[str], str]) -> None:
+    """The start of a worker failed with `BlockingIOError` if the preload process had not read the requests before."""
+    async with serving(script("pass")) as server:
+        os.kill(server._process.pid, signal.SIGSTOP)
+
+        async def start() -> list[Run]:
+            return [await run(server, BALLAST="x" * 30_000) for _ in range(16)]
+
+        starting = asyncio.create_task(start())
+        await asyncio.wait([starting], timeout=0.5)
+        os.kill(server._process.pid, signal.SIGCONT)
+        assert [await one.ends_with() for one in await starting] == [(0, "")] * 16
 
 
 async def test_spawned_processes_find_the_script(script: Callable[[str], str]) -> None:
