@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from store.messages import Condition, Entry, KeyGroup, Note, Operation, Request
 
-DELETED_AT_ONCE = 4096  # keys per request of `delete_prefix`, or fewer if the server allows fewer
+DELETED_AT_ONCE = 4096  # keys per request of `delete_prefix`
 
 R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")

@@ -11,7 +11,6 @@ An etcd cluster promises less (docs/promises.md, docs/operating.md), and differs
 - If the answer to a write is lost, and the cluster is out of reach for a minute, the caller gets `ConnectionLost` with
   `maybe_applied=True`.
 - `add` and `append` read, then write if the key has not changed; with many writers on one key, some retry.
-- A transaction has at most `operations_max` conditions or operations: 126.
 - Revisions also advance for other users of the cluster, and sometimes for a write that changed nothing.
 - `ping` asks the cluster's consensus, not one member. `stats` has the few figures that etcd gives.
 """

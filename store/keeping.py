@@ -92,7 +92,7 @@ class Keeping:
     def __init__(self, store: Calls) -> None:
         self.store = store
         self.on_silence: Callable[[float | None], None] | None = None
-        self._silence: asyncio.TimerHandle | None = None  # while a keep-alive has no answer
+        self._silence: asyncio.TimerHandle | None = None
         self.kept: dict[HeldLease, None] = {}
         if store.cuts is not None:
             store.cuts.listeners[self._connection_ended] = None

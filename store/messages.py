@@ -57,8 +57,7 @@ class Event(Record, kw_only=True):
     """One change seen by a watch.
 
     `synced` ends a snapshot, which stands for every change up to `revision`. `reset` says that history was lost: forget
-    everything seen so far, a new snapshot follows. `cause` of a `delete` says how the key's lease ended, if that is the
-    reason.
+    everything seen so far, a new snapshot follows.
     """
 
     kind: EventKind
@@ -94,7 +93,7 @@ class Target(IntEnum):
 
 # Looking up an enum's member takes as long as the rest of a comparison.
 _MOD_REVISION, _CREATE_REVISION, _VALUE, _EXISTS, _VALUE_IF_ANY = Target
-_EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)  # by target
+_EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)
 
 
 class Condition(Record, kw_only=True):

@@ -47,7 +47,7 @@ class LeaseRecord:
     keeper: int | None = None
     disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
     ending: bool = False  # ticks delete its remaining keys
-    keys: dict[str, None] = field(default_factory=dict)  # in order of attachment
+    keys: dict[str, None] = field(default_factory=dict)
     note: bytes = b""  # the note of the last keep-alive; never saved
     noted_at: float = 0.0  # when the note was set, on the server's clock
 

@@ -16,7 +16,7 @@ from enum import Enum
 
 AT_ONCE = 0.05  # seconds; if a proxy or switch fails, its connections end within a few milliseconds
 # If a machine fails, few processes with leases die. If eight seem to die at once, the network has failed, or a job has
-# ended.
+# ended, whose leases need not end early.
 MANY = 8
 
 

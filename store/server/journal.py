@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# After these errors SQLite's log lacks the end of the group, which SQLite ignores then.
+# After these errors SQLite's log lacks the end of the group, which SQLite ignores; after others it may be complete.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # free room, beside the reserve, that writes other than deletes require
 # Seconds for one group; on a slow disk, three times as long as a small group takes. A small write waits for the rest of
@@ -96,7 +96,7 @@ class Journal:
         self._directory = Path(os.path.abspath(directory))  # the program may `chdir`
         self._path, self._log = self._directory / FILE, self._directory / f"{FILE}-wal"
         self._pid = os.getpid()
-        self._database: sqlite3.Connection | None = None  # for writing; opened after it was read
+        self._database: sqlite3.Connection | None = None
         self._pending: list[Facts] = []
         self._wake = threading.Condition()
         self._stopping = False
@@ -109,8 +109,8 @@ class Journal:
         self._long_for = 0  # consecutive groups after which the log was too long
         self._grows = self._free_bytes = 0  # the growth of the database, and its free room
         self.appended: int = 0
-        self.commits: int = 0  # committed groups ...
-        self.commit_seconds: float = 0.0  # ... and the seconds that these commits took
+        self.commits: int = 0
+        self.commit_seconds: float = 0.0
         self.in_doubt: bool = False  # the last group may be on disk or not
         self.log_bytes: int = 0
         self.only_deletes: bool = False  # only deletes, and `room_to_steer` bytes of keys that steer, are written

@@ -64,7 +64,7 @@ class ConnectionTable:
         self.limits = limits
         self.clock = clock
         self._rows: dict[Stranger, _Row] = {}
-        self._strangers: OrderedDict[Stranger, _Row] = OrderedDict()  # in order of arrival
+        self._strangers: OrderedDict[Stranger, _Row] = OrderedDict()
         self.bytes: int = 0
         self.refused: int = 0
         self.lines: RationedLog = RationedLog(clock)
