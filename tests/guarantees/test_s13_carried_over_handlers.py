@@ -9,7 +9,13 @@ import asyncio
 
 import pytest
 
-from rdzv import RendezvousClosedError, RendezvousRefusedError, RendezvousSettingsError, RoundSupersededError
+from rdzv import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousRefusedError,
+    RendezvousSettingsError,
+    RoundSupersededError,
+)
 from tests.support.runs import VirtualRun, assert_one_round
 from tests.support.virtual_time import now
 
@@ -205,6 +211,25 @@ async def test_s13_a_store_that_is_lost_before_its_first_round_passes_the_knowle
         infos = [await nodes[2].next_rendezvous(), *[await task for task in joining]]
         assert_one_round(infos)
         assert infos[0].round == 2
+
+
+async def test_s13_a_member_of_a_lost_store_is_drained_in_the_next_one() -> None:
+    """Regression: where the next store's revisions are lower, the member ignored its drain, and all met again at once,
+    round after round.
+    """
+    async with VirtualRun(hosts=HOSTS, min_nodes=2, max_nodes=4, last_call_timeout=1) as run:
+        nodes = [run.handler(name) for name in "wxyz"]
+        await run.meet(*nodes)
+        revisions = [run.engine.revision]
+        while len(nodes) > 2:
+            await replace(run)
+            await run.meet(*nodes)
+            revisions.append(run.engine.revision)
+            leaving = nodes.pop()
+            await nodes[0].drain(node_id=leaving.node_id)
+            with pytest.raises(RendezvousGracefulExitError, match=f"{leaving.node_id} is to leave"):
+                await leaving.next_rendezvous()
+        assert revisions[0] > revisions[1] < revisions[2], "as they begin at random, both happen"
 
 
 async def test_s13_nodes_with_different_lists_do_not_meet_and_both_lists_are_named() -> None:

@@ -96,7 +96,7 @@ class Arrival(Generic[L]):
         if self.state is not State.STANDING:
             return False
         assert sent is not None, "what was written was sent before"
-        self.began = self.began or revision
+        self.began = min(self.began or revision, revision)  # lower: the first one in another store
         self.record = sent.replace(arrival=revision)
         return True
 

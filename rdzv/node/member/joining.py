@@ -108,7 +108,6 @@ class Joining:
         except BaseException as error:
             if isinstance(error, StoreReplaced):
                 part.end_membership(f"the store is lost: {error}", dropped=True)
-                part.arrival.began = 0  # revisions of another store begin at 1 again
             with anyio.CancelScope(shield=True):
                 if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
                     await link.step_down()  # a node that may not take part must not coordinate
