@@ -441,7 +441,8 @@ class Cluster:
         if found.alive:
             self.say(f"{found.name} {'stands still' if threads else 'hangs'}{_for(seconds)}")
             found.process.pause(threads=threads)
-            self._later(seconds, partial(self.resume, found))
+            # A node that was restarted in its place is not resumed.
+            self._later(seconds, lambda: self.nodes[found.index] is found and self.resume(found))
         return Done(None)
 
     def _heal(self, node: ClusterNode) -> None:

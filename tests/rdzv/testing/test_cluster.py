@@ -64,6 +64,19 @@ def test_a_body_runs_to_its_end_on_every_node(four: Cluster) -> None:
     assert (only.number, only.world_size, sorted(only.members)) == (0, 4, ["node-0", "node-1", "node-2", "node-3"])
 
 
+def test_the_end_of_a_pause_does_not_resume_a_node_that_was_restarted_and_paused_again(four: Cluster) -> None:
+    four.run(stay)
+    four.pause(2, 10)
+    four.advance(1)
+    four.kill(2)
+    four.restart(2)
+    four.pause(2, 60)
+    four.advance(30)
+    assert not told(four, "node-2 goes on")
+    four.advance(40)
+    assert told(four, "node-2 goes on")
+
+
 async def test_it_can_be_awaited_inside_a_running_loop() -> None:
     ours = asyncio.current_task()
     async with cluster(2, seed=1) as made:
