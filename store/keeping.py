@@ -63,7 +63,7 @@ class Belief:
         """The time at which the lease may be gone."""
         return min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
 
-    def heard(self, cut_at: float) -> None:
+    def note_cut(self, cut_at: float) -> None:
         """Note that a connection ended at `cut_at`; infinity says that no server is there (`Cuts`)."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
@@ -105,7 +105,7 @@ class Keeping:
 
     def _connection_ended(self, at: float) -> None:
         for lease in tuple(self.kept):
-            lease.heard(at)
+            lease.note_cut(at)
 
     def _remaining(self) -> float:
         return min((lease.ours_until for lease in self.kept), default=math.inf) - self.store.time()
@@ -127,7 +127,7 @@ class Keeping:
         held = HeldLease(self, id=lease.id, ttl=lease.ttl)
         held.keep(sent_at=sent_at, on_lapse=on_lapse, terms=terms)
         if cuts is not None and cuts.last != before:
-            held.heard(cuts.last)
+            held.note_cut(cuts.last)
         return held
 
     async def release_all(self) -> None:
@@ -136,7 +136,7 @@ class Keeping:
 
     def add(self, lease: HeldLease) -> None:
         """Start to keep a lease."""
-        self.heard()
+        self.note_answer()
         self.kept[lease] = None
 
     def drop(self, lease: HeldLease) -> bool:
@@ -144,7 +144,7 @@ class Keeping:
         was_kept = lease in self.kept
         self.kept.pop(lease, None)
         if not self.kept:
-            self.heard()
+            self.note_answer()
         return was_kept
 
     def expect_answer(self, sent_at: float) -> None:
@@ -152,7 +152,7 @@ class Keeping:
         if self._silence is None and self.on_silence is not None:
             self._silence = asyncio.get_running_loop().call_later(UNANSWERED, self.on_silence, sent_at)
 
-    def heard(self) -> None:
+    def note_answer(self) -> None:
         """Note an answer of the store."""
         if self._silence is not None:
             self._silence.cancel()
@@ -202,9 +202,9 @@ class HeldLease:
         """The time, on the client's clock, at which the lease may be gone."""
         return self._belief.until
 
-    def heard(self, cut_at: float) -> None:
+    def note_cut(self, cut_at: float) -> None:
         """Note the end of a connection: renew the lease on another one, or report its loss in time."""
-        self._belief.heard(cut_at)
+        self._belief.note_cut(cut_at)
         self.renew_now()
         self._look()
 
@@ -248,14 +248,14 @@ class HeldLease:
                     said = _note_of(note, sent_at - belief.renewed_at > renew_every + LATE)
                     keeping.expect_answer(sent_at)
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
-                    keeping.heard()
+                    keeping.note_answer()
                     belief.renewed(sent_at, cut_before=now())
                     # The pause counts from the sending: the end of a connection may have delayed the answer.
                     pause = max(sent_at + renew_every - now(), 0.0)
                     if self._wanted:  # `renew_now` was called since the sending, for a newer note
                         pause = 0.0
                 except LeaseNotFound:
-                    keeping.heard()
+                    keeping.note_answer()
                     self._lapse(LAPSED)
                 except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
                     how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
@@ -391,7 +391,7 @@ class _Keeper:
     def _run(self) -> None:
         cuts = self._store.cuts
         if cuts is not None:
-            cuts.listeners[self._heard] = None
+            cuts.listeners[self._note_cut] = None
         try:
             self.lease, renewed_at = finished(_granted(AtOnce(self._store), self._ttl, self._terms))
             self.belief.renewed_at, self.belief.ttl = renewed_at, self.lease.ttl
@@ -404,12 +404,12 @@ class _Keeper:
             self.error = error
         finally:
             if cuts is not None:
-                cuts.listeners.pop(self._heard, None)
+                cuts.listeners.pop(self._note_cut, None)
             self.known.set()
             self.over.set()
 
-    def _heard(self, cut_at: float) -> None:
-        self.belief.heard(cut_at)
+    def _note_cut(self, cut_at: float) -> None:
+        self.belief.note_cut(cut_at)
         self._due = 0.0
 
     def _renew(self) -> None:

@@ -244,7 +244,7 @@ STRANGERS = {
     ),
     "no TLS": Stranger(
         "this port speaks TLS, and the client does not: use tcps://",
-        "it says nothing, as a client does that speaks no TLS", {"mutual": False}, PLAIN,
+        "it sends nothing: a client without TLS waits for the server to begin", {"mutual": False}, PLAIN,
         error=store.ProtocolError, scheme="tcp",
     ),
     "TLS at a port without": Stranger(
@@ -382,7 +382,7 @@ async def test_s8_uvloop_tells_the_same(certificates: Certificates, tmp_path: Pa
         with pytest.raises(store.ProtocolError):
             async with store.connect(f"tcp://127.0.0.1:{port}"):
                 raise AssertionError("it was let in")
-        await child.says("it says nothing, as a client does that speaks no TLS")
+        await child.says("it sends nothing: a client without TLS waits for the server to begin")
         child.terminate()
         assert await child.wait() == 0
         assert "Traceback" not in "".join(child.output)

@@ -82,7 +82,9 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             let_go_in_children(self, sock)
         self._came_at = self._table.clock()
         self._table.came(self, str(peername[0]) if peername else "", cost=TLS_BYTES, beside=self._beside)
-        says_nothing = partial(self._turn_away, "it says nothing, as a client does that speaks no TLS", self._farewell)
+        says_nothing = partial(
+            self._turn_away, "it sends nothing: a client without TLS waits for the server to begin", self._farewell
+        )
         self._table.expect(self, min(SILENCE, self._within / 2), says_nothing)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
@@ -95,7 +97,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return
         if self._tls is None:
             if self._table.raw[0] != HANDSHAKE:
-                self._turn_away("what it says is not TLS", self._farewell)
+                self._turn_away("its first bytes are not TLS", self._farewell)
                 return
             self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
             is_late = partial(self._turn_away, f"no handshake within {self._within:g} s")

@@ -62,8 +62,8 @@ async def all_of(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize(
     ("said", "logged", "told"),
     [
-        (b"", "it says nothing, as a client does that speaks no TLS", b"this port speaks TLS"),
-        (b"GET / HTTP/1.1\r\n\r\n", "what it says is not TLS", b"this port speaks TLS"),
+        (b"", "it sends nothing: a client without TLS waits for the server to begin", b"this port speaks TLS"),
+        (b"GET / HTTP/1.1\r\n\r\n", "its first bytes are not TLS", b"this port speaks TLS"),
         (b"\x16", "no handshake within 0.4 s", b""),
         (b"\x16\x03\x01\x02\x00\x01\x00", "no handshake within 0.4 s", b""),
         (b"\x16" * 100, "WRONG_VERSION_NUMBER", b""),
