@@ -2,25 +2,18 @@
 
 Many scripts have a file `store.py` beside them. A PyPI distribution called `store` overwrites `store/__init__.py` with
 an empty file, and removes the file when it is uninstalled. Without this check, the error would only say that a name
-cannot be imported. The check reads a foreign `store`, and never runs it. Errors about missing dependencies are not
-changed.
+cannot be imported. The check reads a foreign `store`, and never runs it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-_FOLDER = Path(__file__).resolve().parents[1] / "store"
-"""The folder of the package `store`: beside `rdzv`, however both were installed."""
-
-_MARK = "from store.messages import"
-"""A line that only this project's `store/__init__.py` has."""
+_FOLDER = Path(__file__).resolve().parents[1] / "store"  # beside `rdzv`, however both were installed
+_MARK = "from store.messages import"  # a line that only this project's `store/__init__.py` has
 
 
 def _shadow() -> str | None:
@@ -58,11 +51,6 @@ def _explain(error: ImportError) -> ImportError:
     return _refuse(f"a package in {_FOLDER} of which files were replaced or are missing ({error})")
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return the result of `store.lazy_names`; its import errors say if the package `store` is incomplete."""
-    return _store_lazy_names(package, homes, explain=_explain)
-
-
 if not Path(__file__).exists():
     raise ImportError(
         f"rdzv does not run from an archive ({_FOLDER.parent}): it starts processes from files; install it, or have "
@@ -72,6 +60,7 @@ _found = _shadow()
 if _found is not None:
     raise _refuse(_found)
 try:
-    from store.lazy_names import lazy_names as _store_lazy_names
+    from store.lazy_names import lazy_names as _lazy_names
 except ImportError as _error:
     raise _explain(_error) from _error
+lazy_names = partial(_lazy_names, explain=_explain)

@@ -6,8 +6,7 @@ port. Each other member connects and sends its rank. Rank 0 answers once all mem
 no answer from rank 0 within a few seconds gives the round up.
 
 If some members have not connected, rank 0 writes a verdict (`judge`) into a key that all members read. If most members
-have connected, the next round leaves the others out. If few have, another node becomes rank 0. Rank 0 does not count a
-connection that sends a malformed line, or the revision of another round.
+have connected, the next round leaves the others out. If few have, another node becomes rank 0.
 """
 
 from __future__ import annotations
@@ -125,9 +124,8 @@ async def all_reach(round: Round) -> list[int]:
         await asyncio.start_server(answer, sock=sock, limit=LINE_BYTES_MOST) for sock in bound_sockets("", round.port)
     ]
     try:
-        with contextlib.suppress(TimeoutError):
-            with anyio.fail_after(WITHIN):
-                await complete.wait()
+        with anyio.move_on_after(WITHIN):
+            await complete.wait()
         if complete.is_set():
             with anyio.move_on_after(TRY_AGAIN_AFTER):
                 await told.wait()
@@ -156,14 +154,10 @@ async def reach(round: Round, rank: int) -> str:
                 problem = problem if reached else describe(error)
             else:
                 reached, problem = True, "it was reached, and has not seen all the others come"
-                try:
+                with contextlib.closing(writer), contextlib.suppress(OSError):
                     writer.write(f"{round.revision} {rank}\n".encode())
                     if await reader.read(LINE_BYTES_MOST) == ALL_HAVE_COME:
                         return ""
-                except OSError:
-                    pass
-                finally:
-                    writer.close()
             await anyio.sleep(pause)
             pause = min(2 * pause, TRY_AGAIN_AFTER)
     return problem

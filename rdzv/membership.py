@@ -1,7 +1,4 @@
-"""A member's view of its round: the round's values, whether the node is still a member, and changes to report.
-
-A `RendezvousInfo` is given to the user and outlives its round.
-"""
+"""A member's view of its round: the round's values, whether the node is still a member, and changes to report."""
 
 from __future__ import annotations
 
@@ -76,8 +73,6 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tup
 class RendezvousInfo(_Info["SharedStore"]):
     """A member's view of a round; it also unpacks as `store, rank, world_size`.
 
-    It is a tuple of `store, rank, world_size`, so that type checkers know their types.
-
     Attributes:
         run_id: The run's id.
         round: The round's number, from 0. All members agree on it.
@@ -104,7 +99,7 @@ class BlockingRendezvousInfo(_Info["BlockingSharedStore"]):
     _read_roster: Callable[[], list[Participant]] = field(repr=False)
 
     def participants(self) -> list[Participant]:
-        """Read all members, by rank, with address, payload and attributes. The cost grows with their number."""
+        """Read all members, by rank, as the async twin does."""
         return self._read_roster()
 
 
@@ -133,7 +128,7 @@ class Membership:
     arrival: int  # the revision of this node's record in the round
     beats: Beats
     node_id: str = ""
-    store_id: str | None = None  # of the round's store; None for a backend without ids
+    store_id: str | None = None  # the id of the round's store; None for a backend without ids
     head: Head = field(default_factory=Head)  # the last head given to `take`; unchanged once the membership is over
     over: str | None = None  # why the node is no longer in the round; None while it is
     over_at: float | None = None  # when the membership ended, on this node's clock

@@ -9,7 +9,7 @@ The classes are in `rdzv.node.blocking_handler` and `rdzv.loop.blocking`.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, SupportsIndex, Unpack
 
 from rdzv.backends import builtin
 from rdzv.errors import RendezvousStateError
@@ -25,7 +25,6 @@ from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import SupportsIndex
 
     from rdzv.config.overrides import Overrides
     from rdzv.loop.member import OnWaiting

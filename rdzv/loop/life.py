@@ -1,13 +1,12 @@
 """Shell: watches one member's round for its end, and acts on the end, in the node's loop.
 
-All loops over rounds use it: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and torchrun's handler. The loops differ in
-the member's work, and in how they end the work. `rdzv.core.round_life` decides whose error a failure is.
+All loops over rounds use it: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and torchrun's handler.
+`rdzv.core.round_life` decides whose error a failure is.
 
 **The end of a round.** The loss of a member, a departure other than at the agreed step, and the removal of this node
 end a round at once. The closing of the run, like every announced change, ends the round at the step on which the
 members agree. But a closing ends it at once if this member begins no steps, or if the run was given up: the member that
-gave up has left in the middle of its step. A member learns of an agreed step at its next `check`; if all may leave at
-once, the round just ends.
+gave up has left in the middle of its step.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -34,7 +33,6 @@ from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-    from typing import Any
 
     from rdzv.errors import GiveUp
     from rdzv.membership import Membership
@@ -138,7 +136,7 @@ class Life:
             return Ending(kind=EndKind.DROPPED, reason=why)
         head, progress, round = membership.head, membership.progress, membership.round
         at_end = self.phase is Phase.AT_END
-        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # it begins no step
+        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # the member begins no step
         for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
                 case NodesLost(node_ids=ids) as lost:
@@ -267,7 +265,7 @@ class Life:
             return False
         if self.membership.round.size == 1:
             return False
-        with contextlib.suppress(RendezvousError):  # an accusation only hastens the news of a loss
+        with contextlib.suppress(RendezvousError):  # an accusation only hastens the report of a loss
             await suspect(self.node, how or repr(failure))
         return True
 

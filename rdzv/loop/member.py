@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, SupportsIndex, TypeVar, get_args
 
 from rdzv.config.config_errors import shown
 from rdzv.config.parameters import Parameter
@@ -29,7 +29,6 @@ from store.printable import escaping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import SupportsIndex
 
     from rdzv.core.round import Participant
     from rdzv.core.stopping import StepGate
@@ -201,11 +200,10 @@ class MemberOfRound(ABC):
         self.run_id: str = node.run_id
         self.bootstrap_address: tuple[str, int] = (round.host, round.port)
         self.previous: Previous | None = None if last is None else Previous(last.rank, *round.since)
-        newest = round.newest
-        self.newest: tuple[int, int] | None = newest
+        self.newest: tuple[int, int] | None = round.newest
         self.gate: StepGate = membership.gate
         finished = node.progress  # as in this member's record; `newest` was computed from all members' records
-        self.lags: bool = newest is not None and finished is not None and 0 <= finished < newest[1]
+        self.lags: bool = round.newest is not None and finished is not None and 0 <= finished < round.newest[1]
         self.store = info.store
         self._info = info
         self._handler = handler
@@ -272,14 +270,9 @@ class MemberOfRound(ABC):
                 await self._release()
             finally:
                 self.life.stop()
-        log.info("%s", self._closing_word(error))
+        why = self.ending.reason if self.ending is not None else error or "this member has finished"
+        log.info("%s is over: %s%s", repr(self), why, f"; that caused {error!r}" if self.life.blames_others else "")
         return True
-
-    def _closing_word(self, error: BaseException | None) -> str:
-        ending = self.ending
-        why = ending.reason if ending is not None else error or "this member has finished"
-        whose = f"; that caused {error!r}" if self.life.blames_others else ""
-        return f"{self!r} is over: {why}{whose}"
 
     def __repr__(self) -> str:
         return f"<round {self.number} of run {self.run_id}: rank {self.rank} of {self.world_size}>"

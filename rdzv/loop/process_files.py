@@ -64,15 +64,12 @@ def _last_of(folder: Path) -> int | None:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with (
-                contextlib.suppress(OSError, ValueError, TypeError),  # it is being written
-                open(path, "rb", buffering=0, opener=_at_once) as file,
+                contextlib.suppress(OSError, ValueError, TypeError),  # the file is being written
+                # Do not block on a pipe that has no writer.
+                open(path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file,
             ):
                 steps.append(step_of(int(file.read(DIGITS_MOST))))
     return min(steps, default=None)
-
-
-def _at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe may have no writer
 
 
 def raised_in(file: str | Path) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Self, SupportsIndex, TypeVar, Unpack
 
 import anyio
 
@@ -34,8 +34,6 @@ from rdzv.node.link.wakeup import WakeupHere
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
-    from types import TracebackType
-    from typing import SupportsIndex
 
     from rdzv.config.overrides import Overrides
     from rdzv.core.round_life import Ending
@@ -118,9 +116,7 @@ class Round(BodyCalls):
         self._scope.__enter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         # The scope swallows only the cancellation that it has sent itself, and ends in the task that entered it.
         body, cancelled_by_us = self._body, False
         if body is not None and asyncio.current_task() is body:

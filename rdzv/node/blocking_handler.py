@@ -65,7 +65,7 @@ class Handler(Known, RendezvousHandler):
         self._inner = self._named = inner
         self.node: Node | None = inner.node if isinstance(inner, AsyncHandler) else None
         self._loop = loop
-        self._shared_client: BlockingStore | None = None  # of the current round
+        self._shared_client: BlockingStore | None = None  # the client of the current round's shared store
         self._pid = os.getpid()
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -120,16 +120,15 @@ class Handler(Known, RendezvousHandler):
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
-        found: Callable[..., Any] = method
-        return found
+        return cast("Callable[..., Any]", method)
 
     def changes(self) -> BlockingChanges:
-        """Return the changes of the round, like the async handler's `changes`; `poll(seconds)` gives one, or None."""
+        """Return the changes of the round as they happen; see the async handler's `changes`."""
         changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._elsewhere("changes")
         return BlockingChanges(changes(), self.call)
 
     def statuses(self) -> Iterator[RunStatus]:
-        """Yield the run's status now, and after each change; the last one is of the closed run."""
+        """Yield the run's status now, and after each change, as the async twin does."""
         with BlockingStream(contextlib.aclosing(self._elsewhere("statuses")()), self.call) as statuses:
             yield from statuses
 

@@ -9,8 +9,8 @@ call still ends cleanly:
 - Calls that write (`leave`, `set_closed`, `drain`, `resize`, `ban`, ...) and `aclose` complete. After a first cancel,
   `aclose` waits until the node is closed. Calls that only read are cancelled.
 
-Two things run in the caller's loop: the user's health check, and the round's shared store, which has its own client, so
-that large values do not delay the node's keep-alives.
+The user's health check runs in the caller's loop. So does the round's shared store, with its own client, so that large
+values do not delay the node's keep-alives.
 """
 
 from __future__ import annotations
@@ -143,11 +143,8 @@ class Handler(Known, RendezvousHandler):
         membership, client = self.membership, self.open_blocking_store()
         assert membership is not None, "the node is in a round"
 
-        def supersede(reason: str) -> None:
-            # Waits in the shared store block on the client's socket: only breaking it ends them.
-            client.interrupt(ConnectionLost(reason, maybe_applied=False))
-
-        membership.call_when_over(supersede)
+        # Waits in the shared store block on the client's socket: only an interrupt ends them.
+        membership.call_when_over(lambda reason: client.interrupt(ConnectionLost(reason, maybe_applied=False)))
         if self.settings.waits_end_on_loss:
             membership.call_when_lost(lambda _: client.end_waits())
         return shared_store(self.node, membership, self.shared_client).blocking(client), client
@@ -201,11 +198,7 @@ class Handler(Known, RendezvousHandler):
     # ------------------------------------------------------------------------------------------ what is known
 
     def changes(self) -> Changes:
-        """Return the changes of the round as they happen; see `Changes`.
-
-        `async with handler.changes() as changes: async for change in changes`, or `await changes.poll(seconds)`, which
-        gives one change, or None.
-        """
+        """Return the changes of the round as they happen: `async with handler.changes() as changes`; see `Changes`."""
         return Changes(self.node, lambda: self.call(self.node.connect()))
 
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:

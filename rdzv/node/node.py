@@ -1,10 +1,10 @@
 """Shell: a node: it connects, takes part in its run, and answers its callers. It lives in a loop of its own.
 
 A node runs in one event loop (`link.loops.NodeLoop`) that no caller can block. Other threads call only the methods
-marked "from any thread". So the node completes or undoes a call even if its caller is cancelled, interrupted or busy.
+marked "from any thread".
 
 From `connect` to `aclose`, a node has a `Link`, its connection to a store. If the store is replaced, the link and the
-node's membership of its round end, and `next_rendezvous` makes a new link. `Part` is the node's state in the run.
+node's membership of its round end, and `next_rendezvous` makes a new link.
 """
 
 from __future__ import annotations
@@ -408,7 +408,7 @@ class Node:
 
     @property
     def progress(self) -> int | None:
-        """The last step that this node has finished, for its next record in the store."""
+        """The last step that this node has finished, for its next record."""
         return self.part.progress
 
     @progress.setter
@@ -416,12 +416,12 @@ class Node:
         self.part.progress = step
 
     async def tell_what_it_knows(self, link: Link) -> None:
-        """Write this node's knowledge of the run, from a store that was lost, to the new store; raise StoreError."""
+        """Write this node's knowledge of a lost store to the present one; raise StoreError."""
         await tell(self.part, link)
 
     def send_steps(self) -> None:
         """Send this node's steps to the others now; from any thread."""
-        self.part.own_beats.send_from(self.loop)
+        self.loop.call_soon(self.part.own_beats.send)
 
     @property
     def joining(self) -> bool:

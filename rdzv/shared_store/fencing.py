@@ -1,8 +1,5 @@
 """Pure: adds a round's fence to each request of an operation (promises R9, R10).
 
-    operation > request  > Fencing: add the fence, work out the time left       > (request, timeout)     > client
-    operation < response < Fencing: a broken fence becomes RoundSupersededError < response or StoreError < client
-
 The fence is a set of conditions that hold while this node is a member of the round. The server checks it atomically
 with the request, and ends a pending wait once a condition no longer holds.
 """
@@ -41,15 +38,9 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Response)
 
 VALUES: Final = "k/"
-QUEUES: Final = "q/"
-"""The prefix of the queues' keys; users do not see it."""
-
-ANSWER_TIMEOUT: Final = 1.0
-"""The least time limit, in seconds, of a request that does not wait: users' timeouts limit only waits."""
-
-
-NAMED_MAX: Final = 8
-"""The number of members, or keys, that an error lists."""
+QUEUES: Final = "q/"  # the prefix of the queues' keys; users do not see it
+ANSWER_TIMEOUT: Final = 1.0  # seconds: the least limit of a request that does not wait; users' timeouts limit waits
+NAMED_MAX: Final = 8  # members, or keys, that an error lists
 
 
 class OutOfTime(SharedStoreTimeoutError):
@@ -94,7 +85,7 @@ class Fencing:
 
     call: Callable[[Request[Any], float], Awaitable[Any]]  # makes a request, with a limit in seconds
     _: KW_ONLY
-    prefix: str  # of all keys of the round's store
+    prefix: str  # the prefix of all keys of the round's store
     fence: tuple[Condition, ...]
     company: Company
     seconds: float  # the limit of all its waits together

@@ -44,11 +44,8 @@ if TYPE_CHECKING:
     from rdzv.shared_store.fencing import Company, Fencing, Roster
     from store.messages import Operation
 
-MARK: Final = b"\x00queue"
-"""The value of a queue's mark; no text or number begins with a zero byte."""
-
-ADD_MAX: Final = 2**63 - 1
-"""The largest number that the store, and PyTorch's, can count to."""
+MARK: Final = b"\x00queue"  # the value of a queue's mark; no text or number begins with a zero byte
+ADD_MAX: Final = 2**63 - 1  # the largest number that this store, and PyTorch's, can count to
 
 
 class RoundKeys(ABC):

@@ -8,9 +8,6 @@ Names, order of arguments and meaning are those of PyTorch 2.13, except:
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
   `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
 - A key cannot be both a queue's and a value's.
-
-Every request is conditional on this node's membership of the round. When the membership ends, each call and wait ends
-with `RoundSupersededError` (promises R9, R10).
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, cast
 
 import anyio
 
@@ -39,7 +36,6 @@ from store.messages import Response, waits
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
-    from typing import Self
 
     from store.interface import BlockingStore, Store
     from store.messages import Condition, Request
@@ -47,11 +43,8 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Response)
 C = TypeVar("C", "Caller", "BlockingStore")
 
-DEFAULT_TIMEOUT: Final = 300.0
-"""In seconds, as in PyTorch."""
-
-TIMEOUT_MAX: Final = 1e9
-"""In seconds, 31 years: the limit of event loops and sockets."""
+DEFAULT_TIMEOUT: Final = 300.0  # seconds, as in PyTorch
+TIMEOUT_MAX: Final = 1e9  # seconds, 31 years: the limit of event loops and sockets
 
 
 def _seconds(timeout: object) -> float:
@@ -115,7 +108,8 @@ class _Twin(RoundKeys, Generic[C]):
         )
 
     def _waiting(self, request: Request[Any]) -> AbstractContextManager[object]:
-        return self._company.waiting(partial(keys_awaited, self.prefix, request))
+        """Return a context for the call of a request, in which a request that waits for others counts as a wait."""
+        return self._company.waiting(partial(keys_awaited, self.prefix, request)) if waits(request) else nullcontext()
 
     def _unique(self) -> str:
         return secrets.token_hex(16)
@@ -244,24 +238,20 @@ class SharedStore(_Twin[Caller], Operations):
             scope.cancel()
 
     async def _ask(self, request: Request[Any], left: float) -> Response:
-        is_wait = waits(request)
         under_way = self._under_way
         with anyio.CancelScope() as scope:
-            under_way[scope] = is_wait and self._company.lost is not None
+            under_way[scope] = waits(request) and self._company.lost is not None
             try:
-                with self._waiting(request) if is_wait else nullcontext():
+                with self._waiting(request):
                     response: Response = await self._client.call(request, timeout=left)
                 return response
             finally:
                 del under_way[scope]
-        raise WaitEnded("members were lost")  # or this node was dropped, which `superseded` says by then
+        raise WaitEnded("members were lost")  # or this node was dropped: `superseded` has the reason by now
 
 
 class BlockingSharedStore(_Twin["BlockingStore"]):
-    """The blocking twin of `SharedStore`, with its arguments and errors; safe to use from several threads.
-
-    `client.interrupt(...)` ends a call from another thread, `client.end_waits` the waits if `lost` names members.
-    """
+    """The blocking twin of `SharedStore`, with its arguments and errors; safe to use from several threads."""
 
     set = blocking(Operations.set)
     get = blocking(Operations.get)
@@ -285,8 +275,6 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
         return cast("Operations", self)  # it has all members that `Operations` needs
 
     async def _ask(self, request: Request[R], left: float) -> R:
-        if not waits(request):
-            return self._client.call(request, timeout=left)
         with self._waiting(request):
             return self._client.call(request, timeout=left)
 

@@ -1,9 +1,8 @@
 """Shell: the election: a node takes the role of coordinator whenever it is free.
 
 Every node whose settings the run has accepted stands for election. The role is a key on a lease of its own, with a
-short TTL (`role`). The revision that created the key is the *term*. From an election to a commit there are three round
-trips. The first creates the key and the lease, and reads the run's state. The second reads the last round's members,
-and opens the watch on the nodes. The third commits.
+short TTL (`role`). The revision that created the key is the *term*. An election takes one round trip, reading the last
+round's members another, and the commit a third.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class Candidacy:
                 await self._hold_office(role, None)
         except OverruledError as error:
             self.part.overruled(error.settings)
-            await anyio.sleep_forever()  # until this node has left, which cancels this
+            await anyio.sleep_forever()  # until this node's departure cancels the task
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was lost: %s", self.part.keys.run_id, error)
         except Exception as error:  # for example, the store has no room even for the report
@@ -128,7 +127,7 @@ class Candidacy:
                     grants=(role.grant,),
                 )
         except BaseException:
-            await role.lease.release()  # the outcome is unknown
+            await role.lease.release()  # it is unknown if the role was taken
             raise
         self.link.answered_in(stopwatch.seconds)
         if taken.succeeded:

@@ -15,7 +15,7 @@ from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.core.stuck.judging import StallRules, Stalls
 from rdzv.core.view import Answered, Standstill, Stuck
 from rdzv.errors import RendezvousStateError
-from rdzv.node.run.beats import read_beats
+from rdzv.node.run.status import read_beats
 from store import LeaseNotFound, StoreError
 from store.keeping import RENEWALS_PER_TTL
 from store.messages import TimeToLive
@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
 LOOKS_EVERY = 0.5  # seconds ...
 LOOKS_EVERY_PER_NODE = 0.0005  # ... or per node, if longer: a response has some 60 bytes of each
-
+# A lease with a smaller part of its TTL left is not being renewed: a renewed one has at least twice as much.
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
-"""A lease with less than this part of its TTL left is not being renewed: a renewed one has at least twice as much."""
-
-ASKED_ABOUT_MOST: Final = 256
-"""In larger rounds the store is not asked about all members: that would take longer than `gone_ttl`."""
-
+ASKED_ABOUT_MOST: Final = 256  # members; to ask the store about all of a larger round would take longer than `gone_ttl`
+# Seconds before each look at a lease: the store may notice a closed connection after the accuser does.
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
-"""Seconds before each look at a lease: the store may notice a closed connection after the accuser does."""
 
 
 async def gather(office: Office, asking: asyncio.Event) -> None:
@@ -68,7 +64,7 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
         try:
             beats = await read_beats(office.store, office.keys)
         except StoreError:
-            continue  # the next look finds the outage
+            continue  # the store is away: look again
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.look(heard, round=round.number, now=office.store.time(), every=every)
         if verdict.standstill != view.standstill:
@@ -83,7 +79,7 @@ class AccusationWatch:
     """Asks the store about members with one accuser, during a coordinator's term.
 
     One accuser is enough if the lease of the accused is not being renewed: its connections have closed, or its
-    keep-alives have stopped. So a killed member is lost before its lease ends.
+    keep-alives have stopped.
     """
 
     office: Office

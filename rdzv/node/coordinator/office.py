@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -15,7 +15,6 @@ from store import ConditionFailed, Entry, Get, Lease, LeaseNotFound, Put, StoreE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
-    from typing import Any
 
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
@@ -38,7 +37,7 @@ class Office:
     view: View  # the state of the run, by which it decides
     term: int  # the create_revision of the coordinator's key
     run_lease: Lease
-    wakeup: Wakeup = field(default_factory=Wakeup)  # of the deciding task
+    wakeup: Wakeup = field(default_factory=Wakeup)  # wakes the deciding task
     inbox: deque[Fact] = field(default_factory=deque)  # facts that `view` does not have yet, in order of arrival
     failed: Exception | None = None  # the error that ended another task of the term
 
@@ -93,8 +92,7 @@ class Office:
 class SharedLease:
     """The lease of a round's shared store (promise R19).
 
-    Users' keys may be large, so they do not stay for `closed_ttl` as the run's own keys do. The term's coordinator
-    renews the lease, then its successor.
+    Users' keys may be large, so they do not stay for `closed_ttl` as the run's own keys do.
     """
 
     def __init__(self, store: Store, *, ttl: float) -> None:

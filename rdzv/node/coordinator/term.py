@@ -151,7 +151,7 @@ class Term:
         """Keep a note of the time of day on the run's lease, for readers while no node coordinates."""
         while True:
             self._hour_changed.clear()
-            with contextlib.suppress(StoreError):  # tried again in a moment
+            with contextlib.suppress(StoreError):  # try again later
                 await self._office.run_lease.keep_alive(note=self._role.note(False))
             with anyio.move_on_after(KEEP_HOUR_EVERY):
                 await self._hour_changed.wait()
@@ -396,11 +396,10 @@ class Term:
         committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
         result, _ = await together(committing, self._clear_shared())
         if not result.succeeded:
-            log.info(
-                "run %s: the commit of round %d was refused: something has just changed", keys.run_id, round.number
-            )
+            text = "run %s: the commit of round %d was refused: something has just changed"
+            log.info(text, keys.run_id, round.number)
             if not at_once:
-                # Delete this attempt: the next one may have fewer buckets, and not overwrite all.
+                # Delete this attempt, too: the next one may not overwrite all its buckets.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
             if take_settings(result, self._part.agreed):
                 self._view.resized(needed=self._part.agreed.rules.needed, now=self._store.time())
@@ -457,14 +456,14 @@ async def _clear_away(office: Office, round: Round | None) -> None:
         for entry in await office.store.list(keys.rounds, keys_only=True):
             number, _, rest = entry.key.removeprefix(keys.rounds).partition("/")
             term_of, slash, _ = rest.partition("/")
-            if slash and number.isdecimal() and term_of.isdecimal():  # else no key of this program
+            if slash and number.isdecimal() and term_of.isdecimal():  # any other key is not of this program
                 attempts[int(number), int(term_of)] = None
         for attempt in attempts:
             # This term's attempts are being written and deleted concurrently.
             if attempt[1] != office.term and (round is None or attempt != (round.number, round.term)):
                 await office.forget(*attempt)
     except ConditionFailed:
-        pass  # another coordinator does this
+        pass  # another coordinator deletes them
     except StoreError as error:
         log.warning("run %s: leftovers of older rounds could not be deleted: %s", keys.run_id, error)
 

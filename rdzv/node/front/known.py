@@ -41,8 +41,8 @@ class Known:
 
     node: Node | None  # None for a third-party backend
     _named: Node | RendezvousHandler  # the node, or the third-party backend
-    _loop: NodeLoop  # where the node lives
-    _pid: int  # of the process that has the node
+    _loop: NodeLoop  # the loop that the node runs in
+    _pid: int  # the id of the process that has the node
 
     @property
     def run_id(self) -> str:
@@ -131,12 +131,9 @@ class Known:
         """Return the members of this round whose drains were announced since it completed."""
         membership, head = self.own_node.membership, self.own_node.head  # read once: the node replaces its head
         progress = head.progress
-        if (
-            membership is None
-            or head.closed is not None
-            or progress is None
-            or progress.round != membership.round.number
-        ):
+        if membership is None or progress is None or head.closed is not None:
+            return {}
+        if progress.round != membership.round.number:
             return {}
         since, leaving = membership.round.revision, head.drains
         return {one: leaving[one] for one in progress.draining if one in leaving and leaving[one].revision > since}

@@ -1,7 +1,6 @@
 """Shell: `changes()`: the changes of a node's round, for its callers, without a round trip.
 
-The node replaces its frozen head and membership as it learns more; any thread may read them. `changes_since` returns
-the changes that one caller has not read. A reader that is cancelled or times out misses no change.
+`changes_since` returns the changes that one caller has not read. A reader that is cancelled or times out misses none.
 """
 
 from __future__ import annotations

@@ -34,15 +34,11 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
             roster=Roster(
                 rank=membership.rank,
                 key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
-                read=_names_by_rank,
+                read=lambda roster: {one.rank: one.node_id for one in Participant.unpack_all(roster)},
                 absence=partial(absence_of, node),
             ),
         ),
     )
-
-
-def _names_by_rank(roster: bytes) -> dict[int, str]:
-    return {one.rank: one.node_id for one in Participant.unpack_all(roster)}
 
 
 def absence_of(node: Node, node_id: str) -> str:

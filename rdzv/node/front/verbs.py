@@ -2,7 +2,6 @@
 
 A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, in any thread.
 The handlers make methods of them: `awaited_method` in `rdzv.node.handler`, and its twin in `blocking_handler`.
-Joining, `changes()` and closing differ between the two, so each handler has its own.
 """
 
 from __future__ import annotations
@@ -241,7 +240,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     async def write(store: Store) -> bytes:
         await node.tell_what_it_knows(link)  # this writes the counters of a lost store
         round = node.head.round
-        lease = round.lease if round is not None else await link.run_lease()  # as long as the round's store
+        lease = round.lease if round is not None else await link.run_lease()  # kept with the round's store
         while True:
             there = await store.get(key)
             before, at = (b"", 0) if there is None else (there.value, there.mod_revision)
@@ -268,12 +267,8 @@ async def is_closed(node: Node) -> bool:
     if link.follower.head.closed is not None:
         return True
     if not link.store.connected:
-        raise node.connection_error(
-            ConnectionLost(
-                f"whether the run is closed is not known: {node.settings.endpoint.url} is out of reach",
-                maybe_applied=False,
-            )
-        )
+        problem = f"whether the run is closed is not known: {node.settings.endpoint.url} is out of reach"
+        raise node.connection_error(ConnectionLost(problem, maybe_applied=False))
     return False
 
 

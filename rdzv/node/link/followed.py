@@ -17,8 +17,7 @@ from rdzv.core.live.changes import settled, summary_of, without_ages
 from rdzv.core.report import account, as_of, report
 from rdzv.listeners import Listeners
 from rdzv.node.link.follower import Follower
-from rdzv.node.run.beats import read_hour
-from rdzv.node.run.status import read_run, read_steps, reason_of
+from rdzv.node.run.status import read_hour, read_run, read_steps, reason_of
 from store import StoreError
 from store.net.tasks import cancel_and_wait
 
@@ -60,8 +59,7 @@ class FollowedRun:
 
     async def aclose(self) -> None:
         """Stop following the run."""
-        for task in self._tasks:
-            await cancel_and_wait(task)
+        await cancel_and_wait(*self._tasks)
 
     def _mark(self) -> None:
         self._has_changed = True
@@ -136,9 +134,7 @@ class FollowedRun:
 
     def summary(self) -> dict[str, Any]:
         """Return `summary_of` of the run's report."""
-        full, cost = self.report(), self.cost()
-        assert self._read is not None, "it was refreshed"
-        return summary_of(full, cost, self._read[1].chapters, self.hour())
+        return summary_of(self.report(), self.cost(), self.now()[1].chapters, self.hour())
 
 
 class FollowedRuns:

@@ -1,7 +1,4 @@
-"""Shell: one node's watch on the head of its run, and the listeners to its changes.
-
-A handler answers most questions from the kept `Head`, without a round trip.
-"""
+"""Shell: one node's watch on the head of its run, and the listeners to its changes."""
 
 from __future__ import annotations
 
@@ -112,7 +109,7 @@ class Follower:
                     raise
                 log.debug("the head of run %s is read again: %s", self._keys.run_id, error)
                 self.unanswered = error
-                await anyio.sleep(ASK_AGAIN_AFTER)  # no hurry: a call's time limit has just passed
+                await anyio.sleep(ASK_AGAIN_AFTER)
 
     # ------------------------------------------------------------------------------------ learned by another way
 

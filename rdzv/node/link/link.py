@@ -1,7 +1,4 @@
-"""Shell: the part of a node's state that belongs to its connection to one store.
-
-If the store is replaced, the node makes a new link.
-"""
+"""Shell: the part of a node's state that belongs to its connection to one store."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import anyio
 
 from rdzv.node.link.follower import Follower
 from rdzv.node.run.lease import take_run_lease
-from store import ConnectionLost, Lease, LeaseNotFound, StoreError, StoreTimeoutError
+from store import ConnectionLost, Lease, LeaseNotFound, StoreError
 from store.keeping import RELEASE_WITHIN, Keeping
 from store.messages import CHOSEN_LEASE_LEAST
 from store.net.dialing import NOBODY_LISTENS
@@ -40,7 +37,7 @@ ASK_EVERY_PER_NODE = 0.01  # ... and per node: the store answers some 100 such r
 # ... with this spread: all nodes hear from the store at the same moment, and would ask together.
 ASK_SPREAD = (0.75, 1.25)
 ASK_EARLY = 0.01  # seconds; no timer for a shorter rest, which could fire at once, again and again
-RUN_RENEWALS_PER_TTL = 3  # of the run's lease, by each node
+RUN_RENEWALS_PER_TTL = 3  # renewals of the run's lease, by each node
 LOOK_WHETHER_GONE_EVERY = 0.2  # seconds, while the store is away; its client tries about as often
 LOOK_FOR_RUN_AFTER = 1.0  # seconds until the next attempt to renew the run's lease, after an error
 
@@ -70,7 +67,7 @@ class Link:
         self.was_told: bool = False  # this store has this node's knowledge of a lost store, or better
         self.has_arrived: bool = False  # the store has accepted the node's arrival, so the node has the run's settings
         self._keys = keys
-        self._closed_ttl = closed_ttl  # of the run's lease, if this node grants it
+        self._closed_ttl = closed_ttl  # the TTL of the run's lease, if this node grants it
         self._rng = rng
         self._keeping_run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -261,8 +258,3 @@ class Link:
                 return
             except StoreError:  # the lease lasts for two more attempts
                 await anyio.sleep(LOOK_FOR_RUN_AFTER)
-
-
-def is_away(error: BaseException, link: Link) -> bool:
-    """Return True if a failing store is merely disconnected, and may come back."""
-    return isinstance(error, ConnectionLost | StoreTimeoutError) and link.store.failure is None

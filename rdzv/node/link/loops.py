@@ -2,8 +2,7 @@
 
 There is one such loop per process, in its own thread, for async and blocking callers alike. While a caller is busy, its
 node follows the run, renews its leases, coordinates, and learns of losses. Only a caller that holds the interpreter
-lock (a C extension that does not release it) blocks its node; after its lease's TTL, such a node is dropped. Users'
-code (a health check, a rank order) runs outside the loop: see `NodeLoop.apart`.
+lock (a C extension that does not release it) blocks its node; after its lease's TTL, such a node is dropped.
 """
 
 from __future__ import annotations
@@ -49,6 +48,15 @@ class NodeLoop:
         """Begin a coroutine in the loop, from any thread; raise RendezvousStateError if the loop has ended."""
         self._loop = self._loop or asyncio.get_running_loop()
         return Call(work, self._loop)
+
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Make a call in the loop, from any thread; do nothing if the loop has ended."""
+
+        async def work() -> None:
+            call()
+
+        with contextlib.suppress(RendezvousStateError):
+            self.start(work())
 
     async def apart(self, work: Callable[[], T]) -> T:
         """Run user code here; `NodeThread` runs it in another thread, so that it delays no lease."""
@@ -119,7 +127,7 @@ class NodeThread(NodeLoop):
 
 _lock = threading.Lock()
 _thread: LoopThread | None = None
-_turns = asyncio.Semaphore(TURNS)  # of that thread
+_turns = asyncio.Semaphore(TURNS)
 _users: set[NodeThread] = set()
 
 

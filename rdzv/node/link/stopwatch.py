@@ -7,11 +7,10 @@ would be ten times as long, and its death would be noticed that late.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Self
 
 STOOD_STILL = 1.0  # seconds; if a look is this late, the process was stopped: a busy machine delays it less
 LOOKS_EVERY = 0.1  # seconds: stopped time is known to this precision

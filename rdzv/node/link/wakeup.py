@@ -23,22 +23,19 @@ class Wakeup:
         """Sleep until `deadline` on the loop's clock (None: for ever), or a change; return True at a change."""
         loop = asyncio.get_running_loop()
         while not self._told:
-            await self._sleep(loop, deadline)
+            self._sleeping = loop.create_future()
+            # An anyio scope would double the cost of each event pushed to a node.
+            timer = None if deadline is None else loop.call_at(deadline, _wake, self._sleeping)
+            try:
+                await self._sleeping
+            finally:
+                self._sleeping = None
+                if timer is not None:
+                    timer.cancel()
             if deadline is not None and loop.time() >= deadline:
                 break  # otherwise the timer was early, by less than its clock's resolution
         told, self._told = self._told, False
         return told
-
-    async def _sleep(self, loop: asyncio.AbstractEventLoop, deadline: float | None) -> None:
-        """Sleep once, without an anyio scope: it would double the cost of each event pushed to a node."""
-        self._sleeping = loop.create_future()
-        timer = None if deadline is None else loop.call_at(deadline, _wake, self._sleeping)
-        try:
-            await self._sleeping
-        finally:
-            self._sleeping = None
-            if timer is not None:
-                timer.cancel()
 
 
 class WakeupHere(Wakeup):

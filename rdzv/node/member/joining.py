@@ -1,9 +1,8 @@
-"""Shell: makes a node a member of the next round: it arrives, and waits for a round that holds its arrival.
+"""Shell: makes a node a member of the next round: it arrives, and waits for a round that contains its record.
 
 The state machine `arrival.Arrival` is told of each request and its outcome. One call of `next_rendezvous` writes one
 record; at each change of the head, `follow` returns what the change means for the node. Cancellation, timeout and
-leaving withdraw the record. During an outage of the store the node waits, within the join timeout. Only if the store is
-replaced must the node join anew, over a new link.
+leaving withdraw the record. During an outage of the store the node waits, within the join timeout.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from rdzv.core.decision import JoinClock, Me, Parked, Refused, follow
 from rdzv.core.round import Participant, Round
 from rdzv.core.state import ban_among
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
-from rdzv.node.link.link import is_away
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.carrying import tell
 from rdzv.node.member.health import report_health
@@ -31,7 +29,7 @@ from rdzv.node.member.record import Recording, ending_error
 from rdzv.node.run.agreed import check_prefix
 from rdzv.node.run.lease import has_no_room
 from rdzv.node.run.status import find_member
-from store import Put, StoreError, StoreReplaced, when
+from store import ConnectionLost, Put, StoreError, StoreReplaced, StoreTimeoutError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
@@ -47,7 +45,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; else it has their ranks
+NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; otherwise it has their ranks
 HEARD_WITHIN = 4.0  # seconds to wait for rank 0's verdict on a round: rank 0 first listens for a while
 HEAR_AFTER = 1.0  # seconds before a member waits for a verdict: most checks are over by then
 TICK = 0.25  # seconds of `_tried`; a pause of the process, however long, counts as one tick
@@ -68,10 +66,8 @@ class Joining:
     link: Link
     clock: JoinClock
     be_ready_to_coordinate: Callable[[Link, Part, Role | None], None] = field(kw_only=True)
+    _me: Me = field(init=False)
     _tried: float = 0.0  # seconds of attempts to reach rank 0 in the last check, without pauses of the process
-
-    def __post_init__(self) -> None:
-        self._me = self._new_me(was_member=False)
 
     def _new_me(self, *, was_member: bool, left_out: str = "") -> Me:
         part = self.part
@@ -95,7 +91,7 @@ class Joining:
                 if verdict is None:
                     part.unreached, part.cut_off, part.given_up, part.times_left_out = False, (), "", 0
                     return membership
-                # A process that was paused meanwhile has not tried, so it may reach rank 0 in the next round.
+                # A process that was paused during the check has not tried, so it may reach rank 0 in the next round.
                 is_left_out = membership.rank in verdict.left_out and self._tried >= TRIED_LEAST
                 part.unreached = membership.rank == 0 and not verdict.left_out
                 if is_left_out:
@@ -136,7 +132,8 @@ class Joining:
                 part.lapses += part.arrival.lease is None
             except StoreError as error:
                 lacks_room = has_no_room(error) and link.follower.head.round is not None
-                if not (lacks_room or is_away(error, link)):
+                is_away = isinstance(error, ConnectionLost | StoreTimeoutError) and link.store.failure is None
+                if not (lacks_room or is_away):
                     raise
                 now = anyio.current_time()
                 clock.set(suspended=False, now=now)

@@ -1,7 +1,4 @@
-"""Shell: events on which a node must act: a ban, a deleted record, a drain, a question at which step to stop.
-
-The `Membership` itself handles other changes of the head.
-"""
+"""Shell: events on which a node must act: a ban, a deleted record, a drain, a question at which step to stop."""
 
 from __future__ import annotations
 
@@ -133,7 +130,7 @@ class Noticing:
             record = part.arrival.record
             part.put_out(link, f"this node is {ban}")
             if record is not None:
-                await self._delete(link, record)  # the operator deletes it, too, unless interrupted before
+                await self._delete(link, record)  # the operator deletes the record, too, unless interrupted
         else:
             await self._see_whether_it_stands(link)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from typing import TYPE_CHECKING
 
 from rdzv.core.stuck.beats import WAITS_AFTER
-from rdzv.errors import RendezvousStateError
 from store.keeping import RENEWALS_PER_TTL
 from store.printable import escaping, in_words
 
@@ -16,7 +14,6 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
     from rdzv.node.link.link import Link
-    from rdzv.node.link.loops import NodeLoop
 
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
@@ -50,15 +47,10 @@ class OwnBeats:
         says = self._on and (membership.beats.counts or self._waits or was_waiting)
         return membership.beats.note(away=away).pack() if says else b""
 
-    def send_from(self, loop: NodeLoop) -> None:
-        """Send a note now, and not with the next keep-alive; from any thread."""
-
-        async def send() -> None:
-            if self._link is not None:
-                self._link.keeping.renew_now()
-
-        with contextlib.suppress(RendezvousStateError):  # the loop has ended, and no node judges its member any more
-            loop.start(send())
+    def send(self) -> None:
+        """Send a note now, and not with the next keep-alive."""
+        if self._link is not None:
+            self._link.keeping.renew_now()
 
     def attend(self, link: Link, membership: Membership) -> float | None:
         """Send a note at once if the member waits or is quiet for too long; return when to look again, if ever."""
@@ -111,5 +103,4 @@ class OwnBeats:
 
 def earlier(one: float | None, other: float | None) -> float | None:
     """Return the earlier of two times; None is never."""
-    first = min(math.inf if one is None else one, math.inf if other is None else other)
-    return None if first == math.inf else first
+    return min((time for time in (one, other) if time is not None), default=None)

@@ -5,9 +5,9 @@ The state outlives the link to a store. Only the node's loop writes it; any thre
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv.config.settings import describe_difference
@@ -20,7 +20,6 @@ from rdzv.errors import (
     RendezvousGracefulExitError,
     RendezvousRefusedError,
     RendezvousSettingsError,
-    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from rdzv.membership import Membership
@@ -80,7 +79,7 @@ class Part:
     tally: bytes = b""  # the run's shared counters, as last read or written
     own_beats: OwnBeats = field(init=False)
     on_keep_alive: Callable[[], object] = int
-    # Called when the node's lease has ended by its own clock: the store may be silent for long.
+    # Called when the node's lease has ended by the node's clock: the store may be silent for long.
     on_lease_lost: Callable[[], object] = int
     _reason: str = NOT_WAITING
     _reason_now: Callable[[], str | None] | None = None  # returns the reason with running durations
@@ -108,7 +107,7 @@ class Part:
 
     def wait_for(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
         """Set the reason for waiting, and log a new one; `reason_now` returns it with current durations."""
-        # In this order: this runs at each push, and the last condition costs most.
+        # The cheap conditions come first: this runs at each event of the store.
         is_shown = reason != self._reason and log.isEnabledFor(logging.INFO)
         if is_shown and without_durations(reason) != without_durations(self._reason):
             log.info("run %s, node %s: %s", self.keys.run_id, self.node_id, reason)
@@ -118,7 +117,7 @@ class Part:
         """Return the error for a call that has timed out."""
         away = link is None or not link.store.connected
         problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
-        reason = self.reason  # it may contain `given_up`, which nodes report to the coordinator
+        reason = self.reason  # the reason may contain `given_up`, which nodes report
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"
         return RendezvousTimeoutError(
@@ -153,7 +152,7 @@ class Part:
         reason = f": {closed.reason}" if closed.reason else ""
         by = f" by {closed.by}" if closed.by else ""
         message = f"run {self.keys.run_id} is closed{by}{reason}"
-        if spare and not closed.given_up:  # of a run that was given up, no node ends with success
+        if spare and not closed.given_up:  # if the run was given up, no node ends with success
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
@@ -176,17 +175,8 @@ class Part:
         self.on_keep_alive()
         return self.own_beats.note(self.membership, away=away)
 
-    def _look_soon(self) -> None:
-        """Notify the listeners in the node's loop; from any thread."""
-
-        async def look() -> None:
-            self.listeners.changed()
-
-        with contextlib.suppress(RendezvousStateError):  # the loop has ended
-            self.loop.start(look())
-
     def become_member(self, round: Round, rank: int, me: Me, link: Link, *, time: Callable[[], float]) -> Membership:
-        """Become a member of the round that holds this node; `time` is the node's clock, from any thread."""
+        """Become a member of a round that contains this node; `time` is the node's clock, from any thread."""
         self.arrival.taken_in()
         self.lapses = 0
         self.lapsed_in = -1
@@ -199,7 +189,7 @@ class Part:
             store_id=link.store.store_id,
             beats=Beats(round.number, time, expected=self.progress is not None),
         )
-        membership.beats.on_wait = self._look_soon
+        membership.beats.on_wait = partial(self.loop.call_soon, self.listeners.changed)
         self.known_round = max(self.known_round, round.number)
         who = f"run {self.keys.run_id}, round {round.number}: node {self.node_id}"
         log.info("%s has rank %d of %d", who, rank, round.size)

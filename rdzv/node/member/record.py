@@ -1,7 +1,7 @@
 """Shell: writes a node's record: an arrival is one transaction, conditional on the run's settings.
 
 The transaction also grants the record's lease. The first node's transaction writes the settings and takes the role of
-coordinator, too. If another live node has the name, this node waits.
+coordinator, too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ROUND_TRIPS_PER_TTL = 10  # the least in a node's lease: three renewals, each with time for a slow answer
-BANS_LOOKED_FOR_MOST = 64  # by an arrival's conditions, of which etcd accepts 128; a waiting node looks for all bans
+BANS_LOOKED_FOR_MOST = 64  # in an arrival's conditions: etcd accepts 128; a waiting node looks for all bans
 LAPSES_MOST = 4  # the most lost leases in one wait that make the next lease longer
 TTL_MOST = 30.0  # seconds, unless the settings ask for more; a dead node may be taken for alive that long
 
@@ -108,7 +108,7 @@ class Recording:
 
     def _say_silent(self) -> None:
         part, link = self._part, self._link
-        if link.store.connected and not part.arrival.revision:  # else the link warns, by the keep-alives
+        if link.store.connected and not part.arrival.revision:  # in other cases the link warns
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
             log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
 
@@ -187,7 +187,7 @@ class Recording:
         if isinstance(there, Entry):
             self._link.follower.take_coordinator(there, revision=result.revision)
             return False
-        if sent_at != role.sent_at:  # the node's lease had to be renewed: the role's is as old, and shorter
+        if sent_at != role.sent_at:  # the node's lease had to be renewed: the role's lease is as old, and shorter
             await role.lease.release()
             return False
         role.term = result.revision
@@ -197,7 +197,7 @@ class Recording:
         """Return the revision to replace in the next attempt, once the cause of this refusal is gone."""
         part, link = self._part, self._link
         part.arrival.refused()
-        part.take(link)  # still a member, it may have been left out of a later round meanwhile
+        part.take(link)  # a member may have been left out of a later round meanwhile
         settings_entry, there, ending, *bans = cast("list[Entry | None]", result.results)
         for ban in bans:
             if ban is not None:
@@ -228,7 +228,7 @@ class Recording:
             changed.changed()
 
         async with link.store.watch(there.key) as watch:
-            entry = await link.store.get(there.key)  # it may have changed before the watch was open
+            entry = await link.store.get(there.key)  # the record may have changed before the watch was open
             if entry is None or entry.mod_revision != there.mod_revision:
                 return entry
             noticing = asyncio.create_task(first_change())
@@ -300,10 +300,7 @@ def came_from(part: Part) -> tuple[int, int] | None:
 
 
 def node_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:
-    """Return a node's lease TTL, in seconds: at least `asked`, at most `most`, the store's limit.
-
-    A short lease would end before its renewal if answers take seconds, as `round_trip` shows, or in a busy process: one
-    lost lease may be an outage, more `lapses` in one wait mean a busy process.
-    """
+    """Return a node's lease TTL, in seconds: at least `asked`, at most `most`, the store's limit."""
+    # Longer if answers are slow, or if several lost leases in one wait show a busy process; one may be an outage.
     needed = max(ROUND_TRIPS_PER_TTL * round_trip, asked * 2.0 ** min(max(lapses - 1, 0), LAPSES_MOST))
     return max(asked, min(needed, TTL_MOST, most))

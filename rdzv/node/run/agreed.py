@@ -27,10 +27,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Agreed:
-    """The settings that the nodes of a run share, as far as this node knows.
-
-    A resize of the run (`rdzv.config.resizing`) changes the numbers of nodes in them.
-    """
+    """The settings that the nodes of a run share, as far as this node knows; a resize changes the numbers of nodes."""
 
     def __init__(self, settings: Settings) -> None:
         self._run_id = settings.run_id
@@ -55,14 +52,10 @@ class Agreed:
         difference = describe_difference(self._ours, theirs)
         if difference and not was_resized_from(theirs, self._ours):
             return difference
-        sizes = [(agreed["min_nodes"], agreed["max_nodes"]) for agreed in (self._agreed, theirs)]
-        if sizes[0] != sizes[1]:
-            log.warning(
-                "run %s was resized to %s; this node uses these numbers now, instead of %s",
-                self._run_id,
-                describe_size(*sizes[1]),
-                describe_size(*sizes[0]),
-            )
+        before, now = (describe_size(one["min_nodes"], one["max_nodes"]) for one in (self._agreed, theirs))
+        if before != now:
+            text = "run %s was resized to %s; this node uses these numbers now, instead of %s"
+            log.warning(text, self._run_id, now, before)
         self._agreed, self.value = theirs, there
         needed, capacity = sizes_of(theirs)
         self.rules = replace(self.rules, needed=needed, capacity=capacity)
@@ -79,9 +72,8 @@ async def agree_on_settings(
     """Ensure that the run has this node's settings; rewrite them if no other node is in it.
 
     If only a resize makes a difference, this node adopts the run's numbers. Every arrival writes the settings again, so
-    the rewrite, conditional on their revision, fails if another node has arrived meanwhile. If it fails, or the
-    settings have changed since `there` was read, this node's next attempt to arrive reads the new ones. If other nodes
-    are in the run with other settings, RendezvousSettingsError is raised.
+    the rewrite, conditional on their revision, fails if another node has arrived meanwhile. If other nodes are in the
+    run with other settings, RendezvousSettingsError is raised.
     """
     if there is None:
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)

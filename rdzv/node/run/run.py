@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgpack
@@ -26,16 +26,14 @@ from rdzv.core.state import WITH, Ban, Closed, Head, Unban, ban_name, pack_setti
 from rdzv.core.stopping import Drain, Resized
 from rdzv.core.stuck.accusing import SOMEBODY, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
-from rdzv.node.run.beats import read_hour
 from rdzv.node.run.lease import is_too_long, take_run_lease
-from rdzv.node.run.status import drain_ttl, find_member, read_history, read_nodes, read_run, read_usage
+from rdzv.node.run.status import drain_ttl, find_member, read_history, read_hour, read_nodes, read_run, read_usage
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping, first_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from typing import Any
 
     from rdzv.core.history import Chapter, History
     from rdzv.core.keys import Keys
@@ -86,7 +84,7 @@ class Run:
         The new numbers are in force from the next round on. If the round has too many members, or there is room for
         waiting nodes, the members leave it at one agreed `check`; surplus members, those with the highest ranks, become
         spares. A round with fewer members than the new minimum continues until there are enough nodes for the next
-        round. Nodes that arrive with the former numbers adopt the new ones.
+        round.
 
         Raises:
             RendezvousSettingsError: The numbers contradict each other, or the run's `node_unit`.
@@ -199,9 +197,8 @@ class Run:
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
         """Write a ban, then delete the records of the nodes that it removes; return all nodes with this ban.
 
-        The ban is written first, so that the coordinator knows why a record is deleted. If this process dies before the
-        deletions, the banned nodes leave by themselves. A cancelled call still completes. `find` returns the records'
-        revisions.
+        The ban is written first, so that the coordinator knows why a record is deleted. A cancelled call still
+        completes. `find` returns the records' revisions.
         """
         ban.pack()  # raise errors before the first write
 

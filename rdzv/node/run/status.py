@@ -1,24 +1,26 @@
-"""Shell: reads the status of a run."""
+"""Shell: reads the status of a run, and the notes that come with its nodes' keep-alives."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
-from rdzv.core.history import History, gone_before
+from rdzv.core.history import History, HourNote, gone_before
 from rdzv.core.keys import Keys
 from rdzv.core.report import RunStatus, closing_of
 from rdzv.core.round import Member, Participant, Round, bucket_of
-from rdzv.core.state import Ban, Head, NodeRecord, Phase, unpack_settings
+from rdzv.core.state import Ban, Head, NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.stopping import Drain
 from rdzv.core.stored import pass_over
 from rdzv.core.stuck.accusing import SOMEBODY, Accusation
+from rdzv.core.stuck.beats import BeatNote
+from rdzv.core.stuck.judging import Heard
 from rdzv.core.stuck.pace import StepOf
 from rdzv.errors import RendezvousStateError, RoundSupersededError
-from rdzv.node.run.beats import read_beats
 from store import Lease, LeaseNotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -219,6 +221,32 @@ async def read_steps(
     return steps, awaits
 
 
+async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
+    """Return the last note of each node that has sent one, by node id."""
+    heard = {}
+    for one in await store.notes(keys.nodes):
+        if one.note:
+            try:
+                note = BeatNote.unpack(one.note)
+            except RendezvousStateError:
+                continue  # not a note of this program
+            heard[one.key.removeprefix(keys.nodes)] = Heard(note=note, ago=one.age)
+    return heard
+
+
+async def read_hour(store: Store, keys: Keys) -> float:
+    """Return the run's present time of day: from the coordinator's note, or the note on the run's lease.
+
+    A restarted store has lost both notes: then return the time of day in the last progress, or this machine's.
+    """
+    for one in (*await store.notes(keys.coordinator), *await store.notes(keys.lease)):
+        if one.note and (said := HourNote.unpack_at(one.key, one.note)) is not None:
+            return said.hour + one.age
+    entry = await store.get(keys.progress)
+    progress = Progress.unpack_at(entry.key, entry.value) if entry is not None else None
+    return (progress.absent.said_at if progress is not None else 0.0) or time.time()
+
+
 async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
     """Return the records of the nodes in the run by id, without those that are leaving."""
     records = {}
@@ -239,7 +267,7 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
     """Return the entries of all nodes, without values, by run, under any prefix; raise Unsupported on etcd."""
     found: dict[Keys, list[Entry]] = {}
     for group in await store.groups():
-        # A group is one run if the prefix has one part; else list the whole group.
+        # A group is one run if the prefix has one part; otherwise list the whole group.
         entries = await store.list(f"{group.name}nodes/", keys_only=True)
         for entry in entries or await store.list(group.name, keys_only=True):
             root, _, node_id = entry.key.rpartition("/nodes/")
@@ -289,10 +317,7 @@ async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, a
     """Return the member of a round that has this arrival, if any."""
     entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
     members = Member.unpack_all(entry.value) if entry is not None else []  # None: a later round has replaced it
-    for member in members:
-        if member.node_id == node_id and member.arrival == arrival:
-            return member
-    return None
+    return next((one for one in members if one.node_id == node_id and one.arrival == arrival), None)
 
 
 def _phase(head: Head) -> Phase:
