@@ -178,7 +178,7 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
 
 async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
     """Report if addresses of `host` belong to several machines: each of these would start a store of its own."""
-    with contextlib.suppress(OSError, UnicodeError):
+    with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:
             remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"
