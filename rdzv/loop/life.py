@@ -272,7 +272,8 @@ class Life:
     async def _await_news(self) -> None:
         """Wait until the loss of a member is known, or any loss would be known by now."""
         settings = self.node.settings
-        left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=self.node.back_for)
+        back_for = self.node.back_for if settings.endpoint.info.family == "tcp" else -1.0  # etcd is up to 1 s late
+        left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=back_for)
         with anyio.CancelScope() as self._awaits:
             self.changed()
             while left > 0 and not self.others_have_gone:

@@ -122,6 +122,20 @@ async def test_a_killed_process_is_noticed_and_the_others_meet_again(url: str) -
             await stores[0].get("never")
 
 
+async def test_r22_a_member_that_fails_as_a_peer_has_died_meets_the_others_again(url: str) -> None:
+    """Regression: it waited for `disconnect_ttl`, which has no effect on etcd, and ended with the peer's error."""
+    url += "?min_nodes=1&max_nodes=2&last_call_timeout=20&ttl=3"
+    sizes = []
+    async with start_python("-c", PAUSED, url) as child, asyncio.timeout(60):
+        async for round in rdzv.rounds(url, node_id="a"):
+            async with round:
+                sizes.append(round.world_size)
+                if round.world_size == 2:
+                    child.kill()
+                    raise ConnectionResetError("as of a collective with a dead peer")
+    assert sizes == [2, 1]
+
+
 async def test_blocking_handlers_meet_and_share(url: str) -> None:
     url += "?min_nodes=2"
 
