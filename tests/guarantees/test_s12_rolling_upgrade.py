@@ -33,12 +33,12 @@ LATER_RDZV = {
     ],
     "rdzv/core/round.py": [
         ("    arrival: int\n", '    arrival: int\n    mood: str = "new"\n'),
-        ("MappingProxyType({})  #: its attributes\n", 'MappingProxyType({})\n    mood: str = "new"\n'),
+        (" = MappingProxyType({})\n", ' = MappingProxyType({})\n    mood: str = "new"\n'),
         ("    revision: int = 0", '    mood: str = "new"\n    revision: int = 0'),
     ],
     "rdzv/core/history.py": [
-        ("of the run, in seconds since 1970; None if not recorded\n", 'of the run\n    mood: str = "new"\n'),
-        ("it completed, in seconds since 1970; None if not recorded\n", 'it completed\n    mood: str = "new"\n'),
+        ("\n\n\nclass Chapter(", '\n    mood: str = "new"\n\n\nclass Chapter('),
+        ("\n\n    @property\n    def addresses(", '\n    mood: str = "new"\n\n    @property\n    def addresses('),
     ],
 }  # fmt: skip
 
