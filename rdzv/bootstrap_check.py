@@ -107,8 +107,10 @@ async def all_reach(round: Round) -> list[int]:
         writers.append(writer)
         with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             revision, rank = map(int, (await reader.readuntil()).split())
-            if revision == round.revision:
-                missing.discard(rank)
+            if revision != round.revision:
+                writer.close()
+                return
+            missing.discard(rank)
             if not missing:
                 complete.set()
             await complete.wait()

@@ -10,8 +10,9 @@ import contextlib
 import pytest
 
 import store
-from rdzv.bootstrap_check import Verdict, judge
-from tests.support.processes import start_python
+from rdzv.bootstrap_check import Verdict, all_reach, judge, reach
+from rdzv.core.round import Round
+from tests.support.processes import free_port, start_python
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,17 @@ def test_of_two_the_second_is_left_out_once_each_has_been_rank_0() -> None:
 def test_a_verdict_is_packed_and_unpacked() -> None:
     verdict = judge("n3 did not come", [3], size=4, needed=2, again=False)
     assert Verdict.unpack(verdict.pack()) == verdict
+
+
+async def test_a_peer_of_another_round_is_not_told_that_all_have_come() -> None:
+    """It was, once the members of this round had come."""
+    round = Round(number=1, term=1, size=2, buckets=1, host="127.0.0.1", port=free_port(), revision=7)
+    async with asyncio.TaskGroup() as tasks:
+        listening = tasks.create_task(all_reach(round))
+        other = tasks.create_task(reach(round.replace(revision=8), 1))
+        assert await reach(round, 1) == ""
+    assert listening.result() == []
+    assert other.result() != ""
 
 
 MEMBER = """
