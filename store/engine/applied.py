@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Events of one revision, or a part of a snapshot, for these watches."""
+    """Events of one revision, or a part of a snapshot, for the watches `watchers`."""
 
     watchers: tuple[Watcher, ...]
     events: tuple[Event, ...]
@@ -21,7 +21,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to a parked request."""
+    """The answer to a parked request: a wait that was not answered at once."""
 
     peer: int
     request_id: int
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overtaken:
-    """The end of a watch that was being opened: the history after `revision` was freed meanwhile."""
+    """The end of a watch that was still reading old changes: those after `revision` have been freed."""
 
     watcher: Watcher
     revision: int
@@ -38,7 +38,7 @@ class Overtaken:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Work:
-    """The rest of a long request: the unread part of a snapshot and, for a watch, the unread history."""
+    """The unfinished part of a long request: the unread rest of a snapshot and, for a watch, of the history."""
 
     watcher: Watcher
     snapshot: Snapshot | None
@@ -48,7 +48,7 @@ class Work:
 
 
 class Applied(NamedTuple):
-    """The result of one step. A parked request has no response yet. `work` is the rest of a long request."""
+    """The result of one step. `response` is None if none is due yet. `work`: the unfinished part of a long request."""
 
     response: Response | None
     deliveries: tuple[Delivery | Answer | Overtaken, ...] = ()

@@ -1,6 +1,6 @@
 """Pure: the change in progress: keys written and deleted, leases granted and ended, all at the next revision.
 
-`State` has checked the request before, so no change fails half way.
+`State` checks a request before `Changes` carries it out, so no change fails half way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Changes:
-    """The revision in progress: the changes `made` so far, in order, and the facts for a journal, if any."""
+    """The revision in progress: the changes `made` so far, in order, and `facts` for a journal (None without)."""
 
     def __init__(self, state: State, *, facts: Facts | None) -> None:
         self._keys, self._leases = state.keys, state.leases
@@ -30,23 +30,23 @@ class Changes:
 
     @property
     def revision(self) -> int:
-        """The store's revision after these changes."""
+        """The revision that the store will have after the changes `made` so far."""
         return self._keys.revision + bool(self.made)
 
     def close(self) -> tuple[Change, ...]:
-        """End the revision; return its changes."""
+        """End the revision in progress; return its changes."""
         made = tuple(self.made)
         self.made.clear()
         self._keys.revision += 1
         return made
 
     def operate(self, operation: Operation, value: bytes | None) -> int | bool | Entry | None:
-        """Carry out an admitted operation of a transaction; return its result. `value` is the new value, if any."""
+        """Carry out a checked operation of a transaction; return its result. `value` is None if it writes nothing."""
         if isinstance(operation, Get):
             return self._keys.get(operation.key)
         if isinstance(operation, Delete):
             return self.erase(operation.key)
-        if value is None:  # a `Create` of an existing key
+        if value is None:  # a `Create` of an existing key writes nothing
             return self._keys.get(operation.key)
         entry = self.write(operation, value)
         if isinstance(operation, Add):
@@ -54,7 +54,7 @@ class Changes:
         return len(value) if isinstance(operation, Append) else entry.mod_revision
 
     def write(self, asked: Write, value: bytes) -> Entry:
-        """Carry out an admitted write of this value."""
+        """Carry out a checked write; `value` is the key's new value."""
         key, lease, revision = asked.key, asked.lease, self._keys.revision + 1
         before = self._keys.get(key)
         if isinstance(asked, Put) or isinstance(asked, CompareAndSet):  # noqa: SIM101 - a union takes twice as long
@@ -73,14 +73,14 @@ class Changes:
         entry = Entry(key=key, value=value, create_revision=created, mod_revision=revision, lease=lease)
         self._keys.put(entry, before)
         if lease is not None:
-            record = self._leases.get_even_if_ending(lease)  # an `Add` keeps the key's lease even if that is ending
+            record = self._leases.get_even_if_ending(lease)  # an `Add` may keep an ending lease
             assert record is not None, "a put on a lease that is gone was refused"
             record.keys[key] = None
         self.made.append(entry)
         return entry
 
     def erase(self, key: str, *, cause: Cause = "") -> bool:
-        """Delete a key; return False if it does not exist. `cause` says how the key's lease has ended, if it has."""
+        """Delete a key; return False if it does not exist. `cause`: why the key's lease expired; "" if it did not."""
         entry = self._keys.get(key)
         if entry is None:
             return False
@@ -121,7 +121,7 @@ class Changes:
         return self._leases.grant(terms, peer=peer)
 
     def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
-        """End a lease and delete up to `most` of its keys; return how many. The lease is due until it has no keys."""
+        """End a lease and delete up to `most` of its keys; return how many. While keys are left, it stays due."""
         going = sorted(islice(lease.keys, most))
         for key in going:
             self.erase(key, cause=cause)
@@ -129,7 +129,7 @@ class Changes:
             self._leases.begin_to_end(lease)
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
-        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # `erase` ends an anonymous one
+        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # `erase` has not ended it
             self._end_lease(lease)
         return len(going)
 

@@ -1,6 +1,6 @@
 """Pure: the state that survives a restart (promise S3).
 
-`Saved` is the sum of the `Facts` of all steps; an engine is restored from it.
+`Saved` is the state of a store on disk: the sum of the `Facts` of all steps.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from store.engine.watches import event_bytes
 if TYPE_CHECKING:
     from store.messages import Entry, Event, Response
 
-FACTS_OVERHEAD = 500  # bytes per step, rounded up
+FACTS_OVERHEAD = 500  # bytes counted per step, beside its events
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLease:
-    """A lease and its terms; the entries of its keys name it. A lease with `ttl` 0 is ending."""
+    """A lease without its keys, whose entries name it. If `ttl` is 0, the lease is ending."""
 
     id: int
     ttl: float
     disconnect_ttl: float | None = None
     gone_ttl: float | None = None
-    anonymous: bool = False  # granted by a put with `ttl=`; it ends with its one key
+    anonymous: bool = False  # granted by a put with `ttl=`; the lease ends with its only key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptReply:
-    """The reply to a mutation. Replies up to `acknowledged` can be freed."""
+    """The reply to a request that changed the store. Replies up to request `acknowledged` can be freed."""
 
     session_id: bytes
     acknowledged: int
@@ -43,19 +43,19 @@ class Facts:
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
     compacted: int = 0
-    leases: dict[int, SavedLease | None] = field(default_factory=dict)  # new leases, and None for ended ones
-    last_lease: int = 0  # the highest assigned number, or 0
+    leases: dict[int, SavedLease | None] = field(default_factory=dict)  # by id: a lease's terms; None if it ended
+    last_lease: int = 0  # the highest id given to a lease in this step; 0 if none
     replies: list[KeptReply] = field(default_factory=list)
-    sessions: dict[bytes, int | None] = field(default_factory=dict)  # numbers of new sessions; None for ended ones
-    last_session: int = 0  # the highest assigned number, or 0
-    _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # sessions new in this step
+    sessions: dict[bytes, int | None] = field(default_factory=dict)  # by id: a new session's number; None if it ended
+    last_session: int = 0  # the highest number given to a session in this step; 0 if none
+    _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # ids of sessions opened in this step
 
     def __bool__(self) -> bool:
         return bool(self.revisions or self.leases or self.replies or self.sessions or self.last_session)
 
     @property
     def size(self) -> int:
-        """The approximate bytes of the facts, without replies, which the sessions count."""
+        """The approximate bytes of the facts, without replies, which are counted by their session."""
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property
@@ -66,13 +66,13 @@ class Facts:
         )
 
     def opened(self, session_id: bytes, number: int) -> None:
-        """Note a new session; an older one of this id ends, with its replies."""
+        """Note a new session; an older session of the same id ends, with its replies."""
         if session_id not in self.sessions:
             self._new.add(session_id)
         self.sessions[session_id] = self.last_session = number
 
     def forgotten(self, session_id: bytes) -> None:
-        """Note the end of a session. If it was opened in this step, only `last_session` is saved."""
+        """Note the end of a session. If the session was opened in this step, neither event is saved."""
         if session_id in self._new:
             self._new.remove(session_id)
             del self.sessions[session_id]
@@ -91,7 +91,7 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A durable store. Its history has every revision after `compacted`."""
+    """A durable store. Its `history` has the changes of each revision after `compacted`."""
 
     store_id: str
     revision: int = 0

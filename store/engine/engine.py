@@ -3,13 +3,13 @@
 The engine is given the time and a request, and returns the messages to send. Each request takes effect in one step, so
 the store is linearizable (promise S1). `Engine.apply` works in this order:
 
-    1. If the session has already made this mutation, the client gets the kept reply, and nothing changes (S2).
+    1. If a client repeats a request that was carried out, it gets the kept reply, and nothing changes (S2).
     2. The request is checked against every limit before anything changes (S6).
     3. The changes are made, all at the next revision.
     4. Events for watches and answers to parked waits are collected.
 
-Leases lapse only in `tick`. The server reads its sockets before each `tick`, so that a keep-alive it has received
-renews the lease (S5).
+Leases expire only in `tick`. The server reads its sockets before each `tick`, so that a keep-alive that has arrived
+renews its lease first (S5).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 NOBODY: Final = MappingProxyType[int, float]({})
 PAGES_BYTES = 4 * 4096  # bytes of the database pages that a write of one key changes
-LAPSES_AT_ONCE = 256  # leases that one tick ends; the next tick follows a millisecond later
-WAITS_AT_ONCE = 512  # waits checked in the step of the change that affects them: about 4 ms ...
-WAITED_KEYS_AT_ONCE = 16_384  # ... and the keys of these waits; one wait may have as many
+LAPSES_AT_ONCE = 256  # leases that one tick may end; the next tick follows in a millisecond
+WAITS_AT_ONCE = 512  # a change that affects more waits than this postpones them
+WAITED_KEYS_AT_ONCE = 16_384  # the same limit, for the keys and conditions of all these waits
 
 
 ENDED = object()
@@ -54,14 +54,14 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 
 
 class Engine:
-    """The state of a store. If it is `durable`, a journal writes its facts to disk (promise S3)."""
+    """The state of a store. If it is `durable`, it collects `Facts` for a journal (promise S3)."""
 
     def __init__(
         self, *, store_id: str, limits: Limits | None = None, durable: bool = False, first_revision: int = 0
     ) -> None:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
-        self.read_only: str | None = None  # the reason why nothing can be written now
+        self.read_only: str | None = None  # why nothing can be written now; None if it can
         self.state: State = State(self.limits)
         state = self.state
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
@@ -75,9 +75,9 @@ class Engine:
         self._asked = Requests(state, self._changes, figures=self.figures)
         self._ends: deque[Iterator[None]] = deque()  # unfinished cleanups of closed peers
         self.has_chores: bool = False
-        self._works: dict[int, Work] = {}  # by peer: the rest of its long request
+        self._works: dict[int, Work] = {}  # by peer: the unfinished part of its long request
         self._requests = 0
-        self._now = -math.inf  # the clock at the last request
+        self._now = -math.inf
         self._lapsed = 0
 
     @property
@@ -102,7 +102,7 @@ class Engine:
         return engine
 
     def take_facts(self) -> Facts | None:
-        """Return the facts that must be durable before replies are sent, or None."""
+        """Return the changes since the last call, for the journal; None if there are none."""
         facts = self._changes.facts
         if not facts:
             return None
@@ -112,7 +112,7 @@ class Engine:
     def connect(
         self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
     ) -> tuple[int, int | None] | None:
-        """Open a client's session. Return its number and the peer that had it, if any; None if there are too many."""
+        """Open a session; return its number and its earlier connection, if any; None if there are too many sessions."""
         self._note_forgotten(self._sessions.expire(now) + self._sessions.make_way(session_id, now))
         made = self._sessions.made
         opened = self._sessions.open(session_id, peer=peer)
@@ -135,7 +135,7 @@ class Engine:
         leases = self._leases.peer_closed(peer, how)
         unread = () if snapshot is None else snapshot.let_go()
         end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer), unread)
-        if self._ends or next(end, ENDED) is not ENDED:  # clean up in steps: thousands of connections may end together
+        if self._ends or next(end, ENDED) is not ENDED:  # clean up later, in steps: thousands of peers may end at once
             self._ends.append(end)
         self.has_chores = bool(self.has_chores or self._ends or self.state.past)
         session = self._session_of.pop(peer, None)
@@ -157,11 +157,11 @@ class Engine:
         the client has received.
         """
         self._requests += 1
-        if now != self._now:  # requests received together have the same `now`
+        if now != self._now:  # once for all requests that arrived together
             self._now = self._keys.groups.now = now
             self._leases.advance(now)
         session = self._session_of[peer]
-        if session.held_bytes:  # otherwise the session keeps no replies
+        if session.held_bytes:  # the session keeps replies that may be freed
             session.acknowledge(acknowledged)
         changes = mutates(request)
         if changes:
@@ -169,7 +169,7 @@ class Engine:
                 return Applied(response=self._replay(session, request_id, peer))
             try:
                 self._check_mutation(session, request)
-            except LimitExceeded as error:  # kept replies may be the limit, so this reply is not kept
+            except LimitExceeded as error:  # not kept as a reply: kept replies may have reached the limit
                 return Applied(response=_failed(error))
         try:
             response = self._asked.carry_out(request, peer, request_id)
@@ -192,7 +192,7 @@ class Engine:
         return _make_applied(Applied, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
     def go_on(self, work: Work) -> Applied:
-        """Do the next step of `work`, the rest of a long request."""
+        """Do the next step of `work`, the unfinished part of a long request."""
         response = self._asked.go_on(work)
         more, self._asked.work = self._asked.work, None
         if more is None:
@@ -236,16 +236,16 @@ class Engine:
             message = f"request {request_id} was applied before the connection broke, but its reply is no longer kept"
             return Failed(kind=FailureKind.FORGOTTEN, message=message)
         if isinstance(replayed, Granted):
-            lease = self._leases.get(replayed.lease)  # a repeated grant renews the lease
+            lease = self._leases.get(replayed.lease)  # a client that repeats a grant renews the lease
             if lease is not None:
                 self._leases.keep_alive(lease, peer=peer)
         return replayed
 
     def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """Let due leases lapse, each at its own revision, and end abandoned sessions.
+        """End expired leases, each at its own revision, and sessions whose clients were away for too long.
 
-        `unheard` maps peers with unread or waiting requests to the seconds that these have waited. If a lease of such a
-        peer became due within this time, it does not lapse yet: a waiting request may renew it.
+        `unheard` maps each peer whose requests wait, unread or not carried out, to their seconds of waiting. A lease
+        that expired while requests of its keeper waited is not ended yet: one of them may renew it.
         """
         self._leases.advance(now)
         room = self.state.writes_max
@@ -267,7 +267,7 @@ class Engine:
         return self._take_deliveries()
 
     def look(self, *, now: float) -> bool:
-        """Advance the leases' clock; return True if a lease is due."""
+        """Advance the leases' clock; return True if a lease may have expired."""
         self._leases.advance(now)
         due = self._leases.next_due_in()
         return due is not None and due <= 0
@@ -313,8 +313,7 @@ class Engine:
             watchers = {watcher: None for standing, key in stirred for watcher in standing[key]}
             if self._waits.weigh(watchers) <= WAITED_KEYS_AT_ONCE:
                 if self.postponed:
-                    # A postponed wait must be checked first as of earlier changes, which may have broken its
-                    # conditions.
+                    # Leave out postponed waits: they are checked later, first against the keys at earlier revisions.
                     watchers = {watcher: None for watcher in watchers if self._waits.stands(watcher)}
                 for standing, key in stirred:
                     del standing[key]
@@ -324,7 +323,7 @@ class Engine:
         self.has_chores = True
 
     def do_chore(self) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """Do some postponed work: answer waits, and clean up after closed peers."""
+        """Do a part of the postponed work: check waits, and clean up after closed peers."""
         if self.postponed:
             self._asked.look_at_postponed()
         if self._ends and next(self._ends[0], ENDED) is ENDED:

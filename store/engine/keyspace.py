@@ -1,12 +1,12 @@
 """Pure: the keys of the store, their entries, their order, and their memory.
 
-Memory is also counted by groups (promise S6): the keys that begin with the same `GROUP_PARTS` parts.
-`/rdzv/job-7/head/round` belongs to `/rdzv/job-7/`; a key with no more parts belongs to no group.
+Memory is also counted by group (promise S6): the keys that begin with the same `GROUP_PARTS` parts are a group. The key
+`/rdzv/job-7/head/round` is in the group `/rdzv/job-7/`; the key `/rdzv/job-7` is in none.
 
 The keys that coordinate a run (`steers`) may exceed the limits a little: see docs/limits.md.
 
-Keys are in short sorted lists, so that an insert moves few pointers. Their order, by code point, is that of UTF-8
-bytes, and of etcd.
+Keys are in short sorted lists, so that an insert moves few pointers. Keys are sorted by code point, which is the order
+of their UTF-8 bytes, too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-ENTRY_OVERHEAD = 300  # bytes per key: the entry, two dictionaries, the index
-GROUP_PARTS = 2  # parts between slashes in the name of a group; each run is a group
-STEERING = frozenset(  # the part of a key after its group, as named by the rendezvous
+ENTRY_OVERHEAD = 300  # bytes counted per key, beside key and value
+GROUP_PARTS = 2  # parts, between slashes, of a group's name; the keys of a run are one group
+STEERING = frozenset(  # a key coordinates a run if its first part after the group's name is one of these
     ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
-CHUNK_MAX = 1024  # keys of one chunk: with as many, splitting and searching cost about the same
-COMPARED_MOST = 50_000  # groups that `largest` compares: about 3 ms; if there are more, none holds much
+CHUNK_MAX = 1024  # the most keys of a chunk; with as many, splitting and searching cost the same
+COMPARED_MOST = 50_000  # groups that `largest` compares, in about 3 ms; if more exist, none holds much
 
 Change = Entry | Event
 """A written key's entry, or an event."""
@@ -40,13 +40,13 @@ def events_of(changes: Iterable[Change]) -> tuple[Event, ...]:
 
 
 def answer_bytes(entry: Entry | None) -> int:
-    """Return about the bytes of an entry in an answer."""
+    """Return the approximate bytes of an entry in an answer."""
     return 1 if entry is None else key_bytes(entry.key) + len(entry.value) + 40
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The memory of one group's keys; `since` is the time of its first key, or of the server's start."""
+    """The memory of one group's keys. `since`: when the group got its first key, or the server started."""
 
     name: str
     since: float
@@ -68,7 +68,7 @@ class Groups:
         return len(self.by_name)
 
     def name_of(self, key: str) -> str | None:
-        """Return the group of a key, or None."""
+        """Return the name of a key's group; None if it has none."""
         at = 1
         for _ in range(GROUP_PARTS):
             at = key.find("/", at) + 1
@@ -97,11 +97,11 @@ class Groups:
             self._index.remove(name)
 
     def page(self, *, after: str, most: int) -> list[Group]:
-        """Return the first groups, at most `most`, after a name, in order."""
+        """Return up to `most` groups, in order, whose names follow `after`."""
         return [self.by_name[name] for name in self._index.stretch("", after=after, most=most)]
 
     def largest(self, *, by_keys: bool = False) -> Group | None:
-        """Return the group with the most bytes, or keys."""
+        """Return the group with the most bytes, or with the most keys if `by_keys`."""
         groups = islice(self.by_name.values(), COMPARED_MOST)
         return max(groups, key=lambda group: group.keys if by_keys else group.bytes, default=None)
 
@@ -124,7 +124,7 @@ class Keyspace:
         return len(self.entries)
 
     def put(self, entry: Entry, before: Entry | None) -> None:
-        """Replace the entry of a key; `before` is the current one."""
+        """Store the new entry of a key; `before` is its current entry, if any."""
         if before is not None and len(entry.value) == len(before.value):
             self.entries[entry.key] = entry
             return
@@ -148,7 +148,7 @@ class Keyspace:
 
 
 class Chunk(list[str]):
-    """A sorted list of keys, made at revision `born`. Snapshots of this revision or later ones may share it."""
+    """A sorted list of keys. Snapshots of revision `born`, at which the chunk was made, or later may share it."""
 
     __slots__ = ("born",)
 
@@ -158,7 +158,7 @@ class Chunk(list[str]):
 
 
 class SortedKeys:
-    """A sorted set of strings in which the strings with a prefix are one range."""
+    """A sorted set of strings: all strings with the same prefix are adjacent."""
 
     __slots__ = ("_chunks", "_firsts", "_length")
 
@@ -201,12 +201,12 @@ class SortedKeys:
             del self._chunks[at], self._firsts[at]
 
     def stretch(self, prefix: str, *, after: str | None, most: int) -> list[str]:
-        """Return the first keys, at most `most`, that start with `prefix` and come after `after`."""
+        """Return up to `most` keys, in order, that start with `prefix` and follow `after`."""
         found: list[str] = []
         if not self._chunks:
             return found
         if after is not None and after < prefix:
-            after = None  # otherwise keys before `prefix` would be listed
+            after = None  # begin at the first key with `prefix`
         at = self._chunk_of(prefix if after is None else after)
         place = bisect_left(self._chunks[at], prefix) if after is None else bisect_right(self._chunks[at], after)
         while at < len(self._chunks) and len(found) < most:
@@ -224,7 +224,7 @@ class SortedKeys:
         return self.under(prefix)[2] if prefix else self._length
 
     def under(self, prefix: str) -> tuple[list[Chunk], int, int]:
-        """Return the chunks with the keys below `prefix`, the index of the first such key, and their number."""
+        """Return the chunks with keys below `prefix`, the index of the first such key, and the number of such keys."""
         if not prefix or not self._chunks:
             return self._chunks.copy(), 0, self._length
         size = len(prefix)
@@ -240,7 +240,7 @@ class SortedKeys:
         return chunks, place, sum(map(len, chunks[:-1])) + upto - place
 
     def renew_chunk_of(self, key: str, *, shared_until: int, revision: int) -> Chunk | None:
-        """Copy the chunk for `key` if a snapshot of revision `shared_until` may share it; return the old chunk."""
+        """Copy a key's chunk if a snapshot of revision `shared_until` may share it; return the old one, else None."""
         at = self._chunk_of(key)
         if not self._chunks or (shared := self._chunks[at]).born > shared_until:
             return None

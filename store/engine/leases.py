@@ -1,11 +1,11 @@
 """Pure: the leases, their deadlines, and their keys (promises S5, R20).
 
-Deadlines are in *served time*. It follows the server's monotonic clock, but advances by at most `STALL_AFTER` between
-two looks at that clock: clients cannot renew leases while the server is stopped, swapped out or busy.
+Deadlines are in *served time*. Served time follows the server's monotonic clock, but advances by at most `STALL_AFTER`
+between two readings: clients cannot renew leases while the server is stopped, swapped out or busy.
 
 The *keeper* of a lease is the connection that last granted or renewed it.
 
-Each lease is in one slot, of about a millisecond: the time at which `due` looks at the lease.
+Served time is divided into slots of about a millisecond. `due` looks at a lease when the time of its slot has come.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from store.engine.processes import Process
     from store.messages import Cause
 
-STALL_AFTER = 0.3  # seconds between looks at the clock; the server looks every 0.1 s, so a longer gap is a stall
-SOONEST = 1e-6  # seconds; less may be lost when it is added to a clock's time
-LOOK_AGAIN_AFTER = 0.1  # seconds, for a lease whose keeper has unread requests
+STALL_AFTER = 0.3  # seconds; the server reads the clock every 0.1 s, so a gap longer than this is a stall
+SOONEST = 1e-6  # seconds, the shortest time to wait; less may be lost when it is added to a clock's time
+LOOK_AGAIN_AFTER = 0.1  # seconds until an expired lease is checked again if its keeper has unread requests
 LOOKED_AT_ONCE = 4096  # leases that `due` looks at in one call: a few milliseconds
-SHORTENED_AT_ONCE = 512  # leases shortened in one step: half a millisecond
-SLOTS_A_SECOND = 1024  # a power of two, so that rounding is exact
-LEASE_OVERHEAD = 1024  # bytes per lease: its record, slot and keeper
-UNTIDY = 64  # empty slots in the heap that are not worth a cleanup
+SHORTENED_AT_ONCE = 512  # leases that get an earlier deadline in one step: half a millisecond
+SLOTS_A_SECOND = 1024  # a power of two, so that a time in slots is exact
+LEASE_OVERHEAD = 1024  # bytes counted per lease
+UNTIDY = 64  # empty slots that the heap may always have; more are removed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,17 +43,17 @@ class LeaseRecord:
     terms: SavedLease
     lapses_at: float
     slot: int = -1  # -1: in no slot
-    process: Process | None = None  # the keeper's process, if the lease has a `gone_ttl`
+    process: Process | None = None  # the process of the last keeper, if the lease has a `gone_ttl`
     keeper: int | None = None
     disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
-    ending: bool = False  # ticks delete its remaining keys
+    ending: bool = False  # the lease has ended, and ticks delete its remaining keys
     keys: dict[str, None] = field(default_factory=dict)
-    note: bytes = b""  # the note of the last keep-alive; never saved
+    note: bytes = b""  # the last note that came with a keep-alive; never saved to disk
     noted_at: float = 0.0  # when the note was set, on the server's clock
 
     @property
     def gone_at(self) -> float:
-        """The deadline by `gone_ttl` if the keeper's process is dead; else infinity."""
+        """The deadline by `gone_ttl` if the last keeper's process is dead; infinity if it is not."""
         if self.process is None or self.process.died_at is None or self.terms.gone_ttl is None:
             return math.inf
         return self.process.died_at + self.terms.gone_ttl
@@ -85,7 +85,7 @@ class Leases:
         self._order: list[int] = []  # a heap of slot numbers; some slots may be empty
         self._last_id = 0
         self._served = 0.0
-        self._looked_at = math.inf  # so that no time passes at the first look
+        self._looked_at = math.inf  # infinity, so that the first `advance` adds no time
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -97,7 +97,7 @@ class Leases:
             self.grant(one, peer=None).ending = not one.ttl
 
     def advance(self, now: float) -> None:
-        """Advance served time to the server's clock `now`, but not through a stall."""
+        """Advance served time by the time since the last call, but at most by `STALL_AFTER`."""
         passed = now - self._looked_at
         if passed > 0:
             self._served += passed if passed < STALL_AFTER else STALL_AFTER
@@ -118,7 +118,7 @@ class Leases:
         return self._last_id
 
     def grant(self, terms: SavedLease, *, peer: int | None) -> LeaseRecord:
-        """Grant a lease that `peer`, if any, keeps."""
+        """Grant a lease; its keeper is `peer`, if any."""
         lease = LeaseRecord(id=terms.id, terms=terms, lapses_at=self._served + terms.ttl)
         self._leases[lease.id] = lease
         self.bytes += LEASE_OVERHEAD
@@ -127,21 +127,21 @@ class Leases:
         return lease
 
     def keep_alive(self, lease: LeaseRecord, *, peer: int) -> None:
-        """Renew a lease; `peer` keeps it from now on."""
+        """Renew a lease; its keeper is now `peer`."""
         lease.lapses_at = self._served + lease.terms.ttl
         lease.disconnected = False
         self._keep(lease, peer)
         self._stand(lease, _slot_of(lease.ends_at))
 
     def begin_to_end(self, lease: LeaseRecord) -> None:
-        """Mark a lease as ending that has more keys than one step deletes; it is due until it has no keys."""
+        """Mark a lease as ending if one step cannot delete all its keys; it stays due until they are deleted."""
         lease.ending = True
         lease.lapses_at = self._served
         self.due_again(lease)
         self._let_go(lease)
 
     def end(self, lease: LeaseRecord) -> None:
-        """Remove a lease. The caller deletes its keys."""
+        """Remove a lease without its keys, which the caller deletes."""
         del self._leases[lease.id]
         self.bytes -= LEASE_OVERHEAD + len(lease.note)
         self._step_away(lease)
@@ -153,11 +153,11 @@ class Leases:
         lease.process = None
 
     def peer_closed(self, peer: int, how: Closing) -> Iterator[None]:
-        """Shorten the leases that a closed peer kept, in steps."""
+        """Set earlier deadlines, in steps, for the leases that a closed connection kept."""
         return self._shorten(peer, self.processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
-        kept = self._kept_by.get(peer, set())  # a renewal by another peer removes the lease
+        kept = self._kept_by.get(peer, set())  # loses each lease that another peer renews meanwhile
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
                 lease = self._leases[kept.pop()]
@@ -200,7 +200,7 @@ class Leases:
                 break
             lease = self._leases[self._slots[slot].pop()]
             lease.slot = -1
-            if lease.ends_at > self._served:  # its process has come back
+            if lease.ends_at > self._served:  # not expired: its process, assumed dead, has connected again
                 self._stand(lease, _slot_of(lease.ends_at))
             else:
                 over.append(lease)
@@ -215,11 +215,11 @@ class Leases:
         self._stand(lease, math.floor(self._served * SLOTS_A_SECOND))
 
     def look_again(self, lease: LeaseRecord) -> None:
-        """Let `due` return an expired lease again soon: an unread request may renew it before."""
+        """Let `due` return an expired lease again in 0.1 s, until when an unread request may renew it."""
         self._stand(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:
-        """Return the seconds until a lease may be due; None without leases."""
+        """Return the seconds until the next lease may expire; None if there are no leases."""
         first = self._first_slot()
         if first is None:
             return None
@@ -253,7 +253,7 @@ class Leases:
         standing.remove(lease.id)
         if not standing:
             del self._slots[lease.slot]
-            if len(self._order) > 2 * len(self._slots) + UNTIDY:  # empty slots must not fill memory
+            if len(self._order) > 2 * len(self._slots) + UNTIDY:  # remove empty slots if they are too many
                 self._order = list(self._slots)
                 heapq.heapify(self._order)
         lease.slot = -1

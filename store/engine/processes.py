@@ -1,8 +1,8 @@
-"""Pure: the connections of each process, and whether they end like those of a dead process (R20).
+"""Pure: the connections of each client process, and whether it is assumed dead once they have ended (R20).
 
 When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. So a
-process is assumed dead once its last connection has closed without a goodbye, until it says hello again. A process is
-not assumed dead if:
+process is assumed dead once its last connection has closed without a goodbye, until it connects again. A process is not
+assumed dead if:
 
 - the server has closed one of its connections, or the system has given one up (`Closing.CUT`);
 - many processes seem to die at once (`_are_many`);
@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-AT_ONCE = 0.05  # seconds; if a proxy or switch fails, its connections end within a few milliseconds
-# If a machine fails, few processes with leases die. If eight seem to die at once, the network has failed, or a job has
-# ended, whose leases need not end early.
+AT_ONCE = 0.05  # seconds in which deaths count as simultaneous; a failed proxy or switch ends its connections sooner
+# A failed machine kills few processes with leases. If eight processes seem to die at once, the network has failed, or a
+# job has ended, so no lease is ended early.
 MANY = 8
 
 
@@ -34,24 +34,24 @@ class Process:
 
     id: bytes
     peers: set[int] = field(default_factory=set)
-    leases: set[int] = field(default_factory=set)  # the leases that its connections keep
-    cut: bool = False  # one of its connections was cut, and it has made none since
-    died_at: float | None = None  # when it was assumed to die, in served time (`leases`)
+    leases: set[int] = field(default_factory=set)  # ids of the leases that its connections keep
+    cut: bool = False  # the server or the system closed one of its connections, and it has made none since
+    died_at: float | None = None  # when it seemed to die, in served time (see `leases`); None if it is not assumed dead
 
 
 class Processes:
-    """The processes with a connection or a lease that named themselves in their hello."""
+    """The client processes with a connection or a lease, if they sent an id in their hello."""
 
     def __init__(self) -> None:
         self._by_id: dict[bytes, Process] = {}
         self._of_peer: dict[int, Process] = {}
         self._of_lease: dict[int, Process] = {}
         self._holders = 0  # processes with leases
-        self._fallen: dict[Process, float] = {}  # processes that seemed to die within `AT_ONCE`, and when
+        self._fallen: dict[Process, float] = {}  # processes that seemed to die in the last `AT_ONCE` seconds, and when
 
     def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
-        """Note a new connection, which may replace the connection `previous`."""
-        if previous is not None:  # the end of a replaced connection is no sign of death
+        """Note a new connection, which replaces the connection `previous`, if any."""
+        if previous is not None:  # so that the end of the replaced connection is no sign of death
             self._detach(previous)
         if not id:
             return
@@ -81,13 +81,13 @@ class Processes:
         return process
 
     def _are_many(self) -> bool:
-        """Return True if so many processes seem dead that a network fault is likelier."""
+        """Return True if so many processes seemed to die at once that a network fault is likelier."""
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)
 
     def keeps(self, peer: int, lease: int) -> Process | None:
-        """Make the process of this connection, if known, the holder of a lease; return it."""
+        """Note that the process of a connection holds a lease; return the process, None if it is unknown."""
         self.lets_go(lease)
         process = self._of_peer.get(peer)
         if process is not None:

@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from store.messages import Condition, Entry, Operation, Request, Response
 
 REPLAY_REVISIONS = 2048  # revisions of the history read in one step: about half a millisecond
-GROUPS_AT_ONCE = 512  # groups in one page: about half a millisecond
+GROUPS_AT_ONCE = 512  # groups in one answer: about half a millisecond
 NOTES_AT_ONCE = 512
 LOOKS_A_STEP = 2048  # keys looked up for postponed waits in one step: about half a millisecond
-LOOKS_OF_A_WAIT = 32  # the fixed cost of checking a wait, as a number of keys
-PUTS_ON_LEASE = (messages.Put, messages.Create, messages.Add, messages.Append)  # operations that may name a lease
+LOOKS_OF_A_WAIT = 32  # the fixed cost of checking a wait, counted in looked-up keys
+PUTS_ON_LEASE = (messages.Put, messages.Create, messages.Add, messages.Append)  # may put a key on a lease
 
 
 class Requests:
-    """Carries out requests. `deliveries` are messages besides the response, `work` is the rest of a long request."""
+    """Carries out requests. `deliveries`: messages beside the response; `work`: the rest of a long request."""
 
     def __init__(self, state: State, changes: Changes, *, figures: Callable[[], dict[str, Any]]) -> None:
         self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
         self._history, self._snapshots, self._past = state.history, state.snapshots, state.past
         self._state, self._changes, self._figures = state, changes, figures
-        # The current request: its peer, the peer and request id, and its conditions.
+        # Of the current request: its peer, the pair of peer and request id, and its conditions.
         self._peer = 0
         self._asker: Watcher = (0, 0)
         self._when: tuple[Condition, ...] = ()
@@ -45,7 +45,7 @@ class Requests:
         self.work: Work | None = None
 
     def carry_out(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
-        """Carry out one request; return None if it is parked."""
+        """Carry out one request; return None if it waits for missing keys."""
         self._peer, self._asker, self._when = peer, (peer, request_id), ()
         return _HANDLERS.get(type(request), Requests._refused)(self, request)
 
@@ -186,7 +186,7 @@ class Requests:
         return messages.Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
-        newest = self._keys.revision  # a later revision in the reply would make the client reject this store (S10)
+        newest = self._keys.revision  # no later one, as clients reject a store older than a revision they know (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
@@ -350,14 +350,14 @@ class Requests:
         return None
 
     def look_at_waits(self, watchers: Iterable[Watcher]) -> None:
-        """Answer the waits that have ended; register the others at a missing key."""
+        """Answer those of these waits that have ended; register the others at a missing key."""
         for watcher in watchers:
             missing = self._look_at_wait(watcher, self._keys.entries, self._keys.revision)
             if missing is not None:
                 self._waits.move(watcher, missing)
 
     def look_at_postponed(self) -> None:
-        """Check some postponed waits, each as of the revision that affected it and as of later ones."""
+        """Check some postponed waits against the keys at the revision that affected each, and at later revisions."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
             watcher, since = self._postponed.next()
@@ -395,7 +395,7 @@ class Requests:
             if not (missing and _all_hold(affected, entries)):
                 self._look_at_wait(watcher, entries, revision)
                 return looks
-            if looks > most:  # the next step continues from this revision
+            if looks > most:  # enough for one step: the next continues from this revision
                 self._postponed.again(watcher, revision)
                 return looks
         place = parked.next_missing(self._keys.entries)

@@ -1,11 +1,10 @@
-"""Pure: replies kept until acknowledged, so that a repeated request is applied once (promise S2).
+"""Pure: replies kept until acknowledged, so that a request sent twice is carried out once (promise S2).
 
 A session belongs to a client and outlives its connections. After a reconnect the client repeats its unanswered
-requests. If the server has applied a request before, the client gets the kept reply.
+requests. If a repeated request was carried out before, the client gets the kept reply.
 
 A new session number tells a client that the server has forgotten the earlier session. A flag in the welcome would not
-do: if a welcome with the flag "unknown" is lost, the next welcome says "known", and the client would repeat requests
-that were applied.
+suffice, since the next welcome would lack it if the first were lost.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import SavedSession
 
-AWAY_LEAST = 10.0  # seconds that an abandoned session is kept even if a new one has no room
+AWAY_LEAST = 10.0  # seconds that a session outlives its connection even if a new session has no room
 FORGOTTEN_AT_ONCE = 512  # sessions forgotten in one step: about a millisecond
-REPLY = 100  # bytes of a kept reply, or of one result in it, without entries
+REPLY = 100  # bytes per kept reply, and per result of a transaction in it, without entries
 ENTRY = 200  # bytes of an entry in a kept reply, without key and value
 
 
@@ -36,20 +35,20 @@ _request_id = itemgetter(0)
 
 @dataclass(slots=True, eq=False, repr=False)
 class ByteCount:
-    """A sum of bytes that several objects share."""
+    """A sum of bytes to which several objects add."""
 
     bytes: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Session:
-    """One client's kept replies, its last applied mutation, and its connection, if any."""
+    """One client's kept replies, the id of its last change (`highest`), and its connection, if any."""
 
     id: bytes
     number: int
     budget: ByteCount
     peer: int | None = None
-    # The id, reply and bytes of each request, oldest first. A list: an empty deque takes 760 bytes.
+    # The id, reply and reply's bytes of each request, oldest first; not a deque, which takes 760 bytes if empty.
     replies: list[tuple[int, messages.Response, int]] = field(default_factory=list)
     held_bytes: int = 0
     highest: int = 0
@@ -64,14 +63,14 @@ class Session:
         self.budget.bytes += cost
 
     def replay(self, request_id: int) -> messages.Response | None:
-        """Return the kept reply to a mutation, or None."""
+        """Return the kept reply to a request; None if it was freed."""
         place = bisect_left(self.replies, request_id, key=_request_id)
         if place < len(self.replies) and self.replies[place][0] == request_id:
             return self.replies[place][1]
         return None
 
     def acknowledge(self, up_to: float) -> None:
-        """Free the replies up to this request."""
+        """Free the kept replies to requests up to this id."""
         count = freed = 0
         for request_id, _, cost in self.replies:
             if request_id > up_to:
@@ -91,13 +90,13 @@ class Sessions:
         self._sessions: dict[bytes, Session] = {}
         self.made: int = 0
         self.budget: ByteCount = ByteCount()
-        self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # when each was abandoned, earliest first
+        self._abandoned: OrderedDict[bytes, float] = OrderedDict()  # when each session lost its connection, in order
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
-        """Open a session for a connection. Return it and the peer that had it, if any; None if there is no room."""
+        """Open a session for a connection; return it and its earlier connection, if any; None if there is no room."""
         session = self._sessions.get(id)
         if session is None:
             if len(self._sessions) >= self._max:
@@ -109,7 +108,7 @@ class Sessions:
         return session, previous
 
     def close(self, session: Session, *, peer: int, now: float) -> None:
-        """Keep a session whose connection `peer` has closed."""
+        """Keep a session for a reconnect, after its connection `peer` has closed."""
         if session.peer == peer:
             session.peer = None
             self._abandoned[session.id] = now
@@ -124,17 +123,17 @@ class Sessions:
         return [self._forget(id) for id in [*islice(expired, FORGOTTEN_AT_ONCE)]]
 
     def make_way(self, id: bytes, now: float) -> list[bytes]:
-        """Forget the session abandoned for longest if there is no room for session `id`; return the forgotten id."""
+        """If there is no room for session `id`, forget the session disconnected for longest; return its id, if any."""
         if id in self._sessions or len(self._sessions) < self._max or self.place_in(now) > 0:
             return []
         return [self._forget(next(iter(self._abandoned)))]
 
     def place_in(self, now: float) -> float:
-        """Return the seconds until an abandoned session can make way for a new one; infinity if none is abandoned."""
+        """Return the seconds until a disconnected session may be dropped for a new one; infinity if there is none."""
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 
     def make_room(self, bytes_max: int) -> list[bytes]:
-        """Forget abandoned sessions, the longest first, until there is room for replies; return their ids."""
+        """Forget disconnected sessions, oldest first, until replies take less than `bytes_max`; return their ids."""
         forgotten = []
         while self._abandoned and self.budget.bytes >= bytes_max:
             forgotten.append(self._forget(next(iter(self._abandoned))))
@@ -146,7 +145,7 @@ class Sessions:
         return id
 
     def restore(self, saved: Iterable[SavedSession], *, last: int, now: float) -> None:
-        """Restore saved sessions, as abandoned at `now`; those with the latest writes make way last."""
+        """Restore saved sessions, as if disconnected at `now`; those with the latest writes are dropped last."""
         self.made = last
         for one in sorted(
             saved, key=lambda one: (max((_revision_in(reply) for _, reply in one.replies), default=0), one.number)
@@ -163,7 +162,7 @@ def _revision_in(response: messages.Response) -> int:
 
 
 def reply_cost(response: messages.Response) -> int:
-    """Return about the bytes of a kept reply."""
+    """Return the approximate bytes of a kept reply."""
     if type(response) is messages.CompareAndSetResult:
         return REPLY + _cost_in_reply(response.entry)
     if type(response) is messages.TransactionResult:
@@ -185,6 +184,6 @@ def reply_cost_at_most(request: messages.Request[Any], entries: Mapping[str, mes
     written: dict[str, int] = {}
     for operation in operations:
         written[operation.key] = written.get(operation.key, 0) + len(getattr(operation, "value", b""))
-    keys = [operation.key for operation in operations]  # the reply may have the old entry of a key and the new one
+    keys = [operation.key for operation in operations]  # per key, the reply may hold the old and the new entry
     there = sum(_cost_in_reply(entries.get(key)) + ENTRY + messages.key_bytes(key) + written[key] for key in keys)
     return REPLY * (1 + len(keys)) + there

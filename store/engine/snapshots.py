@@ -1,7 +1,7 @@
 """Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
 
-A snapshot holds only the index chunks that it reads. Before a key is added to such a chunk or removed, the index copies
-the chunk. Before an entry changes, `Past` notes it.
+A snapshot shares chunks of the index, and copies nothing. The index copies a shared chunk before it changes it. Before
+an entry changes that a snapshot may still read, `Past` keeps the entry.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
     from store.messages import Entry
 
 STEP_KEYS = 2048  # keys read in one step: about half a millisecond
-PART_BYTES = 256 * 1024  # bytes of one part of an answer: its frame stays small
-NAME_OVERHEAD = 80  # bytes per requested name: the text, and a place in two lists
-FORGOTTEN_AT_ONCE = 2048  # notes freed in one step: about a millisecond
+PART_BYTES = 256 * 1024  # bytes of one part of a long answer, so that its frame is small
+NAME_OVERHEAD = 80  # bytes counted per requested key, beside its characters
+FORGOTTEN_AT_ONCE = 2048  # earlier entries freed in one step: about a millisecond
 
 _revision = itemgetter(0)
 
 
 class Past:
-    """Earlier entries of changed keys, for snapshots and postponed waits. The oldest are freed first."""
+    """Earlier entries of changed keys, for snapshots and postponed waits; the oldest are freed first."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self.entries = entries
-        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # each key's entries before a revision, in order
+        self._before: dict[str, list[tuple[int, Entry | None]]] = {}  # by key: (changed at revision, entry before)
         self._order: deque[tuple[int, str]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._order)
 
     def note(self, key: str, before: Entry | None, revision: int) -> None:
-        """Note the entry `before` of a key that a revision is about to change."""
+        """Keep `before`, the entry of a key that `revision` is about to change."""
         self._before.setdefault(key, []).append((revision, before))
         self._order.append((revision, key))
 
     def as_of(self, key: str, revision: int) -> Entry | None:
-        """Return the entry of a key at a revision."""
+        """Return the entry that a key had at a revision."""
         noted = self._before.get(key)
         if noted is not None and (place := bisect_right(noted, revision, key=_revision)) < len(noted):
             return noted[place][1]
         return self.entries.get(key)
 
     def changed_after(self, names: set[str], revision: int) -> dict[int, list[str]]:
-        """Return the revisions after `revision` that changed some of these keys, and which keys."""
+        """Map each revision after `revision` that changed some of these keys to the changed keys."""
         later: dict[int, list[str]] = {}
         for name in names & self._before.keys():
             noted = self._before[name]
@@ -62,7 +62,7 @@ class Past:
         return later
 
     def forget(self, until: float) -> bool:
-        """Free some notes up to this revision; return True if more are left."""
+        """Free some of the entries kept up to revision `until`; return True if more are left."""
         for _ in range(FORGOTTEN_AT_ONCE):
             if not self._order or self._order[0][0] > until:
                 return False
@@ -80,13 +80,13 @@ class Snapshot:
 
     past: Past
     chunks: deque[Chunk]
-    place: int  # of the next key in the first chunk
+    place: int  # index of the next unread key in the first chunk
     left: int
     revision: int
-    given: list[Entry | None] | None = None  # the entries, if the reader has named the keys
+    given: list[Entry | None] | None = None  # the entries, if the reader asked for named keys; None for a prefix
     bytes: int = 0  # of the named keys
     reader: int = 0
-    counted_from: int = 0  # `Snapshots._counted` when this snapshot began
+    counted_from: int = 0  # the value of `Snapshots._counted` when this snapshot began
 
     @classmethod
     def under(cls, keys: Keyspace, past: Past, prefix: str) -> Snapshot:
@@ -102,7 +102,7 @@ class Snapshot:
         return cls(past, chunks, place=0, left=len(entries), revision=keys.revision, given=entries, bytes=size)
 
     def part(self) -> list[Entry | None]:
-        """Return the next entries; None for a named key that does not exist."""
+        """Return the next unread entries, with None for each named key that does not exist."""
         part: list[Entry | None] = []
         size = 0
         while self.left and len(part) < STEP_KEYS:
@@ -134,39 +134,39 @@ class Snapshot:
 
 
 class Snapshots:
-    """The snapshots in progress, oldest first, and the bytes kept only for them."""
+    """The snapshots that are being read, oldest first, and the bytes kept only for them."""
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
-        self.unread: dict[Snapshot, None] = {}  # in the order of revisions
-        self._counted = 0  # bytes of all entries and chunks ever kept only for snapshots ...
-        self._own = 0  # ... and the `bytes` of the unread snapshots
+        self.unread: dict[Snapshot, None] = {}  # a set, in the order of the snapshots' revisions
+        self._counted = 0  # bytes of all earlier entries and chunks ever kept for snapshots
+        self._own = 0  # the sum of `Snapshot.bytes` of the unread snapshots
 
     @property
     def oldest(self) -> Snapshot | None:
-        """The oldest unread snapshot, for which most is kept."""
+        """The oldest snapshot that is being read, for which most memory is kept; None if there is none."""
         return next(iter(self.unread), None)
 
     @property
     def held_bytes(self) -> int:
-        """The most bytes kept only for snapshots: every entry and chunk replaced since the oldest one began."""
+        """At most the bytes kept only for snapshots: of all entries and chunks replaced since the oldest began."""
         oldest = self.oldest
         return 0 if oldest is None else self._own + self._counted - oldest.counted_from
 
     def begin(self, snapshot: Snapshot, *, reader: int) -> None:
-        """Keep the entries of a snapshot until its end."""
+        """Register a snapshot, so that its entries are kept until `end`."""
         if snapshot not in self.unread:
             self.unread[snapshot] = None
             self._own += snapshot.bytes
             snapshot.reader, snapshot.counted_from = reader, self._counted
 
     def end(self, snapshot: Snapshot) -> None:
-        """End a snapshot that was read or dropped."""
+        """Unregister a snapshot that was read to its end, or whose reader is gone."""
         if self.unread.pop(snapshot, self) is None:
             self._own -= snapshot.bytes
 
     def changing(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
-        """Keep the chunk of a changing key for unread snapshots; return True if they may read `before`, too."""
+        """Keep a changing key's index chunk for snapshots; return True if they may still read its entry `before`."""
         newest = next(reversed(self.unread)).revision
         if index_changes:
             keys = self._keys

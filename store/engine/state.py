@@ -1,6 +1,6 @@
-"""Pure: the parts of a store, its limits, and its refusals (promise S6).
+"""Pure: the parts of a store, and the checks of requests against its limits (promise S6).
 
-`State` checks the whole request before its first change.
+`State` checks all of a request before anything is changed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
 SPARE_SHARE = 8  # keys that steer a run may exceed a limit by the limit divided by this
-WRITES_ON_A_FULL_DISK = 512  # keys of one change while the disk is full: each may take 4 KiB
-SMALL_REPLY_BYTES = 64 * 1024  # a client without kept replies may get one of this size past `replies_bytes_max`
+WRITES_ON_A_FULL_DISK = 512  # keys that one change may write while the disk is full: each may take 4 KiB
+SMALL_REPLY_BYTES = 64 * 1024  # a client without kept replies may get a reply of this size beyond `replies_bytes_max`
 
 PAST = {
     "frame_bytes_max": ("the answer would take {} bytes", "ask for fewer keys at once"),
@@ -60,9 +60,9 @@ class State:
 
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
-        self.why_only_deletes: str | None = None  # the reason why only deletes and small writes are accepted now ...
-        self.writable_bytes: int = 0  # ... the most bytes of a small write; 0 if none is accepted ...
-        self.steering_bytes: int = 0  # ... and the bytes that keys that steer may still write
+        self.why_only_deletes: str | None = None  # why only deletes and small writes are accepted; None if all are
+        self.writable_bytes: int = 0  # while the disk is nearly full: the most bytes of a write; 0 if none is accepted
+        self.steering_bytes: int = 0  # while the disk is nearly full: bytes left for keys that coordinate a run
         self.keys: Keyspace = Keyspace()
         self.leases: Leases = Leases()
         self.watches: Watches = Watches(self.keys.groups.name_of)
@@ -88,7 +88,7 @@ class State:
         return self.keys.bytes + self.leases.bytes + parked + kept
 
     def forget_past(self) -> bool:
-        """Free some notes of `past` that nothing reads any more; return True if more are left."""
+        """Free some entries of `past` that no snapshot or wait reads any more; return True if more are left."""
         looked_at = [revision for revision, _ in self.postponed.heaps]
         if self.snapshots.oldest is not None:
             looked_at.append(self.snapshots.oldest.revision)
@@ -97,7 +97,7 @@ class State:
     def at_most(
         self, limit: str, amount: float, of: object = "", *, for_keys: Collection[str] = (), spare: int | None = None
     ) -> None:
-        """Refuse an amount above a limit. Keys that steer may exceed it by `spare`, by default an eighth."""
+        """Refuse an amount above a limit. Keys that coordinate a run may exceed it by `spare`, by default an eighth."""
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             room = most // SPARE_SHARE if spare is None else spare
@@ -111,7 +111,7 @@ class State:
         """Refuse a request that would exceed the memory limit."""
         kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
-        # The history may grow to its limit. The server closes the reader of a large snapshot before it refuses writes.
+        # Count the history as grown to its limit, but not all of a large snapshot: the server closes its reader first.
         held += self.limits.history_bytes_max - self.history.bytes
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.at_most("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
@@ -119,7 +119,7 @@ class State:
     # -------------------------------------------------------------------------------------- writes
 
     def admit(self, write: Write, leases: int = 0) -> bytes:
-        """Check a write, except for its room; return the new value. The request has `leases` new leases already."""
+        """Check a write, but not its room; return the new value. Earlier operations of the request add `leases`."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)
@@ -144,7 +144,7 @@ class State:
         return value
 
     def written_bytes(self, request: Request[Any]) -> int:
-        """Return about the bytes that a mutation would write; an append writes the whole value."""
+        """Return the approximate bytes that a request would write; an append writes the key's whole value."""
         size = 0
         for operation in operations_of(request):
             size += ENTRY_OVERHEAD + len(getattr(operation, "value", b""))
@@ -153,10 +153,10 @@ class State:
         return size
 
     def admit_branch(self, operations: tuple[Operation, ...]) -> list[bytes | None]:
-        """Check a branch of a transaction; return the new value of each operation, or None."""
+        """Check a branch of a transaction; return each operation's new value, None if it writes none."""
         values: list[bytes | None] = []
         written: list[tuple[str, int]] = []
-        sizes: dict[str, int] = {}  # of the new values, by key
+        sizes: dict[str, int] = {}  # by key: its new value's size
         size = answer = leases = 0
         for operation in operations:
             key, value = operation.key, None
@@ -177,7 +177,7 @@ class State:
                 written.append((key, len(value)))
                 sizes[key] = len(value)
                 size += len(value)
-                if size > self.limits.frame_bytes_max:  # checked before the next value is built
+                if size > self.limits.frame_bytes_max:  # checked before memory is taken for the next value
                     raise LimitExceeded(
                         f"the transaction would write values of {size} bytes; frame_bytes_max is "
                         f"{self.limits.frame_bytes_max}: write fewer keys at once (an append writes the whole value "
@@ -217,10 +217,10 @@ class State:
             self.check_room(((key, size),))
 
     def check_room(self, writes: Collection[tuple[str, int]]) -> None:
-        """Refuse writes, pairs of key and new size, that the store has no room for."""
+        """Refuse writes that the store has no room for; `writes` are pairs of a key and its new value's size."""
         names = [key for key, _ in writes]
         keys = size = 0  # added by these writes
-        grown: dict[str, list[int]] = {}  # added keys and bytes, by group
+        grown: dict[str, list[int]] = {}  # by group: the keys and bytes that these writes add
         for key, value_size in writes:
             before = self.keys.get(key)
             if before is None:
@@ -259,11 +259,11 @@ class State:
 
     def _check_lease(self, lease: int, write: Write) -> None:
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
-            return  # an existing key keeps its lease
+            return  # `Add` and `Append` leave an existing key on its lease
         record = self.lease(lease)
         if write.key in record.keys:
             return
-        if record.terms.anonymous:  # such a lease ends with its one key, which this transaction may delete
+        if record.terms.anonymous:  # an anonymous lease ends with its only key, which this transaction may delete
             raise StoreUsageError(
                 f"lease {lease} was made by a put with ttl=, for that one key; grant one to put {shown(write.key)} on"
             )
@@ -293,7 +293,7 @@ class State:
         self.at_most("lease_ttl_max", ttl, name)
 
     def check_lease_room(self, leases: int = 1, for_keys: Collection[str] = ()) -> None:
-        """Refuse leases above the limits on leases and on memory."""
+        """Refuse new leases if they would exceed the limits on leases or memory."""
         if leases:
             self.at_most("leases_max", len(self.leases) + leases, for_keys=for_keys)
             self.check_memory(leases * LEASE_OVERHEAD, for_keys)
@@ -301,10 +301,10 @@ class State:
     # -------------------------------------------------------------------------------------- replies, watches and waits
 
     def check_reply(self, session: Session, request: Request[Any]) -> None:
-        """Refuse a mutation whose reply cannot be kept."""
+        """Refuse a request if its reply could not be kept."""
         self.at_most("session_replies_max", len(session.replies) + 1)
         self.at_most("session_replies_bytes_max", session.held_bytes + 1)
-        # The limit on all replies does not stop a client that has acknowledged its own, except for a large reply.
+        # Even if the kept replies of all clients exceed the limit, a client that has none may get a small one.
         if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
             self.at_most("replies_bytes_max", self.sessions.budget.bytes + 1)
 

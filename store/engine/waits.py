@@ -1,8 +1,8 @@
 """Pure: the waits for keys to exist, and their conditions.
 
-A wait is registered at the keys of its conditions, and at only one missing key. When that key is written, the wait
-moves to another missing key. So a write checks only the waits at its key. The engine decides if a wait has ended. If a
-change affects too many waits for one step, all of them are postponed (`PostponedWaits`, promise S11).
+A wait is registered at the keys of its conditions, but at only one of its missing keys. When the missing key is
+written, the wait moves to another. So a write checks only the waits that are registered at the written key. If a change
+affects too many waits for one step, all of them are postponed (`PostponedWaits`, promise S11).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from store.engine.watches import Watcher
     from store.messages import Condition
 
-_Places = dict[str, dict[tuple[int, int], None]]  # the waits at each key, in order
+_Places = dict[str, dict[tuple[int, int], None]]  # by key: the waits registered at it, in order
 
 FORGOTTEN_AT_ONCE = 256  # waits of a closed peer removed in one step: half a millisecond
-WAIT_OVERHEAD = 200  # bytes per key: two sets, and a dictionary of waits
+WAIT_OVERHEAD = 200  # bytes counted per key of a wait
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class Parked:
 
 
 def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
-    """Return about the bytes of a wait."""
+    """Return the approximate bytes of a wait."""
     size = sum(WAIT_OVERHEAD + key_bytes(key) for key in keys)
     for condition in when:
         expected = condition.expected
@@ -53,7 +53,7 @@ def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
 
 
 class Waits:
-    """The parked waits of all peers, and the bytes that they take."""
+    """The unanswered waits of all peers, and the bytes that they take."""
 
     def __init__(self) -> None:
         self.parked: dict[Watcher, Parked] = {}
@@ -66,7 +66,7 @@ class Waits:
         return len(self.parked)
 
     def of(self, peer: int) -> int:
-        """Return how many waits a peer has parked."""
+        """Return how many unanswered waits a peer has."""
         return len(self._by.get(peer, ()))
 
     def bytes_of(self, peer: int) -> int:
@@ -118,7 +118,7 @@ class Waits:
                 yield
 
     def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
-        """Return the indexes, and the keys in them, of the waits that these changes affect."""
+        """Return where the waits are registered that these changes affect: pairs of an index and a key in it."""
         found = []
         for change in changes:
             if (isinstance(change, Entry) or change.kind == "put") and change.key in self._at:
@@ -135,12 +135,12 @@ class Waits:
         )
 
     def weigh(self, watchers: Iterable[Watcher]) -> int:
-        """Return the cost of looking at these waits: the number of keys and conditions."""
+        """Return the cost of checking these waits: the number of their keys and conditions."""
         return sum(len(parked.keys) + len(parked.when) for parked in map(self.parked.__getitem__, watchers))
 
 
 class PostponedWaits:
-    """Waits that are checked in later steps, each as of the revision that affected it (`Past`), earliest first."""
+    """Waits to be checked in later steps, against the keys at the revision that affected each (`Past`), in order."""
 
     def __init__(self) -> None:
         self.heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()
@@ -149,11 +149,11 @@ class PostponedWaits:
         return len(self.heaps)
 
     def add(self, places: list[dict[Watcher, None]], revision: int) -> None:
-        """Postpone these waits, which a revision affects."""
+        """Postpone the waits in `places`, which `revision` affects."""
         self.heaps.append((revision, places))
 
     def next(self) -> tuple[Watcher, int]:
-        """Return the next wait to look at, and the revision to begin with."""
+        """Remove and return the next wait to check, and the revision from which on to check it."""
         revision, places = self.heaps[0]
         watcher, _ = places[-1].popitem()
         if not places[-1]:

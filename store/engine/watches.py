@@ -1,9 +1,9 @@
 """Pure: the watches by prefix, and the recent history from which a watch can resume (promise S4).
 
 Watches are indexed by prefix, and prefixes by length. A changed key costs one lookup for each distinct length of the
-prefixes in its group (a run, see `keyspace`), and of prefixes that are no longer than the group's name. So watches with
-thousands of lengths slow down only their own run. If the lookups would take too long, a request may change fewer keys
-(`affordable`, promise S11).
+watched prefixes that may match it: those in the key's group (the keys of one run, see `keyspace`), and those too short
+for a group. So prefixes of thousands of lengths slow down only their own run. If the lookups of a request would take
+too long, the request may change fewer keys (`affordable`, promise S11).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Change
     from store.messages import Event
 
-Watcher = tuple[int, int]  # the peer, and the id of its watch
+Watcher = tuple[int, int]  # a peer, and the id of its watch or wait
 
 CLOSED_AT_ONCE = 512  # watches of a closed peer removed in one step: half a millisecond
-SWEPT_AT = 1024  # freed revisions; more are removed from the list
-WATCH_OVERHEAD = 600  # bytes of the first watch of a prefix and of a peer: three dictionaries
-COMPARISONS_MOST = 131_072  # of changed keys with watched prefixes, per request: about 20 ms
+SWEPT_AT = 1024  # empty places of freed revisions that the list may always have
+WATCH_OVERHEAD = 600  # bytes counted per watch, beside its prefix
+COMPARISONS_MOST = 131_072  # comparisons of changed keys with watched prefixes that a request may cause: about 20 ms
 LONG_KEY = 1024  # characters of a key whose comparison takes twice as long as that of a short key
-LENGTHS_FEW = 10  # lengths of prefixes per group: with so few, 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
-EVENT_OVERHEAD = 200  # bytes per event, by sys.getsizeof, rounded up
+LENGTHS_FEW = 10  # lengths of a group's prefixes; with at most 10, 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
+EVENT_OVERHEAD = 200  # bytes counted per event, beside key and value
 
 
 def watch_bytes(prefix: str) -> int:
-    """Return the bytes of an open watch."""
+    """Return the bytes counted for an open watch."""
     return WATCH_OVERHEAD + len(prefix)
 
 
@@ -48,10 +48,10 @@ class Watches:
     def __init__(self, group_of: Callable[[str], str | None] = lambda _: None) -> None:
         self._group_of = group_of
         self.by_prefix: dict[str, dict[Watcher, None]] = {}
-        self._prefixes: dict[int, dict[int, str]] = {}  # by peer, then watch id
+        self._prefixes: dict[int, dict[int, str]] = {}  # the prefix of each watch, by peer and id
         self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of prefixes of each length
-        self._sorted_lengths: dict[str, list[int]] = {}  # to skip prefixes longer than a key
-        self._of_many_lengths: set[str] = set()  # the groups with more than `LENGTHS_FEW`
+        self._sorted_lengths: dict[str, list[int]] = {}  # by group, ascending; lengths above a key's are skipped
+        self._of_many_lengths: set[str] = set()  # groups whose prefixes have more than `LENGTHS_FEW` lengths
         self._count = 0
         self.bytes: int = 0
 
@@ -119,7 +119,7 @@ class Watches:
         return not self._of_many_lengths
 
     def affordable(self, keys: Collection[str]) -> int:
-        """Return how many of these keys, at least 1, may change before lookups take too long."""
+        """Return how many of these keys, at least 1, one request may change without too many lookups."""
         if self.quick_to_ask:
             return len(keys)
         cost = 0.0
@@ -134,14 +134,14 @@ class Watches:
         return len(keys)
 
     def interested(self, changes: Sequence[Change]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Change, ...]]]:
-        """Return sets of watches that get the same changes of one revision, with these changes."""
+        """Return pairs: watches that get the same changes of one revision, and those changes."""
         if len(changes) == 1:
             watchers = [each for prefix in self._watched(changes[0].key, -1) for each in self.by_prefix[prefix]]
             return [(tuple(watchers), tuple(changes))] if watchers else []
-        # Sorted keys with a common prefix are adjacent.
+        # In sorted order, keys with a common prefix are adjacent.
         order = sorted(range(len(changes)), key=lambda place: changes[place].key)
         stretches: dict[tuple[int, int], list[Watcher]] = {}
-        # watched prefixes of a key, shortest first, and the index of the first key below each
+        # The watched prefixes of the current key, shortest first, each with the index of the first key below it.
         begun: list[tuple[str, int]] = []
         for at in range(len(order) + 1):
             key = changes[order[at]].key if at < len(order) else None
@@ -158,7 +158,7 @@ class Watches:
     def _watched(self, key: str, beyond: int) -> list[str]:
         found = []
         group = self._group_of(key)
-        # A prefix without a group is no longer than the name of the group of any key below it.
+        # A watched prefix without a group is at most as long as the group's name of any key below the prefix.
         for lengths, longest in (
             (self._sorted_lengths.get("", ()), len(key if group is None else group)),
             (self._sorted_lengths.get(group, ()) if group else (), len(key)),
@@ -173,11 +173,11 @@ class Watches:
 
 
 class History:
-    """The changes of each revision after `compacted`, bounded by bytes. The store began with revision `began`."""
+    """The changes of each revision after `compacted`, bounded by bytes. `began`: the revision of the new store."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._revisions: list[tuple[Change, ...]] = []  # entries before `_first` are freed, and swept in batches
+        self._revisions: list[tuple[Change, ...]] = []  # places before `_first` are empty, and removed in batches
         self._first = 0
         self._sizes: deque[int] = deque()
         self.bytes: int = 0
@@ -185,11 +185,11 @@ class History:
         self.compacted: int = 0
 
     def begin(self, revision: int) -> None:
-        """Let the history begin after a revision."""
+        """Begin an empty history after a revision."""
         self.began = self.compacted = revision
 
     def restore(self, saved: Iterable[tuple[Event, ...]], *, compacted: int) -> None:
-        """Restore every revision after `compacted`."""
+        """Restore the changes of every revision after `compacted`."""
         self.compacted = compacted
         for events in saved:
             self.append(events)
@@ -212,7 +212,7 @@ class History:
     def page(
         self, revision: int, prefix: str, *, most: int, bytes_max: int
     ) -> tuple[list[tuple[Event, ...]], int] | None:
-        """Return the changes under `prefix` from `revision` on, and the next revision; None if some were freed."""
+        """Return changes under `prefix` from `revision` on, and the revision to go on from; None if some were freed."""
         revision = max(revision, self.began + 1)
         if revision <= self.compacted:
             return None
