@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from store.protocol.connection import Secret
 
 IDLE_MOST = 60.0  # seconds; a channel idle for longer is closed, unless it is the only free one
-GIVEN_BACK_AT_ONCE = 8  # the most channels that one call closes
-PASSED_ON_WITHIN = 1.0  # seconds to move leases to another connection before their own is closed
+GIVEN_BACK_AT_ONCE = 8  # the most idle channels that one `Client.call` closes
+PASSED_ON_WITHIN = 1.0  # seconds to move an idle channel's leases to another one; if that fails, it stays open
 LEASED = frozenset({Grant, KeepAlive, Revoke, Transact})  # requests that may change which connection keeps a lease
 
 R = TypeVar("R", bound=Response)
@@ -89,7 +89,7 @@ class Client(interface.BlockingStore):
         if parks:
             self._waiting.add(channel)
         try:
-            # Checked after registration, so that `interrupt` and `end_waits` miss no call.
+            # Check again, now that the channel is registered: `interrupt` and `end_waits` may have missed it before.
             if shared.failed is not None or shared.waits_ended:
                 shared.check(request)
             answer = channel.call(request, timeout)[0]
@@ -116,7 +116,7 @@ class Client(interface.BlockingStore):
         self._close_free()
 
     def __copy__(self) -> Client:
-        # used in a forked child
+        # A forked child copies the client, as it cannot use the parent's connections.
         shared = self.shared
         client = Client(self.address, token=shared.token, tls=self.tls, renew=shared.renew, timeout=self.timeout)
         client.shared.store_id = self.store_id
@@ -133,7 +133,7 @@ class Client(interface.BlockingStore):
         """See `BlockingStore.end_waits`."""
         self.shared.waits_ended = True
         for channel in tuple(self._waiting):
-            channel.interrupt()  # if the wait was just answered, the next call reconnects
+            channel.interrupt()  # if its wait was just answered, the channel reconnects at its next call
 
     def _free_channel(self) -> Channel:
         try:
@@ -144,7 +144,7 @@ class Client(interface.BlockingStore):
             return channel
 
     def _note_lease(self, request: Request[Any], answer: Any, channel: Channel) -> None:
-        """Note a lease that would end early with this channel's connection."""
+        """Note in `channel.leases` the leases that may end early if the channel's connection is lost."""
         granted: dict[int, float] = {}
         match request:
             case Grant() if request.disconnect_ttl is not None:
@@ -162,7 +162,7 @@ class Client(interface.BlockingStore):
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
     def _give_back(self, now: float) -> None:
-        """Close channels that were idle for too long, after moving their leases to another."""
+        """Close channels that were idle for too long, after moving their leases to another channel."""
         for _ in range(GIVEN_BACK_AT_ONCE):
             try:
                 if len(self._free) < 2 or now - self._free[0].idle_since < IDLE_MOST:
@@ -208,8 +208,8 @@ class Watch(interface.BlockingWatch):
         self._cursor = cursor
         self._channel = Channel(self._shared)
         self._id = 0
-        self._reset: Event | None = None  # the event to yield once the watch is open again
-        self._batch: tuple[Event, ...] = ()  # the next batch to yield, or the last one if `_given`
+        self._reset: Event | None = None  # the `reset` to yield once the watch is open again, if changes were lost
+        self._batch: tuple[Event, ...] = ()  # the events to yield next; if `_given`, those yielded last
         self._given = False  # True if `_batch` was yielded, and is not yet noted in the cursor
 
     def __enter__(self) -> Self:
@@ -235,7 +235,7 @@ class Watch(interface.BlockingWatch):
         """Yield one list of events per revision."""
         for event in self._rest:
             yield [event]
-        # A signal's handler may raise at any call. So an assignment marks a batch as given; the cursor moves later.
+        # Mark a yielded batch by an assignment, in which no signal's handler can raise; move the cursor afterwards.
         while not self._channel.ended:
             if self._given:
                 self._cursor.delivered(self._batch)
@@ -270,9 +270,9 @@ class Watch(interface.BlockingWatch):
 
     def _take(self, pushed: Events | Lagged | Pong) -> None:
         if isinstance(pushed, Pong):
-            # The server sent every event up to this revision before the pong.
+            # Before a pong, the server sends every event up to the pong's revision.
             self._cursor.nothing_before(pushed.revision)
-        elif pushed.request_id == self._id:  # other messages belong to an earlier opening of the watch
+        elif pushed.request_id == self._id:  # not of an earlier opening of the watch
             if isinstance(pushed, Events):
                 self._batch = pushed.events
             else:
@@ -294,7 +294,7 @@ class Watch(interface.BlockingWatch):
             except StoreTimeoutError as error:
                 if raised_by_handler(error):
                     raise
-                self._channel.close()  # else the server might still open the watch
+                self._channel.close()  # the server may still open the watch on this connection
             else:
                 if self._reset is not None:
                     self._batch, self._reset = (self._reset,), None
@@ -302,6 +302,6 @@ class Watch(interface.BlockingWatch):
 
     def _open(self) -> None:
         request, reset = self._cursor.opening()
-        self._reset = reset or self._reset  # kept until yielded: this attempt to open the watch may fail
+        self._reset = reset or self._reset  # keep an earlier `reset` until it is yielded: the call below may fail
         watching, self._id = self._channel.call(request, self._client.timeout)
         self._cursor.opened(watching.revision)

@@ -1,6 +1,6 @@
 """Shell: one connection of a blocking client, used by one thread at a time.
 
-A silent connection is replaced (promise R8), and its request is sent again.
+If the server is silent, the channel opens a fresh connection, and sends its request again (promise R8).
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class Shared:
     renew: Callable[[], ssl.SSLContext | None] | None
     rng: random.Random
     store_id: str | None = None
-    failed: StoreError | None = None  # why the client is unusable
+    failed: StoreError | None = None  # the error that later calls raise; None while the client is usable
     waits_ended: bool = False
     channels: list[Channel] = field(default_factory=list)
     problem: str = dialing.NEVER_ANSWERED  # the last problem of any channel's connection
     outages: Outages = field(init=False)
     cuts: Cuts = field(init=False)
-    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # sockets that the peer closed
+    _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # closed by the peer
     _seen_revision: int = 0  # the latest revision that a closed channel has seen
     _dropping: threading.Lock = field(default_factory=threading.Lock)
     _made_in: bytes = field(default_factory=process_identity)
@@ -108,13 +108,13 @@ class Shared:
         return error
 
     def check_usable(self) -> None:
-        """Raise the client's fatal error, or `UsedAfterFork`."""
+        """Raise an error if the client has failed, or was made before a `fork()`."""
         check_made_here(self._made_in, self.name)
         if self.failed is not None:
             raise unsent(self.failed)
 
     def check(self, request: Request[Any]) -> None:
-        """Raise an error if this request must not be made, or awaited, any longer."""
+        """Raise an error if the client is unusable, or if `request` is a wait, and waits were ended."""
         self.check_usable()
         if self.waits_ended and waits(request):
             raise WaitEnded("waits were ended here")
@@ -136,14 +136,14 @@ class Channel:
             session_id=secrets.token_bytes(16), process=process_identity(), token=shared.token, name=shared.name
         )
         self.sock: socket.socket | None = None
-        self.ended: bool = False  # True once its watch was closed, by any thread
-        self.leases: dict[int, float] = {}  # expiry times of the leases that a loss of this connection shortens
-        self.idle_since: float = 0.0  # when its last call ended
+        self.ended: bool = False  # True once the watch on this channel was closed, by any thread
+        self.leases: dict[int, float] = {}  # by id: expiry times of leases that end early if this connection is lost
+        self.idle_since: float = 0.0  # the time at which the channel's last call ended
         self.pushed: deque[Events | Lagged | Pong] = deque()  # messages for a watch
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
         self._patience = Patience(shared.rng)
-        # The replaced socket, open until the next welcome: the server takes its end for this process's death (R20).
+        # The replaced socket stays open until the next welcome, or the server takes this process for dead (R20).
         self._previous: socket.socket | None = None
 
     def call(self, request: Request[R], timeout: float | None) -> tuple[R, int]:
@@ -197,15 +197,15 @@ class Channel:
             self._reach(deadline, check)
             self._shake_hands(deadline)
         except BaseException as error:
-            self._drop()  # a half-done handshake is unusable
-            if not isinstance(error, TimeoutError):  # after a timeout the next pause is no longer: the server was slow
+            self._drop()  # a connection whose handshake failed is unusable
+            if not isinstance(error, TimeoutError):  # the next pause grows, but not after a timeout (a slow server)
                 self._attempt += 1
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
         self._shared.outages.over(self._welcomed_at)
         if item in self.connection.lost_for_good():
             raise self.connection.forgotten
-        # Check again: while there was no socket, `interrupt` had no effect.
+        # `interrupt` has no effect on a channel without a socket, so check again once there is one.
         check()
 
     def _pause(self, deadline: float) -> None:
@@ -235,7 +235,7 @@ class Channel:
             self._shared.cuts.attempted(error)
             if not isinstance(error, TimeoutError) or time.monotonic() < deadline:
                 raise
-            if self._problem == dialing.NEVER_ANSWERED:  # else the earlier problem says more
+            if self._problem == dialing.NEVER_ANSWERED:  # keep an earlier problem, which says more than a timeout
                 self._problem = dialing.describe(TimeoutError())
             raise _Expired from None
         self._shared.cuts.attempted(None)
@@ -313,7 +313,7 @@ class Channel:
             raise self._refusal(error) from None
 
     def _refusal(self, error: StoreError) -> BaseException:
-        for each in (error, error.__cause__):  # a signal's handler may have raised in the decoder
+        for each in (error, error.__cause__):  # the error of a signal's handler in the decoder is a cause
             if each is not None and raised_by_handler(each):
                 return each
         if self.connection.may_retry(error):
@@ -323,7 +323,7 @@ class Channel:
     def _read(self, deadline: float) -> bytes:
         assert self.sock is not None
         now = time.monotonic()
-        pulse: Pulse | None = None  # made only after a first silence: most answers come sooner
+        pulse: Pulse | None = None  # made after a first silence of `LOOK` seconds: most answers come sooner
         while True:
             if now >= deadline:
                 raise _Expired
@@ -359,7 +359,7 @@ class Channel:
         say, _ = pulse.look(now, line)
         if say is Say.PING:
             pulse.expect(now)
-            if not line.unsent_bytes:  # unacknowledged bytes serve as a ping: the peer's system must answer them
+            if not line.unsent_bytes:  # else they serve as a ping: the peer's system must acknowledge them
                 self._tell(Ping())
         elif say is Say.SEEK:
             if line.welcomed:
@@ -370,10 +370,10 @@ class Channel:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:
-        """Send a frame; `TimeoutError` if the server stops reading. After the deadline, close and raise `_Expired`."""
+        """Send a frame; `TimeoutError` if the server stops reading. Disconnect and raise `_Expired` at the deadline."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
-        while True:  # not sendall(), whose timeout covers the whole frame
+        while True:  # not `sendall`, whose timeout would cover the whole frame
             within = self._limit(self.sock, deadline - time.monotonic())
             try:
                 sent = self.sock.send(rest)
@@ -404,14 +404,14 @@ class Channel:
         self._send(frame)
 
     def keep(self, leases: Iterable[int], within: float) -> bool:
-        """Renew leases over this connection, which ties them to it; return True if the server has confirmed this."""
+        """Renew leases over this connection, which keeps them from now on; return True if the server confirms it."""
         self.call(Ping(), within)
         connection = self._welcomed_at
         try:
             self._tell_kept(leases)
         except OSError as error:
             self.disconnected(error)
-        self.call(Ping(), within)  # its answer confirms the renewals: requests are answered in order
+        self.call(Ping(), within)  # the pong confirms the renewals: requests are answered in order
         return connection == self._welcomed_at
 
     def _tell_kept(self, leases: Iterable[int]) -> None:
@@ -425,7 +425,7 @@ class Channel:
         return f"{lost}{self._problem}{self._shared.addresses.where()}"
 
     def _give_up(self, item: InFlight) -> None:
-        """Abandon a request; if it is a wait, end it at the server, too."""
+        """Abandon a request; if it is a wait, end the wait at the server, too."""
         self._abandon(item)
         if waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:
@@ -436,7 +436,7 @@ class Channel:
     def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
         if self.sock is None:
-            # Forget the request, which gets no reply: while unanswered, it blocks the acknowledgement of later replies.
+            # Without a connection the request gets no reply. Forget it, or later replies cannot be acknowledged.
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
@@ -454,7 +454,7 @@ class Channel:
             self.connection.abandon(item)
         if not self.leases:
             self.close()
-        elif self.sock is not None:  # the socket stays open until the leases are renewed on another one
+        elif self.sock is not None:  # keep the socket open until another one has renewed the leases
             self._close_previous()
             self._previous, self.sock = self.sock, None
             self._drop()
@@ -481,8 +481,8 @@ class Channel:
 
     def interrupt(self) -> None:
         """End a blocked read, from another thread."""
-        sock = self.sock  # the channel's own thread may clear the attribute
+        sock = self.sock  # the channel's own thread may set the attribute to None
         if sock is not None:
             with contextlib.suppress(OSError):
-                # After a TLS socket's own `shutdown`, reads would return encrypted bytes.
+                # Not `SSLSocket.shutdown`, after which reads would return encrypted bytes.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)

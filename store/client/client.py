@@ -1,7 +1,7 @@
 """Shell: the awaited client of a store: requests as awaitables, watches as async iterators.
 
-A call waits on a future in its `InFlight` record, so it does not see a reconnect. After a reconnect, `WatchCursor` says
-from which revision each watch resumes.
+A call waits on a future in its `InFlight` record, so it goes on across a reconnect. `WatchCursor` says from which
+revision each watch resumes after a reconnect.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from store.net.dialing import Dial
     from store.protocol.connection import Secret
 
-IN_FLIGHT_MAX = 2048  # requests without an answer; half of the replies that the server keeps for a session
+IN_FLIGHT_MAX = 2048  # the most requests without an answer; half of the replies that a server keeps for one client
 WATCH_BUFFER_BYTES = 16 * 1024 * 1024  # of unread events
-LARGE = 1024 * 1024  # bytes; if more of a cancelled request are unsent, the client reconnects
+LARGE = 1024 * 1024  # bytes; if a cancelled request has more unsent bytes, the client reconnects
 EVENT_BYTES = 200  # memory per event, besides key and value
 
 R = TypeVar("R", bound=Response)
@@ -49,11 +49,11 @@ class Watch(interface.Watch):
     def __init__(self, client: Client, cursor: WatchCursor) -> None:
         self._client = client
         self._cursor = cursor
-        self._id: int | None = None  # the id of its request on this connection; None if not open
+        self._id: int | None = None  # the id of the request that opened the watch; None if not open
         self._opening: asyncio.Task[None] | None = None
         self._batches: deque[tuple[list[Event], int]] = deque()  # unread events, with their bytes
         self._held_bytes = 0
-        self._overrun = False  # True if closed at the server until the reader catches up
+        self._overrun = False  # True if closed at the server until the reader has emptied the buffer
         self._news = asyncio.Event()
         self._ended: StoreError | None = None
 
@@ -116,7 +116,7 @@ class Watch(interface.Watch):
             self._cursor.nothing_before(revision)
 
     def interrupted(self) -> None:
-        """Note that the connection is lost. The client repeats an unanswered request to open the watch."""
+        """Note that the connection is lost. If the watch was not open yet, its request is sent again later."""
         if self._is_open:
             self._release()
 
@@ -146,14 +146,14 @@ class Watch(interface.Watch):
             else:
                 self.end(error)
         except ConnectionLost:
-            pass  # the client has ended this watch
+            pass  # `Client.fail` has ended this watch
         except StoreError as error:
             self.end(error)
         except Exception as error:  # noqa: BLE001 - the reader must not wait for ever
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, timeout: float | None) -> None:
-        """Ask the server to open the watch. Events may come before the answer."""
+        """Ask the server to open the watch. Events of the watch may arrive before the answer."""
         request, reset = self._cursor.opening()
         if reset is not None:
             self._push([reset])
@@ -186,9 +186,8 @@ class Watch(interface.Watch):
 class Client(Reconnecting):
     """The client of a store, as `async with store.connect(url) as client`; it reconnects by itself.
 
-    `name` is the address, for messages. `token` may be a function, called for each connection. Log lines call
-    `connect_timeout`, which defaults to `timeout`, by its `timeout_name`. `process` is for tests that simulate several
-    processes.
+    `name` is the address, for messages. `token` may be a function, called for each connection. `connect_timeout`
+    defaults to `timeout`, and log lines call it by its `timeout_name`. Tests set `process` to simulate more processes.
     """
 
     def __init__(
@@ -209,11 +208,11 @@ class Client(Reconnecting):
         self._ended_by = timeout_name
         self.watching: dict[Watch, None] = {}  # the watches whose context is entered
         self.watches: dict[int, Watch] = {}  # the watches open at the server, by request id
-        self._turns = asyncio.Lock()  # the queue of callers while too many requests are in flight
+        self._turns = asyncio.Lock()  # callers queue for it while too many requests are in flight
         self._out: list[bytes] = []
         self._flushing = False
         self._written = 0  # bytes sent on this connection
-        self._large: dict[int, int] = {}  # by request id of a large frame: `_written` at its end
+        self._large: dict[int, int] = {}  # for each request above `LARGE`, by id: `_written` at its end
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -227,7 +226,7 @@ class Client(Reconnecting):
     async def aclose(self) -> None:
         """Close the client; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_identity():
-            return  # in a forked child: socket and task are the parent's
+            return  # a forked child must not touch the parent's socket and task
         if self.connected and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))
@@ -235,7 +234,7 @@ class Client(Reconnecting):
         await self._stop()
 
     def fail(self, error: StoreError) -> None:
-        """See `Store.fail`; the first error counts."""
+        """See `Store.fail`; if called again, the first error counts."""
         if self._failed is not None:
             return
         self._failed = error
@@ -319,7 +318,7 @@ class Client(Reconnecting):
         if item is None:
             return
         if isinstance(response, Pong):
-            # The server sent every event up to this revision before the pong.
+            # Before a pong, the server sends every event up to the pong's revision.
             for watch in self.watches.values():
                 watch.nothing_before(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
@@ -350,7 +349,7 @@ class Client(Reconnecting):
                     self._eased.clear()
                     await self._eased.wait()
                 self.check_usable()
-                # No await from here on: a caller cancelled at one would leave its request behind.
+                # Do not await after the request is sent: a caller cancelled there could not abandon it.
                 return self.ask(request, timeout, waited=self.time() - came_at)
         crowd = f"{len(self._connection.in_flight)} requests to {self.name} are in flight"
         raise StoreTimeoutError(f"{crowd}, and there was no room for another within {timeout:g} s")
@@ -358,7 +357,7 @@ class Client(Reconnecting):
     def ask(
         self, request: Request[R], timeout: float | None, *, waited: float = 0.0
     ) -> tuple[InFlight, asyncio.Future[R]]:
-        """Send a request now, or when connected; `waited` seconds of its `timeout` have passed."""
+        """Send a request now, or when connected; its caller has waited for `waited` seconds of `timeout`."""
         answer: asyncio.Future[R] = self._loop.create_future()
         item = self._connection.ask(request, answer)
         if waits(request):
@@ -417,11 +416,11 @@ class Client(Reconnecting):
             if item.sent and self.connected:
                 self.cancel(item.request_id)
         elif not self.connected:
-            self._connection.disconnected()  # so that abandoned requests are not sent again
+            self._connection.disconnected()  # forget abandoned requests, so that they are not sent again
         elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
             self._flush()
             unsent = self._link.transport.get_write_buffer_size() - self._written + self._large.pop(item.request_id)
-            if unsent > LARGE:  # renewals of leases would wait for the rest of the frame
+            if unsent > LARGE:  # close the connection: lease renewals would wait for the rest of the frame
                 self._link.abort()
         self._eased.set()
 

@@ -1,10 +1,11 @@
 """Pure: how long a client waits for an answer, for an attempt to connect, and between two attempts.
 
-TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so after a cut an old connection may stay silent for long, or for ever
-behind a firewall that has forgotten it. So the client tries a fresh connection after a second of silence (promise R8).
+TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so an old connection may stay silent long after a network cut has
+healed, or for ever behind a firewall that has forgotten it. So the client tries a fresh connection after a second of
+silence (promise R8).
 
-If the peer's system acknowledges all data, the server is busy, or a proxy has lost its connection to the server. Then
-the client waits longer: a multiple of the server's longest recent silence. A lease that may expire shortens each wait.
+If the server is silent, but its system acknowledges all data, the server is busy, or a proxy has lost it. For such a
+server the client waits longer: a multiple of its longest recent silence. Leases that may expire shorten all waits.
 """
 
 from __future__ import annotations
@@ -16,32 +17,32 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-BACKOFF_FIRST = 0.1  # seconds; the longest first pause between attempts, doubled after each attempt
-BACKOFF_MOST = 2.0  # seconds; the longest pause of all, with full jitter
-LASTED = 0.25  # seconds; a connection that lasted longer is replaced without a pause
-SOON = 1.0  # seconds after the loss of a connection with short pauses: leases may expire early (S5)
-BACKOFF_SOON = 0.25  # seconds; the longest pause within `SOON`
-BACKOFF_RECENT = 0.5  # seconds; the longest pause of a client with a lease, and of all clients within `RECENT`
-RECENT = 30.0  # seconds after the loss of a connection in which the store may be restarting
+BACKOFF_FIRST = 0.1  # seconds; the limit of the first pause between attempts to connect, doubled after each
+BACKOFF_MOST = 2.0  # seconds; the limit of all pauses, which are drawn between 0 and their limit
+LASTED = 0.25  # seconds; after losing a connection that lasted longer, reconnect without a pause
+SOON = 1.0  # seconds after losing a connection in which pauses are short: leases may expire early (S5)
+BACKOFF_SOON = 0.25  # seconds; the limit of a pause in the first `SOON` seconds
+BACKOFF_RECENT = 0.5  # seconds; the limit in the first `RECENT` seconds, and always if the client keeps a lease
+RECENT = 30.0  # seconds after losing a connection in which the store may be restarting
 
-HEARTBEAT = 5.0  # seconds of silence before a ping, and again before hanging up
+HEARTBEAT = 5.0  # seconds before an idle connection is pinged, and until it is closed without an answer
 SILENCE = 1.0  # seconds without an answer before a fresh connection is tried
-SILENCE_MOST = 5.0  # `SILENCE`, doubled for each fresh connection without an answer, is at most this
-BUSY_FACTOR = 10.0  # a server whose system acknowledges may be silent for so many times `SILENCE`
-BUSY_SHARE_OF_LEASE = 0.75  # the share of a lease's remaining time that such a silence may take
-SLOW_FACTOR = 3.0  # such a server may also be silent for so many times its longest recent silence
-SLOW_FOR = 15.0  # seconds after which the longest recent silence counts half
+SILENCE_MOST = 5.0  # seconds; the limit of `SILENCE`, which doubles with each fresh connection without an answer
+BUSY_FACTOR = 10.0  # a server whose system acknowledges all data may be silent for this multiple of `SILENCE`
+BUSY_SHARE_OF_LEASE = 0.75  # the share of a lease's remaining time that a wait for a busy server may take
+SLOW_FACTOR = 3.0  # a busy server may also be silent for this multiple of its longest recent silence
+SLOW_FOR = 15.0  # seconds after which the longest recent silence counts only half
 ATTEMPT = 0.5  # seconds for the peer's system to accept a connection
-FIRST_ATTEMPT = 5.0  # `ATTEMPT` before the round-trip time is known
-WORD_MOST = 64.0  # seconds for the server's first bytes, after many attempts without any
+FIRST_ATTEMPT = 5.0  # seconds; replaces `ATTEMPT` until the round-trip time is known
+WORD_MOST = 64.0  # seconds; the longest wait for a server's first bytes, after many failed attempts
 # The least time for an answer, an attempt or a greeting, in multiples of the shortest time to connect.
 ROUND_TRIPS = 3
-SHARE_OF_LEASE = 4  # attempts that fit into the time left of a lease
+SHARE_OF_LEASE = 4  # the number of attempts to connect that fit into a lease's remaining time
 LEAST = 0.05  # seconds; the shortest wait, so that an expired lease causes no busy loop
 
 
 class Patience:
-    """The waiting times of one client. Pauses have jitter by `rng`."""
+    """The waiting times of one client. `rng` gives the pauses their jitter."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -51,7 +52,7 @@ class Patience:
         self._slow, self._slow_at = 0.0, 0.0  # the longest recent silence, and when it ended
 
     def bound_by(self, remaining: Callable[[], float]) -> None:
-        """Shorten waits for leases: `remaining` returns the seconds until the first may expire, or infinity."""
+        """Limit all waits by `remaining`, which returns the seconds until the first lease may expire, or infinity."""
         self._leases.append(remaining)
 
     def connected(self, took: float) -> None:
@@ -73,7 +74,7 @@ class Patience:
 
     @property
     def large_packets_seem_lost(self) -> bool:
-        """True if the next attempt should use small packets: fresh connections stall where large packets are lost."""
+        """True if the next attempt should use small packets, because the last fresh connection got no answer."""
         return self._unanswered_changes > 0
 
     def silence(self, now: float, *, acknowledged: bool = False) -> float:
@@ -89,7 +90,7 @@ class Patience:
         return FIRST_ATTEMPT if self._round_trip is None else self._within_leases(ATTEMPT, 1 / SHARE_OF_LEASE)
 
     def first_word(self) -> float:
-        """Return the seconds for a server's first bytes, doubled per failure: a new connection is served last."""
+        """Return the seconds to wait for a server's first bytes: doubled per failure, as a busy server needs long."""
         first = 2 * HEARTBEAT if self._round_trip is None else SILENCE
         longest = min(first * 2.0 ** min(self._unanswered_changes, 8), WORD_MOST)
         return max(self._within_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)
@@ -107,7 +108,7 @@ class Patience:
         return min((remaining() for remaining in self._leases), default=math.inf)
 
     def _within_leases(self, longest: float, share: float) -> float:
-        """Limit a time to this share of the leases' remaining time, but not below some round trips."""
+        """Return `longest`, or less: `share` of the leases' remaining time, but at least `ROUND_TRIPS` round trips."""
         return max(min(longest, max(self._until_first_lapse() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
 
     def _slowness(self, now: float) -> float:

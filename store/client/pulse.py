@@ -1,8 +1,8 @@
 """Pure: judges if a connection still works, by the server's silence; for awaited and blocking clients.
 
-After half of the time `Patience.silence`, the client pings the server. After all of that time, the client tries a fresh
-connection beside the old one, and uses the first on which the server sends bytes. Bytes that the peer's system
-acknowledges count as an answer. Time in which this process was busy does not count as silence.
+When half of `Patience.silence` has passed without an answer, the client pings the server. When all of it has passed,
+the client opens a fresh connection, and uses it or the silent one, whichever gets bytes first. If the peer's system
+acknowledges further bytes, the silence starts anew. Time in which this process was busy does not count as silence.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from store.client.patience import HEARTBEAT
 if TYPE_CHECKING:
     from store.client.patience import Patience
 
-HEARTBEATS_OF_BUSY = 6.0  # heartbeats until hanging up, if the peer's system acknowledges; otherwise one
-WATCHES_HEAR_EVERY = 20.0  # seconds between pings that tell watches the store's revision
-LATE = 0.1  # seconds; a look that is later shows that the event loop was busy
-LOOKS = 8  # the most looks during one wait for an answer
-SOON = 0.001  # seconds by which a timer may be early
+HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s before hanging up, if the peer's system acknowledges all data; otherwise one
+WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
+LATE = 0.1  # seconds; if a call of `look` is later than this, the event loop was busy
+LOOKS = 8  # the most calls of `look` during one wait for an answer
+SOON = 0.001  # seconds by which a timer may fire early
 
 
 class Say(enum.Enum):
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 class Pulse:
-    """Measures how long the server is silent, by the caller's clock. `asked_at` is None if no answer is due."""
+    """Measures how long a server is silent, by the caller's clock: since `asked_at`; None if no answer is due."""
 
     def __init__(self, patience: Patience, now: float) -> None:
         self._patience = patience
@@ -52,10 +52,10 @@ class Pulse:
         self._pinged = False  # True if the server was pinged since `asked_at`
         self._watches_told_at = now  # when watches last got the store's revision
         self._unsent_bytes: int | None = None  # at the last look
-        self._postponed = False  # True if the last look was late, and received data may be unread
+        self._postponed = False  # True if the last call of `look` was late, and judged nothing
 
     def expect(self, now: float) -> None:
-        """Note that an answer is due: silence counts from now on. The caller first calls `look` at `first_look_at`."""
+        """Note that an answer is due: silence counts from now on. Call `look` at `first_look_at` for the first time."""
         if self.asked_at is None:
             self.asked_at, self._pinged = now, False
 
@@ -64,7 +64,7 @@ class Pulse:
         return now + self._patience.silence(now) / 2
 
     def heard(self, now: float, *, expecting: bool) -> None:
-        """Note that bytes were received; `expecting`: another answer is due."""
+        """Note that bytes were received; `expecting` is True if another answer is due."""
         self.heard_at = now
         if self.asked_at is not None:
             self._patience.was_silent(now - self.asked_at, now=now)
@@ -72,16 +72,16 @@ class Pulse:
         self.seeking = False
 
     def look(self, now: float, line: Line, *, late: float = 0.0) -> tuple[Say, float]:
-        """Return the action to take and the time of the next look; this look is `late` seconds late."""
+        """Return the action to take, and the time of the next call of `look`; this call is `late` seconds late."""
         before, self._unsent_bytes = self._unsent_bytes, line.unsent_bytes
         moved = before is not None and line.unsent_bytes < before
         if moved:
             self.heard_at = now
         if self.asked_at is not None and (moved or line.held_back):
             self.asked_at = now
-        elif self.asked_at is not None and late >= LATE:  # received answers may be unread
+        elif self.asked_at is not None and late >= LATE:  # the event loop was busy: answers may be unread
             self.asked_at = min(self.asked_at + late, now)
-            if not self._postponed:  # only once: a busy loop would postpone every look
+            if not self._postponed:  # postpone judging only once: in a busy loop every call is late
                 self._postponed = True
                 return Say.NOTHING, now
         self._postponed = False
@@ -94,7 +94,7 @@ class Pulse:
             say, until = self._judge(now, now - self.asked_at, line)
         if not (line.welcomed and line.has_watches):
             return say, until
-        # Watches need the revision also while the connection is busy.
+        # Ping for the watches also while other answers arrive: only a pong tells watches the store's revision.
         if say is Say.NOTHING and now + SOON >= self._watches_told_at + WATCHES_HEAR_EVERY:
             say = Say.PING
         if say is Say.PING:
@@ -112,7 +112,7 @@ class Pulse:
         longest = self._patience.silence(now, acknowledged=line.acknowledged)
         if silence + SOON >= longest and (self._pinged or not line.acknowledged):
             self.seeking = True
-            self._patience.was_silent(silence, now=now)  # a slow server gets longer on a fresh connection
+            self._patience.was_silent(silence, now=now)  # so a fresh connection gives a slow server more time
             return Say.SEEK, until
         say = Say.NOTHING
         if not self._pinged and silence + SOON >= longest / 2:

@@ -47,8 +47,8 @@ class Link(asyncio.Protocol):
         # True once the server has sent bytes, False if the connection ended without any
         self.spoken: asyncio.Future[bool] = self._loop.create_future()
         self.over: bool = False
-        self.turn: asyncio.Event = asyncio.Event()  # set once the connection is `over` or silent
-        self.search: anyio.CancelScope | None = None  # of the attempts to replace a silent connection
+        self.turn: asyncio.Event = asyncio.Event()  # set once the connection has ended, or the server is silent
+        self.search: anyio.CancelScope | None = None  # of the search for a fresh connection; None if there is none
         self.farewell: str = ""
         self._error: Exception | None = None  # the error that ended the connection
         self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
@@ -75,13 +75,13 @@ class Link(asyncio.Protocol):
     def take_up(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
         self.pulse = Pulse(self._owner.patience, self._loop.time())
-        self.expect_answer()  # the server owes its welcome
+        self.expect_answer()  # the server's greeting and welcome are due
         early, self._early = self._early or [], None
         for data in early:
             self._owner.received(self, data)
 
     def write(self, data: bytes) -> None:
-        """Send data, unless the transport is closing: uvloop's `write` would raise an error then."""
+        """Send data; do nothing if the transport is closing, as uvloop's `write` would raise an error."""
         assert self.transport is not None, "it was made before anybody has something to say on it"
         if not self.transport.is_closing():
             self.transport.write(data)
@@ -212,7 +212,7 @@ class Reconnecting(interface.Store):
             session_id=secrets.token_bytes(16), process=process or self._made_in, token=token, name=name
         )
         self._link: Link | None = None  # the connection in use
-        self._previous: Link | None = None  # the replaced connection, open until the new one's welcome (R20)
+        self._previous: Link | None = None  # the replaced connection; open until the new one's welcome (R20)
         self._trying: Link | None = None  # a new connection on which the server has not sent bytes yet
         self._parked: set[int] = set()  # ids of the waits in flight, which `IN_FLIGHT_MAX` does not count
         self._writable = True
@@ -270,7 +270,7 @@ class Reconnecting(interface.Store):
 
     @property
     def _addresses(self) -> Addresses | None:
-        return self._dial.addresses if isinstance(self._dial, TcpDial) else None  # None for connections in memory
+        return self._dial.addresses if isinstance(self._dial, TcpDial) else None  # None in memory, without TCP
 
     @property
     def met(self) -> bool:
@@ -304,15 +304,15 @@ class Reconnecting(interface.Store):
     async def _stay_connected(self) -> None:
         self._away_since = self.time()
         successor: Link | None = None
-        with contextlib.suppress(AuthenticationError):  # `fail` was called with this error
+        with contextlib.suppress(AuthenticationError):  # `_fresh_link` has called `fail` with this error
             while self._failed is None:
                 link = successor or await self._fresh_link()
                 began = self.time()
                 welcomed, successor = await self._converse(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
-                # Reconnect at once, or the server counts this process as dead (R20). But pause after a goodbye, or
-                # if the server closed the connection soon after its welcome.
+                # Reconnect at once after a loss, or the server counts this process as dead (R20). Pause if the server
+                # said goodbye, or closed the connection soon after its welcome.
                 at_once = welcomed and not link.farewell and self._away_since - began >= LASTED
                 if successor is None and not at_once and self._failed is None:
                     await self._pause()
@@ -345,7 +345,7 @@ class Reconnecting(interface.Store):
                     return link
 
     async def _attempted_link(self) -> Link | None:
-        """Connect, and wait for the server's first bytes; return None if they are late."""
+        """Connect, and wait for the server's first bytes; return None if the server is late."""
         began, links = self.time(), list[Link]()
 
         def make_link() -> Link:
@@ -372,7 +372,7 @@ class Reconnecting(interface.Store):
         return None
 
     async def _converse(self, link: Link) -> tuple[bool, Link | None]:
-        """Use a connection to its end. Return True if the server welcomed it, and the connection that replaces it."""
+        """Use a connection to its end. Return if the server welcomed it, and a connection that replaces it, or None."""
         self._link = link
         self._connection.connected(nonce=secrets.token_bytes(16))
         successor: Link | None = None

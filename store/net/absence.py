@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-FIRST: Final = (3.0, 10.0, 30.0)  # seconds without the store at which a line is logged; later at each doubling
-FORGOTTEN_AFTER: Final = 10.0  # seconds without a failed attempt, until an outage is forgotten
+FIRST: Final = (3.0, 10.0, 30.0)  # seconds of waiting at which a line is logged; later at each doubling
+FORGOTTEN_AFTER: Final = 10.0  # seconds; a failure later than this after the last one begins a new outage
 
-_waiting: defaultdict[str, list[object]] = defaultdict(list)  # by store, the oldest first
+_waiting: defaultdict[str, list[object]] = defaultdict(list)  # the waits for each store, by its name, oldest first
 
 
 @contextlib.contextmanager
 def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
-    """Log at WARNING during a block that a store has not answered; `ended_by` names the limit of the wait."""
-    # A timer, not a task: most waits end before the first log line.
+    """While the block runs, log at WARNING that a store has not answered; `ended_by` names the limit of the wait."""
+    # Use a timer, which is cheaper than a task: most waits end before the first log line.
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
     me, waiting = object(), _waiting[name]
@@ -63,11 +63,11 @@ class Outages:
         self._lock = threading.RLock()  # several threads and signal handlers use it
 
     def lasts_for(self, now: float) -> float:
-        """Return the seconds since the store was lost."""
+        """Return the seconds since the store was lost; 0 if it is not."""
         return now - self._since if self._lasts else 0.0
 
     def failed(self, now: float) -> None:
-        """Note a lost connection or a failed attempt; log it if the outage lasts."""
+        """Note a lost connection or a failed attempt; log an outage that has lasted some seconds."""
         with self._lock:
             if not self._lasts or now - self._failed_at > FORGOTTEN_AFTER:
                 self._since, self._lasts = now, True
@@ -83,7 +83,7 @@ class Outages:
         loop.call_later(FIRST[0], lambda: self.failed(loop.time()) if self._lasts else None)
 
     def over(self, now: float = math.inf) -> None:
-        """End the outage, as the store has answered; without `now`, log nothing."""
+        """End the outage; with `now`, log that the store is back, if the outage was logged."""
         with self._lock:
             if self._said and now < math.inf:
                 self._say("the store at %s is back after %s%s", now, "")

@@ -19,7 +19,7 @@ def token_bytes(token: object) -> bytes | None:
     """Return a token as bytes, or None; raise `StoreUsageError` for other types."""
     if not isinstance(token, str | bytes | None):
         raise StoreUsageError(f"the token is of type {type(token).__name__}; give str or bytes")
-    # Python has decoded bytes of the environment that are not UTF-8 as surrogates.
+    # A token from the environment may hold surrogates: Python's stand-ins for bytes that are not UTF-8.
     return token.encode(errors="surrogateescape") if isinstance(token, str) else token
 
 
@@ -36,7 +36,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Parse the URL of a store; raise `StoreUsageError` for any other."""
+        """Parse the URL of a store; raise `StoreUsageError` if it is none."""
         try:
             url.encode()  # raises for surrogates
             parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""Shell: rejects blocking calls that would never end: the event loop of the caller's own thread serves the store."""
+"""Shell: rejects blocking calls that would never end, as the caller's own thread runs the store's event loop."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_blocking_caller(host: str, port: int) -> None:
 
 
 def check_threads() -> None:
-    """Reject a process whose threads gevent or eventlet have replaced."""
+    """Raise `StoreUsageError` if gevent or eventlet has replaced this process's threads."""
     for name, module, function, what in (
         ("gevent", "gevent.monkey", "is_module_patched", "threading"),
         ("eventlet", "eventlet.patcher", "is_monkey_patched", "thread"),

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 class ClientContext(ssl.SSLContext):
-    """A context that keeps its certificate chain and key as PEM (`shown`) for gRPC: others do not return them."""
+    """A TLS context that keeps its certificate chain and key as PEM in `shown`: gRPC needs them as bytes."""
 
     shown: tuple[bytes, bytes] | None = None
 
-    def load_cert_chain(  # type: ignore[override]  # without the key's password: see below
+    def load_cert_chain(  # type: ignore[override]  # takes no password
         self, certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str] | None = None
     ) -> None:
         """Load a certificate with an unencrypted key: no password can be asked for."""

@@ -1,8 +1,8 @@
 """Shell: keeps Python's garbage collector from stopping a server for long (promise S11).
 
 A full collection takes 110 ms with 300,000 keys, and a store's data has no cycles. So objects that survived a
-collection of young objects are hidden from later collections ("frozen"), until no client is connected. Only `rdzv
-serve` uses this: other processes have their own settings.
+collection are hidden from later ones ("frozen"), until `tidy_up` collects them, too. Only `rdzv serve` uses this:
+other processes have their own settings.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-GROWTH = 200_000  # newly frozen objects, after which a search for cycles is worthwhile
+GROWTH = 200_000  # newly frozen objects from which on `tidy_up` searches for cycles
 
-_looked_at = 0  # frozen objects at the last search
+_looked_at = 0  # the number of frozen objects after the last search for cycles
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def short_collections() -> Iterator[None]:
 
 
 def tidy_up() -> None:
-    """Collect frozen objects, too, if many are new since the last time; call this when a pause does no harm."""
+    """If many objects were frozen since the last call, collect these, too; call this when a pause does no harm."""
     global _looked_at
     if gc.get_freeze_count() > _looked_at + GROWTH:
         gc.unfreeze()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from store.net.address import Address
 
 FOUND_WITHIN: Final = 3.0  # seconds for all name lookups
-ELSEWHERE: Final = "another"  # the id of a member other than the first
+ELSEWHERE: Final = "another"  # stands for the id of any member but the first
 
 Ends: TypeAlias = tuple[str, str]  # the two ends of a route: the addresses of this machine, and of a cluster's member
 
@@ -42,7 +42,7 @@ class TcpDial:
     ) -> None:
         self.secure: bool = address.secure
         self.tls: ssl.SSLContext | None = (tls or ssl.create_default_context()) if address.secure else None
-        self._renew = renew  # reads the certificate files again
+        self._renew = renew  # called before each connection; reads the certificate files again
         self.addresses: Addresses = Addresses(address.host, address.port)
 
     async def __call__(
@@ -57,9 +57,9 @@ class TcpDial:
             context = (renewed or context) if self.secure else None
         await self.choose(context)
         try:
-            # No await between the next calls: a cancellation there would leak the socket.
+            # Do not await between getting the socket and passing it on: a cancellation there would leak it.
             sock = await connected_socket(self.addresses)
-            prepare(sock)  # on uvloop's socket object this takes three times as long
+            prepare(sock)  # set here, as uvloop's socket object would take three times as long
             return await loop.create_connection(
                 protocol_factory, sock=sock, ssl=context, server_hostname=self.addresses.host if context else None
             )
@@ -71,7 +71,7 @@ class TcpDial:
 
 
 async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
-    """Return the route to the first host, and its id `server`; if it is this machine, the route to another host."""
+    """Return the route to the first host, and its id `server`; if that is this machine, to another (`ELSEWHERE`)."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
         for place, (host, port) in enumerate(hosts):
@@ -108,7 +108,7 @@ WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, wri
 
 
 def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
-    """Return the error for a connection closed before the server's first bytes; `met`: it has answered before."""
+    """Return the error for a connection closed before the server's first bytes; `met`: it has answered earlier."""
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)
@@ -150,7 +150,7 @@ def describe(error: BaseException) -> str:
     if isinstance(error, ssl.SSLEOFError):
         return IN_THE_HANDSHAKE
     if isinstance(error, ssl.SSLError):
-        reason = getattr(error, "reason", None) or str(error)  # errors of Python's own have no reason
+        reason = getattr(error, "reason", None) or str(error)  # TLS errors raised by Python itself have no `reason`
         return f"TLS failed: {_TLS_IN_WORDS.get(reason, reason)}"
     if isinstance(error, ConnectionRefusedError):
         return NOBODY_LISTENS
@@ -163,7 +163,7 @@ def describe(error: BaseException) -> str:
 
 
 def lack_of(error: BaseException) -> str:
-    """Return the exhausted limit of this process, and its remedy; "" for other errors."""
+    """Return which limit of this process is exhausted, by its error, with the remedy; "" for other errors."""
     if isinstance(error, socket.gaierror):  # a resolver may fail because it cannot open a file
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))

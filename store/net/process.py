@@ -29,7 +29,7 @@ def check_made_here(made_in: bytes, name: str) -> None:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop | None, name: str) -> None:
-    """Raise `StoreUsageError` in another event loop than the client's."""
+    """Raise `StoreUsageError` if `loop`, the client's event loop, is not the running one."""
     if loop is not asyncio.get_running_loop():
         raise StoreUsageError(
             f"this client of {name} is used outside the event loop that it was opened in: use it there, by "
@@ -56,7 +56,7 @@ def loopback_id() -> str:
 def _draw_again() -> None:
     global _id
     _id = os.urandom(16)
-    loopback_id.cache_clear()  # a child may enter another network
+    loopback_id.cache_clear()  # a forked child may enter another network namespace
 
 
 os.register_at_fork(after_in_child=_draw_again)

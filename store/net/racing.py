@@ -2,8 +2,8 @@
 
 Attempts start a quarter of a second apart, or at once after a failure, and the first connection wins. IPv6 and IPv4
 addresses alternate, so a dead network costs one pause. The address that worked last is tried first, and addresses that
-failed are tried last. asyncio's own race may leak the winning socket if cancelled. uvloop and blocking sockets have no
-race.
+failed are tried last. This race replaces asyncio's, which may leak the winning socket if cancelled, and which uvloop
+and blocking sockets lack.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ log: logging.Logger = logging.getLogger(__name__)
 
 STAGGER = 0.25  # seconds, as RFC 8305 recommends
 
-CHECK_EVERY = 0.5  # seconds between calls of `check`
-LOOKED_UP_WITHIN = 1.0  # seconds for a lookup; then the last known addresses are used
+CHECK_EVERY = 0.5  # seconds between the calls of `check` in `connected`
+LOOKED_UP_WITHIN = 1.0  # seconds to wait for a lookup; then known addresses that have worked are used
 HOLDS_FOR = 3.0  # seconds that a lookup's result is used for; more than the longest pause between attempts
-TOLD_MOST = 4  # addresses of a name in one message
-UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # EAGAIN if memory is short
-WORKED, SILENT = -1, 1  # ranks of the address that worked last, and of those that failed since
+TOLD_MOST = 4  # the most addresses of a name in one message
+UNDER_WAY = frozenset({0, errno.EINPROGRESS, errno.EALREADY, errno.EAGAIN})  # not failed; EAGAIN: memory is short
+WORKED, SILENT = -1, 1  # ranks: of the address that worked last, and of those that failed since; else 0
 SMALL_SEGMENT = 1024  # bytes; such packets pass all IPv6 networks and most tunnels
 
 Resolved = tuple[int, int, int, str, Any]
@@ -47,7 +47,7 @@ Resolved = tuple[int, int, int, str, Any]
 
 
 class Addresses:
-    """The addresses of one host (or its `literal` IP address); safe to use from several threads."""
+    """The addresses of one host; `literal` if it is an IP address itself. Safe to use from several threads."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
@@ -88,17 +88,17 @@ class Addresses:
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
-        """Return the addresses in the order to try; None if a lookup takes over a second, or `within`: retry then."""
+        """Return the addresses in the order to try; None if none has worked and a lookup takes over a second: retry."""
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
-            if looking is None or not looking.is_alive():  # one lookup at a time: it may take minutes
+            if looking is None or not looking.is_alive():  # only one lookup runs at a time: it may take minutes
                 looking = threading.Thread(target=self._look_up_aside, name=f"look up {self.host}", daemon=True)
                 wait = True
                 looking.start()
                 self._looking = looking
             if wait:
                 looking.join(min(within, LOOKED_UP_WITHIN))
-            is_over = not looking.is_alive()  # read before the result, which may come meanwhile
+            is_over = not looking.is_alive()  # read before the result, which the thread may set meanwhile
             if not self._has_worked and time.monotonic() >= self._holds_until:
                 if is_over:
                     raise self._problem.with_traceback(None)
@@ -111,7 +111,7 @@ class Addresses:
 
     def _look_up_aside(self) -> None:
         try:
-            self._look_up()  # a late result is for the next attempt
+            self._look_up()  # if it is late, the next attempt uses the result
         except (OSError, UnicodeError) as error:
             self._problem = error
 
@@ -134,9 +134,9 @@ class Addresses:
     def did_not_work(self, addresses: Iterable[Any]) -> None:
         """Note that these addresses have failed, or not answered in time."""
         self._standing.update(dict.fromkeys(addresses, SILENT))
-        # Not a generator, which may swallow the exception of a signal's handler.
+        # Use a set: a generator may swallow the exception of a signal's handler.
         if {self._standing.get(one[4]) for one in self._resolved} <= {SILENT}:
-            self._standing.clear()  # all have failed: rank them equally
+            self._standing.clear()  # all addresses have failed: rank them equally
 
 
 class Race:
@@ -177,7 +177,7 @@ class Race:
         return None
 
     def won(self, sock: socket.socket) -> bool:
-        """Return True if a writable socket is connected: it is the caller's now. `OSError` if all have failed."""
+        """Return True if a writable socket is connected: the caller owns it. `OSError` if all attempts have failed."""
         address = self.connecting.pop(sock)
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not number:
@@ -198,7 +198,7 @@ class Race:
         self._tried.clear()
 
     def _failed(self, error: OSError) -> None:
-        # Keep a refusal by a machine: it says more than a missing route.
+        # Keep the error of a refused connection, which says more than a missing route.
         if self._problem is None or isinstance(error, ConnectionRefusedError):
             self._problem = error
 
@@ -236,7 +236,7 @@ def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> 
 
 async def connected_socket(addresses: Addresses) -> socket.socket:
     """Do the same as `connected`, without blocking the event loop."""
-    # Not the loop's own lookup: uvloop's uses libuv's threads, with which a forked child hangs at its end.
+    # Not the loop's own lookup: uvloop's starts libuv's threads, and a forked child would hang at its end.
     order = addresses.resolve() if addresses.literal else None
     while order is None:
         order = await anyio.to_thread.run_sync(addresses.resolve, abandon_on_cancel=True)

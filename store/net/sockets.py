@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 SIOCOUTQNSD = 0x894B  # <linux/sockios.h>: unsent bytes
-TCP_INFO_PROBES = 3  # <linux/tcp.h>: the place of unanswered probes in tcp_info
+TCP_INFO_PROBES = 3  # <linux/tcp.h>: the offset in tcp_info of the number of unanswered probes
 SO_MEMINFO = 55  # <asm-generic/socket.h>: the memory that a socket uses
-MEMINFO_BYTES = 4  # the first number of SO_MEMINFO: the memory of received data
+MEMINFO_BYTES = 4  # the size of SO_MEMINFO's first number: the memory of received data
 PROBES_ANSWERED = 1  # if more TCP probes than this are unanswered, the peer is dead
-PASSED_ON = sys.platform == "linux"  # accepted connections inherit their listener's options
-SYSTEM_TELLS = sys.platform == "linux"  # the system tells the bytes not acknowledged
-LISTEN_ATTEMPTS = 5  # to find one port that is free on several addresses
+PASSED_ON = sys.platform == "linux"  # True if accepted connections inherit their listener's options
+SYSTEM_TELLS = sys.platform == "linux"  # True if the system tells how many bytes are not acknowledged
+LISTEN_ATTEMPTS = 5  # attempts to find one port that is free on several addresses
 FILES_UNLIMITED = 1_048_576  # stands for "no limit": Linux's default for fs.nr_open
 
 OPTIONS = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
@@ -44,13 +44,13 @@ OPTIONS += [
 
 Sockets: TypeAlias = "Sequence[socket.socket]"
 
-# The registered sockets by owner: asyncio's socket objects allow no weak references.
+# The registered sockets, by owner: asyncio's socket objects themselves allow no weak references.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})  # packages that raise errors themselves
+CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})  # packages with errors of their own
 
 
 def raised_by_handler(error: BaseException | None) -> bool:
-    """Return True if a signal's handler, and no package called here, raised this error."""
+    """Return True if a signal's handler raised this error, and not a package of `CALLED`."""
     if error is None or threading.current_thread() is not threading.main_thread():  # signal handlers run there
         return False
     trace = error.__traceback__
@@ -78,8 +78,8 @@ def prepare(sock: Any) -> None:
 def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
     """Return the unacknowledged bytes, `buffered` ones included, and two flags.
 
-    The first: the bytes only wait for the peer to read. The second: the peer's system has acknowledged all bytes, and
-    no received data waits for a lost packet.
+    The first flag is True if the bytes only wait for the peer to read. The second flag is True if the peer's system has
+    acknowledged all bytes, and no received data waits for a lost packet.
     """
     under_way, unsent = (0, 0) if sock is None else _queued_bytes(sock)
     waiting = buffered + unsent
@@ -90,7 +90,7 @@ def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
 def _queued_bytes(sock: Any) -> tuple[int, int]:
     """Return the unacknowledged and the unsent bytes; if probes are unanswered, all bytes count as sent."""
     held = unsent = 0
-    with SystemErrorsSuppressed(OSError, ValueError):  # closed, or the system is not Linux
+    with SystemErrorsSuppressed(OSError, ValueError):  # the socket is closed, or the system is not Linux
         held, unsent = (
             struct.unpack("i", fcntl.ioctl(sock.fileno(), request, bytes(4)))[0]
             for request in (termios.TIOCOUTQ, SIOCOUTQNSD)
@@ -118,13 +118,13 @@ def _holds_unreadable(sock: Any) -> bool:
 
 def unread_bytes(sock: Any) -> float:
     """Return the received bytes not read yet; infinity if unknown."""
-    with SystemErrorsSuppressed(AttributeError, OSError, ValueError):  # no system socket, or closed
+    with SystemErrorsSuppressed(AttributeError, OSError, ValueError):  # the socket is in memory, or closed
         return float(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0])
     return math.inf
 
 
 def let_go_in_children(owner: object, *socks: Any) -> None:
-    """Register sockets of `owner`, which forked children replace. Call `forget` when the sockets are closed."""
+    """Register the open sockets of `owner`: forked children replace them by `/dev/null`. See `forget`."""
     _owned[owner] = socks
 
 
@@ -135,7 +135,7 @@ def forget(owner: object) -> None:
 
 def bound_sockets(host: str, port: int) -> list[socket.socket]:
     """Return sockets that listen on every address of `host` ("": all), on one port (0: a free one)."""
-    # None gives the loopback addresses of both families; some hosts files give `localhost` only one.
+    # Ask for None instead of `localhost`, which in some hosts files has an address of one family only.
     asked, flags = (None, 0) if host == "localhost" else (host or None, socket.AI_PASSIVE)
     found = socket.getaddrinfo(asked, port, type=socket.SOCK_STREAM, flags=flags)
     addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
@@ -150,7 +150,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
         except OSError as error:
             for sock in bound:
                 sock.close()
-            # With "" or "localhost", a port that is free for IPv4 may be taken for IPv6.
+            # A port that the system chose as free for IPv4 may be taken for IPv6: try another one.
             if port or not bound or error.errno != errno.EADDRINUSE or attempt == LISTEN_ATTEMPTS - 1:
                 raise
         else:
@@ -168,10 +168,10 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # or "::" would take the port from "0.0.0.0"
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # or "::" would also take the IPv4 port
         sock.setblocking(False)
         sock.bind(address)
-        # Several sockets may bind one port until one listens.
+        # Listen at once: until one of them listens, several sockets may bind one port.
         sock.listen()
     except OSError as error:
         sock.close()
@@ -188,7 +188,7 @@ def raise_file_limit() -> int:
     """Raise the limit of open files as far as possible; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = FILES_UNLIMITED if hard == resource.RLIM_INFINITY else hard
-    for wanted in (most, 65_536, 10_240):  # macOS rejects more than kern.maxfilesperproc
+    for wanted in (most, 65_536, 10_240):  # macOS rejects limits above kern.maxfilesperproc
         if soft == resource.RLIM_INFINITY or soft >= wanted:
             break
         with contextlib.suppress(OSError, ValueError):

@@ -1,7 +1,7 @@
 """Shell: opens the standard streams that a process was started without, for example by `2>&-`.
 
-Otherwise a socket gets the number of a closed stream. Standard error would then go to a peer, and libuv aborts the
-process when it closes such a socket.
+Otherwise a socket may get the number of a closed stream. A peer would get what the process writes to standard error,
+and libuv aborts the process when it closes a socket with the number 0, 1 or 2.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import sys
 
 def open_standard_streams(*, for_command: bool = False) -> None:
     """Open closed descriptors 0, 1, 2 on `/dev/null`; `for_command` also replaces the stream objects."""
-    # Let the system choose the number: another thread may take a free one meanwhile.
-    with contextlib.suppress(OSError):  # the caller's next `open` raises the same error
+    # Let the system choose the number: another thread may take a free number meanwhile.
+    with contextlib.suppress(OSError):  # no file can be opened, as the caller's next `open` will say
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(number, True)
         os.close(number)

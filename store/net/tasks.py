@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
-LOOK_AGAIN = 0.01  # seconds between checks if a task has left its shielded scope
+LOOK_AGAIN = 0.01  # seconds between two checks whether a task has left a shielded scope
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None) -> None:
@@ -34,7 +34,7 @@ async def together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     """Run coroutines concurrently, each to its end; return their results, or raise the first error.
 
     `asyncio.gather` may raise a new `CancelledError`, without the message by which an anyio scope recognizes its own.
-    The cancellation would then not stop at the cancelled scope, but reach the scopes around it.
+    Such an error reaches the scopes around the cancelled one, too.
     """
     tasks = [asyncio.create_task(one) for one in work]
     try:

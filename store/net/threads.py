@@ -1,8 +1,8 @@
 """Shell: event loops in threads, uvloop's if installed.
 
-They are daemon threads, so that a process can end. But an event loop that runs while Python finalizes may crash (seen
-with uvloop). So an `atexit` function stops the remaining loops and joins their threads, within `END_WITHIN` seconds. By
-then Python has joined all other threads, which may use these loops.
+The threads are daemons, so that a process can end. An event loop that runs while Python finalizes may crash (seen with
+uvloop). So an `atexit` function stops the remaining loops and joins their threads, within `END_WITHIN` seconds. Before,
+Python has joined all threads that are not daemons, which may use these loops.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 END_WITHIN = 3.0  # seconds for all loops to end; longer than revoking a lease takes
 
-LOOK = 0.5  # seconds; a thread that waits for another handles a signal after this time at the latest
+LOOK = 0.5  # seconds; a main thread that waits for another handles a signal after this time at the latest
 
 
 class Flag:
     """An event for threads and event loops which an exception of a signal's handler cannot break.
 
-    The threads that wait for a `threading.Event` or a future share a lock with the thread that sets it. An exception
-    just after the lock was acquired leaves it locked. Here each waiter has its own lock, which `set` releases.
+    The threads that wait for a `threading.Event` or a future share a lock with the thread that sets it. A handler's
+    exception just after it was acquired leaves that lock locked. Each waiter of a `Flag` has a lock of its own.
     """
 
     __slots__ = ("_is_set", "_waiting")
@@ -54,7 +54,7 @@ class Flag:
 
     def set(self) -> None:
         """Wake all waiters, from any thread."""
-        self._is_set = True  # set first, so that a new waiter sees the flag or is in the list
+        self._is_set = True  # set before the loop, so that a new waiter sees the flag or is in the list
         while self._waiting:
             with contextlib.suppress(IndexError):  # another thread has taken the last waiter
                 self._waiting.pop()()
@@ -73,7 +73,7 @@ class Flag:
         wake = opened.release
         self._waiting.append(wake)
         try:
-            # In short waits: a signal just before a lock's wait, or in another thread, does not interrupt the wait.
+            # Wait for short times: a signal just before a lock's wait, or in another thread, does not interrupt it.
             while not self._is_set:
                 left = LOOK if deadline is None else min(deadline - time.monotonic(), LOOK)
                 if opened.acquire(timeout=max(left, 0.0)):
@@ -82,7 +82,7 @@ class Flag:
                     return self._is_set
             return True
         finally:
-            with contextlib.suppress(ValueError):  # `set` has removed the lock
+            with contextlib.suppress(ValueError):  # `set` has removed `wake` from the list
                 self._waiting.remove(wake)
 
 
@@ -100,8 +100,8 @@ def new_loop() -> asyncio.AbstractEventLoop:
 class Call(Generic[T]):
     """A coroutine in another thread's loop. Await the call, or block on `wait`; `over` is set at its end.
 
-    It costs a fifth of `asyncio.run_coroutine_threadsafe`, and signals cannot break it: see `Flag`. Cancelling the
-    awaiting task does not cancel the coroutine. The constructor raises `RuntimeError` if the loop has ended.
+    A `Call` costs a fifth of `asyncio.run_coroutine_threadsafe`, and signals cannot break it: see `Flag`. Cancelling
+    the awaiting task does not cancel the coroutine. The constructor raises `RuntimeError` if the loop has ended.
     """
 
     __slots__ = ("_task", "_there", "_work", "over")
@@ -116,7 +116,7 @@ class Call(Generic[T]):
         except BaseException:
             if there.is_closed():
                 work.close()
-            else:  # a signal's handler has raised
+            else:  # the loop runs: a signal's handler has raised the error
                 self.cancel()
             raise
 
@@ -185,13 +185,13 @@ class LoopThread:
         check_threads()
         self._end = end
         self._stop = asyncio.Event()
-        self._last = last  # at the end of the process, these threads end after the others
+        self._last = last  # True if the thread ends after others at the process's end
         self._ready = Flag()
         self._failure: Exception | None = None
-        self._calls: set[Call[Any]] = set()  # those that are not over
+        self._calls: set[Call[Any]] = set()  # the calls that are not over
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         try:
-            # Start it in another thread, where no signal's handler runs: a handler could interrupt `Thread.start`.
+            # Call `Thread.start` in another thread, where no signal's handler can interrupt it.
             _thread.start_new_thread(self._begin, ())
             self._ready.wait()
         except BaseException:
@@ -204,7 +204,7 @@ class LoopThread:
 
     def _begin(self) -> None:
         try:
-            self._loop = new_loop()  # made before the thread, so that `run` works at once
+            self._loop = new_loop()  # made before the thread starts, so that `run` works at once
             _running[self._thread] = self._last, self.stop
             try:
                 self._thread.start()
@@ -221,7 +221,7 @@ class LoopThread:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         finally:
-            # The entry refers to the thread, so it would keep thread and loop in memory: 300 kB.
+            # Remove the entry, which would keep the thread and its loop in memory: 300 kB.
             _running.pop(self._thread, None)
             for call in tuple(self._calls):
                 call.abandon()
@@ -303,7 +303,7 @@ class Held(contextlib.AbstractContextManager[T]):
 
     def __exit__(self, *_: object) -> None:
         self._thread.soon(self._left.set)
-        with contextlib.suppress(asyncio.CancelledError):  # the thread has ended, with the process
+        with contextlib.suppress(asyncio.CancelledError):  # the thread was stopped at the process's end
             self._holding.wait()
 
 
@@ -329,7 +329,7 @@ _running: weakref.WeakKeyDictionary[threading.Thread, tuple[bool, Callable[[], o
 def _end_all() -> None:
     """Stop every loop and join its thread; loops that serve stores are last, as clients in this process need them."""
     deadline = time.monotonic() + END_WITHIN
-    # In a forked child, the parent's threads are not alive.
+    # Skip threads that are not alive: in a forked child, all threads of the parent.
     running = [(thread, *what) for thread, what in list(_running.items()) if thread.is_alive()]
     for comes_last in (False, True):
         ending = [(thread, end) for thread, last, end in running if last is comes_last]
