@@ -44,9 +44,10 @@ def _refuse(found: str) -> ImportError:
     )
 
 
-def _explain(error: ImportError) -> ImportError:
+def _explain(error: Exception) -> Exception:
     """Return the error to raise if a module of this project cannot be imported."""
-    if (error.name or "").partition(".")[0] != "store":
+    where = error.name if isinstance(error, ImportError) else getattr(getattr(error, "obj", None), "__name__", "")
+    if (where or "").partition(".")[0] != "store":
         return error  # a dependency is missing; the error names it
     return _refuse(f"a package in {_FOLDER} of which files were replaced or are missing ({error})")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], *, explain: Callable[[ImportError], ImportError] | None = None
+    package: str, homes: Mapping[str, str], *, explain: Callable[[Exception], Exception] | None = None
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose names are loaded at first use.
 
@@ -32,7 +32,7 @@ def lazy_names(
             loaded: object = importlib.import_module(module)
             if homes[module]:
                 loaded = getattr(loaded, name)
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:  # a name, or a whole module, is missing
             explained = error if explain is None else explain(error)
             if explained is error:
                 raise

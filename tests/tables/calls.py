@@ -71,7 +71,7 @@ NO_ACTS: dict[str, str] = {
     ),  # of watches, leases, recipes and nodes
     "watch": "",
     "lease": "",
-    "kept": "heard keep release renew_now",  # of `Keeping`
+    "kept": "note_cut keep release renew_now",  # of `Keeping`
 }
 
 
