@@ -4,7 +4,7 @@
     ─┬─   ────┬─────  ─┬──  ──────────┬──────────
    scheme  endpoint  run_id       parameters
 
-`split_url` checks only the form of a URL, as the backend of a third party checks the rest. `Endpoint` checks scheme and
+`split_url` checks only the form of a URL; each backend checks the parts. `Endpoint` checks scheme and
 hosts, without DNS.
 """
 
@@ -48,8 +48,8 @@ class Endpoint:
     """The address of the store."""
 
     scheme: str
-    # Host names or addresses without brackets, each with its port. Several: an etcd cluster, or hosts that may serve
-    # the store in turn.
+    # Host names or addresses without brackets, each with its port. Several hosts are an etcd cluster, or hosts
+    # that may serve the store in turn.
     hosts: tuple[tuple[str, int], ...]
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
         host, is_host = host[1:-1], False
         with contextlib.suppress(ValueError):
             mapped = ipaddress.IPv6Address(host).ipv4_mapped
-            host, is_host = str(mapped or host), True  # an IPv6-only socket rejects IPv4-mapped addresses
+            host, is_host = str(mapped or host), True  # as IPv4: an IPv6-only socket rejects mapped addresses
     else:
         is_host = re.fullmatch(r"[\w-]{1,63}(\.[\w-]{1,63})*\.?", host) is not None  # the names that DNS allows
     if not match or not is_host:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Source(Enum):
-    """A place in which a parameter may be given. The enum value is its name in errors: "ttl=0 in the URL must be"."""
+    """A place in which a parameter may be given. Its value completes errors: "ttl=0 in the URL must be"."""
 
     ENVIRONMENT = " in the environment"
     URL = " in the URL"
@@ -65,7 +65,7 @@ def parameter(default: Any, kind: value_types.Kind, **more: Any) -> Any:
 
 
 RUN_ID: Final = Parameter("run_id", replace(value_types.NAME, example="job-7"))
-# If one of this pair is not given, it has the default of PyTorch's `dynamic_rendezvous.create_handler`.
+# The defaults are those of PyTorch's `dynamic_rendezvous.create_handler`: either parameter may be given alone.
 KEEP_ALIVE: Final = {
     "keep_alive_interval": Parameter("keep_alive_interval", duration(), default=5.0),
     "keep_alive_max_attempt": Parameter("keep_alive_max_attempt", whole_number(1), default=3),

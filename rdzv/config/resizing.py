@@ -1,7 +1,7 @@
 """Pure: the settings of a resized run: they have the new minimum and maximum of nodes, and list the earlier ones.
 
-A node may be started with a minimum and maximum from before a resize. If the run's settings list this pair under
-`RESIZED_FROM`, the node gets the present pair. A node with another pair gets an error (promise R18).
+A node may be started with a minimum and maximum from before a resize. If the run's settings list the node's pair under
+`RESIZED_FROM`, the node takes over the run's present pair; otherwise it gets an error (promise R18).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from rdzv.config.settings import PARAMETERS, describe_difference
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-RESIZED_FROM: Final = "resized_from"  # in the settings: earlier pairs of minimum and maximum
-FORMER_MOST: Final = 16  # pairs in `RESIZED_FROM`: the first, with which most nodes were started, and the last
+RESIZED_FROM: Final = "resized_from"  # the key of the list of earlier [minimum, maximum] pairs in a run's settings
+FORMER_MOST: Final = 16  # the most pairs kept in `RESIZED_FROM`: the first one, and the latest
 
 
 def resize(agreed: Mapping[str, Any], *, min_nodes: int | None, max_nodes: int | None) -> dict[str, Any]:

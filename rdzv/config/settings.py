@@ -44,9 +44,9 @@ log: logging.Logger = logging.getLogger(__name__)
 # In seconds. Leases are renewed several times per TTL. With a smaller TTL, a pause of 0.3 s (a garbage collection, a
 # busy hypervisor, a retransmission) would count as a death.
 TTL_MIN: Final = 0.5
-DISCONNECT_TTL: Final = 1.0  # in seconds: reconnecting takes milliseconds
-GONE_TTL_MIN: Final = 0.01  # in seconds: a few round trips in one building, and a pause of the interpreter
-STALL_TIMEOUT_MIN: Final = 1.0  # in seconds: a briefly busy machine is not stuck
+DISCONNECT_TTL: Final = 1.0  # seconds; the default of `disconnect_ttl`: reconnecting takes milliseconds
+GONE_TTL_MIN: Final = 0.01  # seconds; enough for a few round trips in a building, and a pause of Python
+STALL_TIMEOUT_MIN: Final = 1.0  # seconds; a machine may be busy for less without being stuck
 _NOT_SHOWN: Final = frozenset({Source.KEYWORD, Source.ENVIRONMENT})
 _NO_TEXT: Final = frozenset({Source.KEYWORD, Source.RDZV_CONF})
 
@@ -88,7 +88,7 @@ class Settings:
     waits_end_on_loss: bool = parameter(True, kinds.FLAG)
     """Waits in the round's store end with `MembersLostError` when a member is lost; PyTorch's stores wait on."""
 
-    # Ending a node or a run.
+    # --- The end of a node or a run.
     close_timeout: float = parameter(30.0, duration())
     """Limits leaving and closing, and the time that a store stays up for other nodes."""
     store_gone_timeout: float = parameter(5.0, duration())
@@ -126,7 +126,7 @@ class Settings:
     )
     """As `stall_timeout`, for the first step of a round, which compiles and loads."""
 
-    # The store, and access to it.
+    # --- The store, and access to it.
     prefix: str = parameter(
         None,
         kinds.PREFIX,
@@ -168,7 +168,7 @@ class Settings:
     password_file: str | None = parameter(None, kinds.PATH, family="etcd")
     """A file with etcd's password."""
 
-    # This node, and its payload.
+    # --- This node, and its payload.
     node_id: str | None = parameter(None, kinds.NAME, default_text="made up")
     """This node's name; no two live nodes may share it."""
     address: str | None = parameter(None, kinds.ADDRESS, default_text="what the store sees")
@@ -245,8 +245,8 @@ class Settings:
 
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
-HOSTS: Final = "hosts"  # the hosts in the URL, if several
-# `shared` leaves these out if they have their default, so that nodes of releases without them agree.
+HOSTS: Final = "hosts"  # the key in `shared` of the URL's hosts, if there are several
+# `Settings.shared` omits these parameters at their defaults, so that releases without the parameters can agree.
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 
 
@@ -293,7 +293,8 @@ _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
     if Source.ENVIRONMENT in parameter.sources
 }
 
-# Kubernetes sets RDZV_HTTP_PORT=tcp://10.96.0.7:29401 in every pod if a Service is called rdzv-http.
+# Kubernetes sets RDZV_HTTP_PORT=tcp://10.96.0.7:29401 in every pod if a Service is called rdzv-http, so
+# variables with such a value are not read as parameters.
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://[^/?]+:[0-9]+$")
 
 _RIVALS_OF: Final[Mapping[str, frozenset[str]]] = {
@@ -321,7 +322,7 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
         values = read(given, source)
         for name in values:
             for rival in _RIVALS_OF.get(name, ()):
-                chosen.pop(rival, None)  # the setting's other form, given in a weaker place
+                chosen.pop(rival, None)  # for example, `token` in the URL overrides `token_file` in the environment
         chosen |= values
     settings = Settings(endpoint=endpoint, run_id=run_id, **chosen)
     if settings.can_join and settings.max_nodes != settings.capacity:

@@ -16,12 +16,12 @@ import msgpack
 from rdzv.config.config_errors import shown, suggest
 from store.limits import Limits
 
-PAYLOAD_BYTES_MAX: Final = 4096  # of msgpack; the coordinator holds every node's payload: 10,000 of this size are 40 MB
-PAYLOAD_LEVELS_MAX: Final = 32  # levels of nested lists and maps: readers such as JSON's have limits
-ATTRIBUTES_BYTES_MAX: Final = 1024  # of msgpack; a rack, a zone and a host take a tenth of this
-NAMES_MOST: Final = 20_000  # expected nodes: twice the largest tested run
-NAME_LENGTH_MAX: Final = 255  # characters of a run or node id, as of a file name; far below a store's limit for keys
-NODES_MAX: Final = 1_000_000  # a hundred times the largest measured run
+PAYLOAD_BYTES_MAX: Final = 4096  # as msgpack; the coordinator holds all nodes' payloads: 10,000 take 40 MB
+PAYLOAD_LEVELS_MAX: Final = 32  # levels of nested lists and maps; JSON readers have limits, too
+ATTRIBUTES_BYTES_MAX: Final = 1024  # as msgpack; a rack, a zone and a host take a tenth of it
+NAMES_MOST: Final = 20_000  # the most expected nodes: twice the largest tested run
+NAME_LENGTH_MAX: Final = 255  # characters of a run or node id; the limit of file names, too
+NODES_MAX: Final = 1_000_000  # the largest whole number accepted by default: 100 times the largest measured run
 DURATION_MAX: Final = 1e9  # seconds, below the limits of threads (`threading.TIMEOUT_MAX`) and etcd's leases, 9e9 each
 # `topology` may name an attribute: `topology:rack`.
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
@@ -39,7 +39,7 @@ class Unfit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The type of a parameter. `convert` returns a converted value unchanged."""
+    """The type of a parameter. `convert` accepts its own results, and returns them unchanged."""
 
     limit: str  # completes "it must be ..."
     convert: Callable[[Any], Any]  # returns the canonical value; raises `ValueError` or `TypeError` for a wrong one
@@ -145,7 +145,7 @@ def _address(raw: Any) -> str:
     if address.startswith("[") and address.endswith("]"):
         address = address[1:-1]
     if ":" in address:
-        ipaddress.IPv6Address(address)  # with or without a scope; raises a ValueError
+        ipaddress.IPv6Address(address)  # raises a ValueError if the address is invalid
     elif not re.fullmatch(r"[\w.%-]+", address):
         raise ValueError
     if len(address) > NAME_LENGTH_MAX or address in UNSPECIFIED:

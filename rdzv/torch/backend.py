@@ -55,9 +55,9 @@ class TorchRendezvousBackend(RendezvousBackend):
         return (self._state_in(entry), entry.mod_revision) if entry is not None else None
 
     def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
-        """Write the state if `token` is the present one; return the present state, its token, and if it was written."""
+        """Write the state if `token` is current; return the stored state, its token, and True if this call wrote it."""
         if token is not None and type(token) is not int:
-            current = self.get_state()  # `token` is none of this backend
+            current = self.get_state()  # a token of this backend is an int: refuse to write
             return (*current, False) if current is not None else None
         with self._torch_errors():
             result = self._client.compare_and_set(self._key, MARK + state, expected_revision=token or 0)

@@ -33,7 +33,7 @@ from rdzv.torch.store import TorchStore
 CONNECT_WITHIN: Final = 1.0  # seconds to connect, for a small gloo group's first attempt
 CONNECT_WITHIN_PER_RANK: Final = 0.05
 GLOO_WAITS: Final = 5  # gloo waits for this many of its timeouts for a connection (its `waitUntilConnected`)
-ATTEMPTS: Final = 5  # each with twice the time of the last, for busy machines
+ATTEMPTS: Final = 5  # to make a gloo group, each attempt with twice the time of the one before
 LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets of an aborted group that is still being made
 VERDICT: Final = "rdzv.group/verdict"
 GO_ON: Final = b"go on"
@@ -81,10 +81,10 @@ class RoundGroup:
                     f"group; otherwise {otherwise}"
                 )
         if not self._uses_gloo or set_group_timeout is None:
-            # PyTorch cannot change this group's timeout later.
+            # One attempt with the full timeout: PyTorch cannot change the timeout of this group later.
             self._make_once(self.store, self.timeout)
             if self._aborted.is_set():
-                self.abort()  # shut down the sockets that were opened meanwhile
+                self.abort()  # end the group: `abort` was called while PyTorch was making it
             return
         # A gloo group has one timeout for connecting and for collectives. Connecting needs a short timeout: a wait for
         # a member that dies meanwhile has no sockets to abort. If the timeout is too short, all members try again with
@@ -122,7 +122,7 @@ class RoundGroup:
             self._sockets.shut_down()
 
     def _wait_for_all(self, store: Any) -> None:
-        """Wait in the store until all members are here: a loss ends the store's waits, but not gloo's."""
+        """Wait in the store until all members are ready: a member's loss ends waits in the store, but not in gloo."""
         if store.add("rdzv.group/came", 1) == self.world_size:
             store.set("rdzv.group/all", "1")
         store.wait(["rdzv.group/all"])
@@ -141,12 +141,12 @@ class RoundGroup:
         if self._uses_gloo:
             self._sockets.shut_down()
             if self._making.locked():
-                # A thread does this: gloo retries for ten seconds, and the node's thread, which renews leases, may call
-                # `abort`.
+                # Shut down sockets in a new thread: gloo retries for ten seconds, and the caller of `abort` may be the
+                # node's thread, which must renew leases.
                 threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
         aborting = self._aborting
         if self._uses_nccl and abort_process_group is not None and (aborting is None or not aborting.is_alive()):
-            # A thread does this: the abort waits for the GPU.
+            # PyTorch's abort waits for the GPU, so a new thread calls it.
             self._aborting = threading.Thread(target=_abort_all, name="rdzv group abort", daemon=True)
             self._aborting.start()
 
@@ -159,11 +159,11 @@ class RoundGroup:
     def close(self) -> None:
         """Destroy all process groups."""
         if self._aborting is not None:
-            self._aborting.join()  # the abort destroys the groups
+            self._aborting.join()  # the thread of `_abort_all` destroys the groups, too
         if dist.is_initialized():
             destroy_process_groups()
-        # PyTorch wraps the hook for uncaught errors, to put the rank before lines, and does not restore it: lines would
-        # get the ranks of all earlier rounds, and after a thousand rounds the hook would fail.
+        # For each group PyTorch wraps `sys.excepthook`, to put the rank before each line, and never unwraps it: after a
+        # thousand rounds the hook would fail.
         if self._excepthooks is not None and sys.excepthook is self._excepthooks[1]:
             sys.excepthook = self._excepthooks[0]
 

@@ -69,22 +69,22 @@ def _as_torch(error: ours.RendezvousError) -> Exception:
 
 
 class _Choices:
-    # These configure PyTorch's heartbeat and PyTorch's store, which this handler does not use.
+    # Parameters of PyTorch's heartbeat and of PyTorch's store: this handler uses neither.
     IGNORED: Final = ("heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
 
     def __init__(self, params: Any) -> None:
         config = {name: value for name, value in params.config.items() if name not in self.IGNORED}
-        # PyTorch adds `timeout=900` if the user gives no timeout.
+        # Drop `timeout=900`, which PyTorch adds if the user gives no timeout.
         if "join_timeout" in config or str(config.get("timeout")) in ("900", "900.0"):
             config.pop("timeout", None)
         self.read_timeout = timedelta(seconds=_read("read_timeout", config, READ_TIMEOUT, like="join_timeout"))
         self.regroup_on_loss: bool = _read("regroup_on_loss", config, True, like="insecure")
-        # Keep the values as written: `is_host=auto` is read as None, which would mean that it was not given.
+        # Restore the text of our parameters: `read` turns `is_host=auto` into None, which means "not given".
         config = read(config, Source.RDZV_CONF) | {name: config[name] for name in config if name in PARAMETERS}
 
         endpoint = params.endpoint.strip()
         if not endpoint and params.run_id == NO_NAME and params.max_nodes == 1:
-            endpoint = "localhost:0"  # the job has a store of its own
+            endpoint = "localhost:0"  # an unnamed job of one node gets its own store, at any free port
         self.reserved: socket.socket | None = None  # holds the port of this job's own store until the store listens
         if (own := _ANY_PORT.fullmatch(endpoint)) is not None:
             if params.min_nodes > 1:
@@ -97,7 +97,7 @@ class _Choices:
             self.reserved = _reserved(host.strip("[]"))
             endpoint = f"{scheme}{host}:{self.reserved.getsockname()[1]}{rest}"
             config.setdefault("is_host", True)
-        endpoint = endpoint or "localhost"  # as PyTorch reads an empty endpoint
+        endpoint = endpoint or "localhost"  # PyTorch's meaning of an empty endpoint
         parts = split_url(endpoint if "://" in endpoint else f"tcp://{endpoint}")
         if parts.run_id not in ("", params.run_id):
             refuse(
@@ -175,11 +175,11 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
         self._signals = EndSignals(self._hosts, partial(self._screen.ends, serves_for=None))
-        self._tcp_store: Any = None  # of this round; at rank 0 it serves as long as this object lives
+        self._tcp_store: Any = None  # this round's TCPStore; rank 0's serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
-        self._taken: set[int] = set()  # promised ports that another process has taken
+        self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
         self._logs_lost = False
-        self._logs_of: int | None = None  # the round of the last started workers
+        self._logs_of: int | None = None  # the round in which workers were last started; None before
         self._store: TorchStore | None = None
         self._stack = contextlib.ExitStack()
         self._handler: sync.Handler | None = None
@@ -187,7 +187,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._beats: Path | None = None
         self._worker_ends: WorkerEnds | None = None
         self._life: Life | None = None
-        self._kept_out = False  # the last attempt to join failed
+        self._kept_out = False  # True if the last `next_rendezvous` failed
         self._over = False
         self._pid = os.getpid()
 
@@ -219,7 +219,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._worker_ends.follow(agent.next_workers(), agent.raised_by)
         if self._beats is None:
             self._beats = make_own_folder("rdzv-beats-")
-            # A TemporaryDirectory would warn when collected, and forked children would remove it.
+            # Not a TemporaryDirectory: Python warns when it collects one, and forked children would remove it.
             weakref.finalize(self, _remove_in, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)
         forget_beats(self._beats)
@@ -259,10 +259,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             info = self._next_whole_round()
         except ours.RendezvousGracefulExitError as error:
             if self._run_id == NO_NAME and self._settings.max_nodes == 1 and not self._was_member:
-                self._kept_out = True  # the run is another job's, of the same name
+                self._kept_out = True  # another job uses the name "none", too: do not close its run
                 self._refuse(ours.RendezvousClosedError(f"{error}, and has run nothing"))
             log.info("%s", error)
-            self._was_member, self._kept_out = False, True  # do not close the run, which may continue
+            self._was_member, self._kept_out = False, True  # a spare must not close the run in `shutdown`
             if runs_under_torchrun():
                 sys.exit(0)
             self._graceful_exit = torch_api.RendezvousGracefulExitError(str(error))
@@ -270,7 +270,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         except ours.RendezvousError as error:
             self._kept_out = True
             if self._handler is not None and self._handler.store_gone is not None:
-                self._was_member = False  # the store is lost: there is nothing to close or leave
+                self._was_member = False  # the run was lost with its store: `shutdown` cannot close it
             self._refuse(error)
         self._was_member, self._kept_out = True, False
         store = self._tcp_store
@@ -300,7 +300,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 info = self._next_round(handler)
                 if self.use_agent_store and info.rank == 0:
                     self._workers_store = serve_workers(info, self._settings.master_port, self._taken)
-                    if self._workers_store is None:  # the store's port is taken, but another port is possible
+                    if self._workers_store is None:  # the port is in use: meet again with another port
                         continue
                 if self._settings.torch_store == "tcp":
                     self._tcp_store = self._agents_tcp_store(info)
@@ -315,7 +315,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _agents_tcp_store(self, info: sync.RendezvousInfo) -> Any:
         """Return the agents' TCPStore: the workers' TCPStore under a prefix, or a separate one at another port."""
         timeout = self._choices.read_timeout
-        if not self.use_agent_store:  # rank 0's worker listens at the round's port
+        if not self.use_agent_store:  # rank 0's worker, not its agent, uses the round's port
             return open_tcp_store(info, timeout, port=0)
         if info.rank == 0:
             info.store.set(SERVED, "1")
@@ -354,7 +354,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             try:
                 return handler.next_rendezvous()
             except ours.RendezvousClosedError:
-                # A node that was in the run before the close belongs to the ended job.
+                # Raise if this node saw the run open, and so belongs to the ended job; otherwise reopen the run.
                 if self._run_id != NO_NAME or self._was_member or was_open:
                     raise
                 left = self._settings.join_timeout - (time.monotonic() - began)
@@ -373,9 +373,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             connecting = sync.connect(self._choices.url, **self._choices.overrides)
             self._handler = handler = self._stack.enter_context(connecting)
             if self._choices.reserved is not None:
-                self._choices.reserved.close()  # the store listens there now
+                self._choices.reserved.close()  # the node's own store listens at this port now
             host: str | None = ""
-            with contextlib.suppress(ours.RendezvousError):  # `next_rendezvous` raises this error, too
+            with contextlib.suppress(ours.RendezvousError):  # `next_rendezvous` will raise this error again
                 host = None if handler.hosts_store else handler.store_host()
             self._screen.begins(self._settings, handler.node_id, host=host)
             atexit.register(self._leave_at_exit)
@@ -451,7 +451,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         # signal.
         end = end_of_agent()
         if end.signal is not None:
-            if self._handler is not None:  # else the node still waited for the store
+            if self._handler is not None:  # None if the node was still connecting
                 self._handler.leaves_because(told_to_end(end.signal))
                 self._handler.leave()
         elif self._was_member or not self._kept_out:
@@ -459,7 +459,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             if handler.is_closed():
                 return
             if end.has_failed and self._was_member:
-                handler.give_up(end.why, status=1)  # spares must not report success
+                handler.give_up(end.why, status=1)  # the run failed, so spares must not exit with success
             else:
                 handler.set_closed(end.why if self._was_member else "shut down before it began")
 

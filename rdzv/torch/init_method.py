@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from datetime import timedelta
 
-EXIT_CLOSE_TIMEOUT: Final = 5.0  # seconds that an ending script's store waits for clients, without a `close_timeout`
+EXIT_CLOSE_TIMEOUT: Final = 5.0  # default of `close_timeout`, in seconds: shorter, as the script is at its end
 
 _SCHEMES: Final = {"rdzv": "tcp", "rdzv+tcps": "tcps", "rdzv+etcd": "etcd", "rdzv+etcds": "etcds"}
 
@@ -50,7 +50,7 @@ def register_init_method() -> None:
         _registered.add(scheme)
 
 
-register: Callable[[], None] = register_init_method  # its name in earlier scripts; `rdzv.register` registers a backend
+register: Callable[[], None] = register_init_method  # this function's former name, kept for earlier scripts
 
 
 def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Iterator[tuple[dist.Store, int, int]]:
@@ -93,7 +93,7 @@ class _Joined:
     def __init__(self, url: str, overrides: Mapping[str, Any]) -> None:
         self._settings = handler_of(url, overrides).settings
         self._round: tuple[sync.RendezvousInfo, dist.Store] | None = None
-        self._used: set[str] = set()  # the segments of this round
+        self._used: set[str] = set()  # the URL segments with which this round was returned
         self._stack = contextlib.ExitStack()
         try:
             self._handler = self._stack.enter_context(sync.connect(url, **overrides))

@@ -54,14 +54,14 @@ class InterruptedStep:
     def __init__(self) -> None:
         self._models: weakref.WeakKeyDictionary[Any, dict[str, _Copy]] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with hooks for steps
-        # By optimizer in a step: its parameters' values and its state before the step, or None if not copied.
+        # Maps each optimizer whose step has begun to its parameters and state before the step; None if not copied.
         self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._steps = 0  # of the optimizers since the last check
-        self._steps_before = 0  # of the optimizers between the last two checks
+        self._steps = 0  # the number of finished optimizer steps since the last `check`
+        self._steps_before = 0  # the number of optimizer steps between the last two `check`s
         self._has_warned = False
 
     def remember(self) -> None:
-        """Copy the buffers of all models as a `check` begins; never undo an earlier step that raised."""
+        """Copy the buffers of all models at a `check`; steps that raised before it will not be undone."""
         self._begun.clear()
         self._copy_buffers()
 
@@ -84,8 +84,8 @@ class InterruptedStep:
     def take_back(self, model: Any, optimizer: Any, *, announced: bool) -> None:
         """Drop all gradients, undo an unfinished step of the optimizer, and restore the buffers if no step has ended.
 
-        `announced`: the last round ended at an agreed step. A gradient that is left over then means that `check` was
-        called more often than the optimizer stepped; the first one is logged.
+        `announced`: the last round ended at an agreed step. If a gradient is left over after an agreed end, `check` was
+        called more often than the optimizer stepped: log the first such case.
         """
         if self._steps == 0 and model is not None:
             self._restore(model)
@@ -129,7 +129,7 @@ class InterruptedStep:
                 setattr(model.get_submodule(owner), attribute, copy.kept.clone())
 
     def follow(self, model: Any, optimizer: Any) -> None:
-        """Track model and optimizer from now on, and copy the buffers that `sync_state` has brought."""
+        """Track a model's buffers and an optimizer's steps from now on, and copy the buffers of all models."""
         if model is not None:
             self._models.setdefault(model, {})
         if optimizer is not None and optimizer not in self._optimizers:
@@ -140,7 +140,7 @@ class InterruptedStep:
         self._copy_buffers()
 
     def _begin(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # An optimizer among the arguments is not callable.
+        # Any callable argument is a closure; the optimizer may be an argument, too, but is not callable.
         has_closure = any(map(callable, (*arguments, *named.values())))
         before = None
         if has_closure and not _steps_at_once(optimizer):

@@ -53,7 +53,7 @@ _NO_CODE: Final = compile("", "", "exec")
 
 
 class _Never(BaseException):
-    """Stands for a class that this release lacks; never raised."""
+    """Replaces an exception class that the installed PyTorch lacks; never raised."""
 
 
 SignalException: Final[Any] = getattr(multiprocessing, "SignalException", _Never)
@@ -152,10 +152,10 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def runs_under_torchrun() -> bool:
-    """Return True if PyTorch's launcher called us: no caller can catch an error."""
+    """Return True if PyTorch's launcher is on the call stack, so that no user code can catch an error."""
     return any(
         frame.f_code.co_name == "run"
-        and getattr(frame.f_globals.get("__spec__"), "name", None) == LAUNCHER  # also right under `python -m`
+        and getattr(frame.f_globals.get("__spec__"), "name", None) == LAUNCHER  # `__name__` may be `__main__`
         for frame in _frames(sys._getframe())
     )
 
@@ -171,11 +171,11 @@ class Agent:
     @property
     def is_done(self) -> bool:
         """True if the workers have succeeded: the agent only waits for the other agents."""
-        return bool(getattr(self.group, "state", "") == "SUCCEEDED")  # of `WorkerState`, a string enum
+        return bool(getattr(self.group, "state", "") == "SUCCEEDED")  # `WorkerState` is a string enum
 
     def next_workers(self) -> Callable[[], Mapping[int, int]]:
         """Return a function that returns the next workers' pids by local rank, once all are started."""
-        before = self._pids()  # each round has new processes
+        before = self._pids()  # the last round's workers: the next ones have other pids
 
         def pids() -> Mapping[int, int]:
             now = {rank: pid for rank, pid in self._pids().items() if pid is not None and before.get(rank) != pid}
@@ -211,7 +211,7 @@ def agent_above() -> Agent | None:
     for frame in _frames(sys._getframe()):
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
             problem = ""
-            with contextlib.suppress(AttributeError, KeyError, ValueError):  # as before its first workers have ended
+            with contextlib.suppress(AttributeError, KeyError, ValueError):  # no workers have ended yet
                 failures = frame.f_locals["run_result"].failures.values()
                 problem = in_words(min(failures, key=lambda failure: failure.timestamp))
             agent = frame.f_locals.get("self")
@@ -227,7 +227,7 @@ def stops_workers(thread: int) -> bool:
 
 def signal_of(error: BaseException | None) -> str | None:
     """Return the name of the signal that has ended an agent, if any; SIGTERM if PyTorch does not name it."""
-    if isinstance(error, KeyboardInterrupt):  # Ctrl-C before the agent's first workers
+    if isinstance(error, KeyboardInterrupt):  # raised by Ctrl-C before PyTorch handles signals
         return signal.SIGINT.name
     if not isinstance(error, SignalException):
         return None

@@ -150,7 +150,7 @@ class TorchRounds:
 class _GroupOfRound(MemberOfRound):
     """The part that `TorchRound` and `AsyncTorchRound` share: the process group."""
 
-    group: RoundGroup  # groups made over it are aborted with it
+    group: RoundGroup  # the default group; aborting it also aborts groups made by `new_group`
 
     def _prepare(
         self,
@@ -163,7 +163,7 @@ class _GroupOfRound(MemberOfRound):
     ) -> None:
         self._interrupted = interrupted
         self._was_announced = loop.last is not None and not loop.last.life.has_failed
-        self._torch_store = TorchStore(shared, timeout)  # kept here: PyTorch refers only to the C++ half
+        self._torch_store = TorchStore(shared, timeout)  # PyTorch keeps only the C++ half of the store alive
         self.group = RoundGroup(
             self._torch_store, rank=self.rank, world_size=self.world_size, backend=backend, timeout=timeout
         )
@@ -274,7 +274,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         if ending.others_have_gone:
             self._end_thread_waits()
         elif self.life.phase is Phase.AT_WORK:
-            return  # the body leaves at its next `check`; until then it may be in a collective
+            return  # no member has gone: let the body run on to its next `check`
         super()._ended(ending)
 
     def _end_thread_waits(self) -> None:

@@ -79,7 +79,7 @@ def raise_as_torch(error: Exception) -> NoReturn:
         case StoreUsageError():
             raise ValueError(message) from error
         case ours.RendezvousSettingsError():
-            raise error  # a ValueError also in PyTorch
+            raise error  # it is a ValueError, as PyTorch raises for a wrong setting
         case _:
             raise dist.DistStoreError(message) from error
 
@@ -106,7 +106,7 @@ def _passed_on(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Call
 
 
 class _Probed(threading.local):
-    """The keys that a probed `PrefixStore` has asked for in this thread; None while none is probed."""
+    """Per thread: the keys that a `PrefixStore` asks for while `_prefix_of` runs; None at other times."""
 
     keys: list[str] | None = None
 
@@ -258,12 +258,12 @@ class TorchStore(dist.Store):
             for shared, some, _ in self._in_parts(keys, self.timeout.total_seconds()):
                 shared.multi_set(some, list(itertools.islice(rest, len(some))))
         except ValueError as error:
-            raise dist.DistStoreError(str(error)) from error  # as TCPStore raises for lists of different lengths
+            raise dist.DistStoreError(str(error)) from error  # TCPStore raises it for lists of different lengths
 
     @_with_torch_errors
     def check(self, keys: Iterable[str]) -> bool:
         """Return True if all keys exist."""
-        if _probed.keys is not None:  # only `_prefix_of` sets it, in this thread
+        if _probed.keys is not None:  # `_prefix_of` is the caller: only record the keys
             _probed.keys.extend(keys)
             return True
         return self._shared_here().check(keys)
@@ -333,7 +333,7 @@ _PREFIX_PROBE: Final = "rdzv/which-prefix-is-this"
 
 
 def _prefix_of(store: Any) -> str:
-    """Return the prefix of the keys of a `PrefixStore` over a `TorchStore`; only its requests show it."""
+    """Return the prefix of a `PrefixStore` over a `TorchStore`, taken from a key that the `PrefixStore` asks for."""
     _probed.keys = []
     try:
         store.check([_PREFIX_PROBE])

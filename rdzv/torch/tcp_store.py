@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger(__name__)
 
 PORT: Final = "rdzv/torch/tcp_store/port"  # the key of rank 0's port in the round's store
-BACKLOG: Final = 4096  # Linux's default; all ranks connect at once
-FREE_WITHIN: Final = 3.0  # seconds to wait for the only `master_port`, which the last round's rank 0 may still hold
+BACKLOG: Final = 4096  # pending connections: all ranks connect at once
+FREE_WITHIN: Final = 3.0  # seconds to wait until the former rank 0 frees a single `master_port`
 TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
 PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 TRY_AGAIN_AFTER: Final = 0.05  # seconds
@@ -157,7 +157,7 @@ def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCP
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    here = ""  # all interfaces: a name, or a translated address, may be any of them
+    here = ""  # all interfaces, unless the host is a loopback address
     with contextlib.suppress(ValueError):
         here = host if ipaddress.ip_address(host).is_loopback else ""
     both = not here and socket.has_dualstack_ipv6()

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 
-WAITS_SILENTLY: Final = 3.0  # seconds; a longer wait is explained
-SAYS_AGAIN_AFTER: Final = 30.0  # seconds until an unchanged reason is written again
-JOIN_WITHIN: Final = 1.0  # seconds to join the threads of this module, which end at once
+WAITS_SILENTLY: Final = 3.0  # seconds that an agent waits for other nodes before it logs the reason
+SAYS_AGAIN_AFTER: Final = 30.0  # seconds until the same reason for a wait is logged again
+JOIN_WITHIN: Final = 1.0  # seconds to wait for a logging thread that was told to end
 COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's cost is written
 
 
@@ -153,7 +153,7 @@ class Screen:
             log.warning("run %s: %s; %s", self._run_id, ending.reason, then)
 
     def _say_cost(self, handler: sync.Handler) -> None:
-        # The run is closed, or the store is unreachable: both are logged elsewhere.
+        # If the run is closed or the store unreachable, the cost is not logged; the error is logged elsewhere.
         with contextlib.suppress(RendezvousError):
             _, _, cost = handler.account()
             log.info("run %s so far: %s", self._run_id, str(cost).removeprefix(f"{self._run_id}: "))
@@ -173,7 +173,7 @@ class Screen:
                     )
             except RendezvousError as error:
                 reason = str(error)
-            kind = without_durations(reason)  # a reason with only another duration is not written again
+            kind = without_durations(reason)  # a reason that differs only in its duration is not logged again
             if done.is_set() or (kind == said and time.monotonic() - at < SAYS_AGAIN_AFTER):
                 continue
             said, at = kind, time.monotonic()

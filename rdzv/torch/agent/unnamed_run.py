@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 NO_NAME: Final = "none"  # PyTorch's default for `--rdzv-id`
-LOOK_EVERY: Final = 0.2  # seconds between counts of the former job's nodes, which take seconds to go after its close
+LOOK_EVERY: Final = 0.2  # seconds between counts of the nodes that a closed job still has
 
 
 def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
@@ -39,7 +39,7 @@ def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
                 return True
             nodes = client.count(keys.nodes)
             if not nodes:
-                # Only the close must be unchanged: a node that has arrived since the count found the run closed, too.
+                # Do not count the nodes again: a node that arrives now finds the run closed, and does not join it.
                 unchanged = when.mod_revision(keys.closed) == closed.mod_revision
                 client.transact(when=(unchanged,), then=(Delete(keys.closed),))
                 return True

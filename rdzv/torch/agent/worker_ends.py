@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from store.net.threads import Call
 
-LOOKS_EVERY: Final = 0.02  # seconds, until all workers are started
+LOOKS_EVERY: Final = 0.02  # seconds between checks whether all workers are started
 
 
 @dataclass
@@ -64,7 +64,7 @@ class WorkerEnds:
 
         try:
             for rank, pid in pids.items():
-                with contextlib.suppress(OSError):  # the agent has reaped it
+                with contextlib.suppress(OSError):  # the worker has ended, and the agent has reaped it
                     file = os.pidfd_open(pid)
                     files[file] = rank
                     loop.add_reader(file, hear, file)
