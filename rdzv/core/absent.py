@@ -1,8 +1,8 @@
 """Pure: the absent nodes of a run: members that have gone from the last round, and expected nodes not yet seen.
 
-Only the coordinator watches the nodes' records, so its `Progress` reports absent nodes to all (`Absent`). Durations are
-on the coordinator's clock; readers add the time since the report. If only durations have changed, the report is not
-sent again.
+Only the coordinator watches the nodes' records, so it reports absent nodes to all nodes in `Progress.absent`. Durations
+are on the coordinator's clock; a reader adds the time since it received the report. If only durations have changed, the
+coordinator does not report again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Missing(Record, kw_only=True):
 
     node_id: str
     how: str  #: "lost", "left", or "never seen"
-    ago: float | None = None  #: seconds since it was lost or left; None if unknown
-    address: str = ""  #: its last address, if known
-    why: str = ""  #: the reason in words, if known
+    ago: float | None = None  #: seconds since the node was lost or left; None if unknown
+    address: str = ""  #: the node's last address; empty if unknown
+    why: str = ""  #: why the node was lost or left; empty if unknown
 
     def where(self) -> str:
-        """Return " at 10.0.0.3"; empty if the address is unknown or is the name."""
+        """Return " at 10.0.0.3"; empty if the address is unknown or equals the node's id."""
         return f" at {_name(self.address)}" if self.address not in ("", self.node_id) else ""
 
     def describe(self, *, elapsed: float | None = 0.0) -> str:
-        """Return "lost 41 s ago: why"; `elapsed`: seconds since `ago` was measured, None to leave the duration out."""
+        """Return "lost 41 s ago: why". `elapsed` has the seconds since `ago` was measured; None omits the duration."""
         how = self.how if self.ago is None or elapsed is None else f"{self.how} {in_words(self.ago + elapsed)} ago"
         return f"{how}: {self.why}" if self.why else how
 
@@ -49,7 +49,7 @@ class Absent(Record, kw_only=True):
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
     count: int = 0  # the number of all missing nodes
     waited: float | None = None  # seconds for which too few nodes have waited; None if enough or no nodes wait
-    staying: tuple[str, ...] = ()  # live members that must leave before newcomers join; empty if many
+    staying: tuple[str, ...] = ()  # the live members, if others wait to join; empty if more than `NAMED_OF_MANY`
     staying_at: tuple[str, ...] = ()  # the addresses of the `staying` members
     said_at: float = 0.0  # when this was reported, in seconds since 1970; 0 if unknown
 
@@ -75,7 +75,7 @@ class Absent(Record, kw_only=True):
         return f"waiting{waited} for {names}"
 
     def describe_staying(self) -> str:
-        """Return "gpu-001 and gpu-002", the `staying` members."""
+        """Return the names of the `staying` members: "gpu-001 and gpu-002"."""
         where = chain(self.staying_at, repeat(""))
         return _listed([_name(named(*one)) for one in zip(self.staying, where, strict=False)], len(self.staying))
 
@@ -96,11 +96,11 @@ class AbsenceBook:
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)
         self._unseen = dict(self._expected)
-        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # by id: `how`, when, `address`, `why`
+        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # by node id: fields of `Missing`
         self._short_since: float | None = None
 
     def take_over(self, absent: Absent, *, now: float) -> None:
-        """Add the nodes in the last coordinator's report, which this node received at `now` on its clock."""
+        """Add the missing nodes of the previous coordinator's report, which this node received at `now`."""
         for one in absent.missing:
             if one.how != NEVER_SEEN:
                 self._unseen.pop(one.node_id, None)
@@ -115,30 +115,30 @@ class AbsenceBook:
     def went(
         self, node_id: str, *, left: bool, is_member: bool, address: str, now: float | None, why: str = ""
     ) -> None:
-        """Record that a node has gone; only members and expected nodes become missing."""
+        """Record that a node has gone; it counts as missing only if it is a member or an expected node."""
         if node_id not in self._gone and (is_member or node_id in self._expected):
             self._unseen.pop(node_id, None)
             self._gone[node_id] = LEFT if left else LOST, now, address, why
 
     def look_again(self, here: Iterable[str]) -> None:
-        """After a snapshot, record that only the nodes `here` are present."""
+        """Count expected nodes as never seen, except those that a snapshot shows `here` and those that have gone."""
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}
 
     def completed(self) -> None:
-        """Record that a round has completed: only expected nodes stay missing."""
+        """Record that a round has completed: of the gone nodes, only expected nodes still count as missing."""
         self._gone = {node_id: how for node_id, how in self._gone.items() if node_id in self._expected}
         self._short_since = None
 
     def count_waiting(self, *, short: bool, now: float, waited: float | None = None) -> None:
-        """Record whether too few nodes wait; `waited`: for how many seconds, by the last coordinator's report."""
+        """Record if too few nodes wait (`short`); `waited`: the seconds so far, if a previous coordinator told."""
         if not short:
             self._short_since = None
         elif self._short_since is None or waited is not None:
             self._short_since = now - (waited or 0.0)
 
     def report(self, *, now: float, staying: Mapping[str, str] | None = None) -> Absent:
-        """Return the report; `staying` has the addresses of the `Absent.staying` members."""
+        """Return the report; `staying` maps the ids for `Absent.staying` to addresses."""
         count = len(self._gone) + len(self._unseen)
         gone = (
             Missing(node_id=node_id, how=how, ago=None if at is None else max(now - at, 0.0), address=address, why=why)
@@ -155,5 +155,5 @@ class AbsenceBook:
 
 
 def named(node_id: str, address: str | None) -> str:
-    """Return "gpu-017 (10.0.0.3)"; the name alone if the address is unknown or is the name."""
+    """Return "gpu-017 (10.0.0.3)"; the id alone if the address is unknown or equals the id."""
     return f"{node_id} ({address})" if address and address != node_id else node_id

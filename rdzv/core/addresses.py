@@ -1,19 +1,19 @@
 """Pure: the address at which other members reach each member.
 
-A node's address, unless configured, is the one from which the store sees it connect. The address that the store sees is
-wrong in two cases:
+Unless configured, a node's address is the one from which the store sees the node connect. This address is wrong in two
+cases:
 
-    on the store's own host       the store sees loopback, or an interface that others may not reach. But nodes on other
-                                  hosts know this host's address: they reach the store at it.
-    behind a forwarder            the store sees the forwarder's address, or loopback if that runs on the store's host.
-                                  But each node knows from which address its own system sends.
+    on the store's own host       The store sees loopback, or an interface that other hosts may not reach. But nodes on
+                                  other hosts know an address of this host: they reach the store at it.
+    behind a forwarder            The store sees the forwarder's address (loopback if it runs on the store's host). But
+                                  the node knows from which address its own system sends.
 
-So a node's record has both ends' addresses of its connection to the store, and the coordinator replaces wrong addresses
-when it completes a round. If the store has several servers (etcd), a server's address is used only for nodes on its
-host.
+So a node's record has the addresses of both ends of its connection to the store, and the coordinator replaces wrong
+addresses when it completes a round. If the store has several servers (etcd), a server's address replaces only addresses
+of nodes on that server's host.
 
-A loopback address is published only if all members are on one host. A member with no other known address is rejected as
-rank 0; as another rank it gets an empty address.
+A loopback address is published only if all members are on one host. If no other address of a member is known, no round
+completes with this member as rank 0; at another rank, its address is empty.
 """
 
 from __future__ import annotations
@@ -33,18 +33,22 @@ WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the other
 
 
 def in_zone_of(host: str, address: str) -> str:
-    """Return the address, with the zone of the URL's `host` if it is a link-local IPv6 address without one."""
+    """Return `address`; if it is a link-local IPv6 address without a zone, add the zone of the store URL's `host`."""
     zone = host.partition("%")[2]
     is_local = zone and address.lower().startswith("fe80:") and "%" not in address
     return f"{address}%{zone}" if is_local else address
 
 
 def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
-    """Return a record's address, `sends_from` and `store_at`; the last two are empty if they would mislead."""
+    """Return `address`, `sends_from` and `store_at` for a node's record; the last two are empty if they would mislead.
+
+    `seen_as` is the address from which the store sees the node connect. The other two are the addresses of the node's
+    and of the store's end of the connection, as the node sees them.
+    """
     if not is_loopback(sends_from):
-        if is_loopback(seen_as):  # a forwarder runs on the store's host
+        if is_loopback(seen_as):  # a forwarder on the store's host passes on this node's connection
             return sends_from, sends_from, store_at
-        # `seen_as` and `store_at` are a forwarder's, and this node is not on the store's host.
+        # The node connects to the address that the store sees: a forwarder's, so `store_at` is not the store's.
         if seen_as == store_at != sends_from:
             return sends_from, "", ""
     return seen_as, sends_from, store_at
@@ -56,7 +60,7 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]
     if not remote and len({one.machine for one in found if one.machine}) <= 1:
-        return found  # all members are on one host, as far as is known
+        return found  # all members seem to be on one host, where they reach each other by loopback
     ways = {one.server: one.store_at for one in remote if one.store_at and one.sends_from == one.address}
     found = tuple(
         one.replace(address=ways[one.server]) if _is_on_the_stores_host(one) and one.server in ways else one
@@ -72,12 +76,12 @@ def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord,
 
 
 def _is_on_the_stores_host(record: NodeRecord) -> bool:
-    """Return True if a node is on the host of its store server; False if a configured address hides that."""
+    """Return True if a node is on its store server's host; False if unknown, as the node's address is configured."""
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 
 def _those_behind_one_address(members: Sequence[NodeRecord]) -> set[str]:
-    """Return the members behind a forwarder: the store sees one address, but they send from different addresses."""
+    """Return the ids of members behind a forwarder: the store sees one address, but they send from different ones."""
     sharing: defaultdict[str, list[NodeRecord]] = defaultdict(list)
     for one in members:
         if one.sends_from and not is_loopback(one.address):

@@ -1,4 +1,4 @@
-"""Pure: an operator's question to a node, a key under the head, which every node watches; and the node's answer."""
+"""Pure: an operator's question to a node, and the answer. A question's key is below `head/`, which nodes watch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rdzv.core.stored import Stored, check_prose
 from rdzv.errors import RendezvousStateError
 
 STACKS: Final = "stacks"  # asks a launcher for its processes' Python stacks
-KILL: Final = "chaos kill"  # asks a launcher, if it permits this, to end at once with its processes, as a dead machine
+KILL: Final = "chaos kill"  # asks a launcher, if it permits this, to kill itself and its processes at once
 ANSWER_TTL: Final = 60.0  # seconds that a question and its answer are kept
-ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # of an unpacked answer: a few packed bytes might else fill the memory
+ANSWER_BYTES_MOST: Final = 4 * 1024 * 1024  # limit of an unpacked answer: a few packed bytes could unpack to gigabytes
 
 
 class Question(Stored, kw_only=True):

@@ -1,7 +1,7 @@
 """Pure: the decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
-`decide` returns the first due act, in the order of `Act`, and does not change the `Picture`. An act that is not due yet
-does not delay the acts after it.
+`decide` returns the first due act, in the order of the union `Act`, and does not change the `Picture`. An act that is
+not due yet does not delay later ones in this order.
 
 The phases of a run:
 
@@ -11,10 +11,10 @@ The phases of a run:
     CLOSED                                                 -> do nothing
 
 A round completes once enough nodes have arrived, the last call is over, and the last round has no live member (promise
-R2). The last call also runs while members are live (R11). The last call ends early once all members of the last round
-are back, since then no other node is expected.
+R2). The last call also runs while the last round has live members (R11). The last call ends early once all members of
+the last round are back, since no other node is expected then.
 
-Each node puts the `Progress` into words itself (`explain`): no sentence is sent to 10,000 nodes.
+Each node puts the `Progress` into words itself (`explain`), so no sentence is sent to 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Rules:
 
     needed: int  # the fewest nodes of a round
     capacity: int  # the most nodes
-    unit: int = 1  # world sizes, `needed` and `capacity` are multiples of this
+    unit: int = 1  # world sizes, `needed` and `capacity` are multiples of this number
     last_call: float = 30.0  # seconds
     early_last_call: bool = True  # end the last call of a re-rendezvous when no other node is expected
     order: RankOrder
     expected: tuple[str, ...] = ()  # nodes that count as missing until they arrive
-    unit_within: str = ""  # all nodes of a unit have one value of this attribute; empty: any values
+    unit_within: str = ""  # an attribute that has one value in all nodes of a unit; empty: units may mix values
     ttl: float = 0.0  # seconds within which a member that is cut off from the store stops
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
@@ -60,7 +60,7 @@ class Rules:
         return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
     def why_not_placed(self, records: Iterable[NodeRecord]) -> str:
-        """Return why these nodes, although at least `needed`, fill too few units for a round."""
+        """Return why no round completes although at least `needed` nodes wait: they fill too few units."""
         counts = domains_of(records, attribute=self.unit_within)
         units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
@@ -103,7 +103,7 @@ class Complete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Write the progress, and add the lifted bans (by key) to the history."""
+    """Write the progress, and add the lifted bans, `unbans` by key, to the history."""
 
     progress: Progress
     unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
@@ -111,7 +111,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """Write the question before which step to stop, or the decision, if the key still has revision `over`."""
+    """Write `stop`, a question to the members or the decision, if its key still has revision `over`."""
 
     stop: Stop
     over: int
@@ -129,12 +129,12 @@ class Wait:
 
 Act = Resize | Expel | Complete | Report | Ask | Wait
 
-LAST_CALL_GRACE = 10.0  # seconds after a last call in which a coordinator, perhaps a new one, can commit the round
-MANY = 64  # nodes; in larger runs, a change of only the count of arrivals is reported less often
-UNBANS_AT_ONCE = 16  # lifted bans per write of the history
+LAST_CALL_GRACE = 10.0  # seconds after a last call until join timeouts run again: a new coordinator may commit
+MANY = 64  # from this many nodes on, a change of the count of arrivals alone is reported less often
+UNBANS_AT_ONCE = 16  # lifted bans that one write of the history adds
 TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
-PROBLEM_MOST = 200  # characters of a problem, which is sent to every node
-GIVEN_UP_MOST = 300  # characters of the reason for giving up a round, which names nodes
+PROBLEM_MOST = 200  # characters of `Progress.problem`, which every node receives
+GIVEN_UP_MOST = 300  # characters of `Progress.given_up`, which may name many nodes
 
 
 def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
@@ -164,13 +164,13 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
 
 def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
     if picture.view.round is None:
-        return {}  # there is no history yet
+        return {}  # the history begins with the first round
     new = [it for it in picture.head.unbans.items() if it[1].revision > picture.unbanned_at]
     return dict(sorted(new, key=lambda it: it[1].revision)[:UNBANS_AT_ONCE])
 
 
 def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Stop, int] | None:
-    """Return the next question or decision before which step to stop, and the revision to replace; None if not due."""
+    """Return the `Stop` to write, question or decision, and the revision that it replaces; None if none is due."""
     return view.agreement.next(
         round.number,
         head.stop,
@@ -183,7 +183,7 @@ def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Sto
 
 
 def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Complete:
-    """Return the next round if it can complete now, else why it waits."""
+    """Return the next round if it can complete now, else a `Wait` whose progress says why not."""
     assert view.synced, "the picture is complete: a node that it lacks would count as gone"
     progress = _progress(view, rules, closed=head.closed is not None, now=now, drained=head.drains)
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
@@ -194,9 +194,9 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.placed([*view.waiting.values()]))
     full = rules.admitted(placed) == rules.capacity
-    # If all members of the last round have left it and the waiting nodes are these members, no other node is expected.
+    # If the last round has no live member, and no lost member may come back, no further node is expected.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
-    # A restarted job does not regroup: its nodes may have the same names, but know of no round, and arrive one by one.
+    # Nodes of a restarted job may have the former names, but know no round and arrive one by one: wait for the others.
     regroup = any(id in view.members and record.arrived_after >= view.number for id, record in view.waiting.items())
     nobody_else = all_have_come and regroup and not view.expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
@@ -209,14 +209,14 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
     if view.live or not enough:
-        # While a last call runs, wake at its end to report it. The round waits for the live members in any case.
+        # While a last call runs, wake at its end, to report that it is over.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.admitted(placed):
         return Wait(until=None, progress=hindered(progress, rules.why_not_placed(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
-            # Once a round has completed in this store, the ranks of that round count, not the ranks in the lost store.
+            # Once a round has completed in this store, its ranks are the previous ones, not those in the lost store.
             ranked = survivors if view.round is None else {}
             complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
@@ -230,7 +230,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
 
 
 def hindered(progress: Progress, problem: str) -> Progress:
-    """Return the progress with a problem that prevents the round; no last call runs then."""
+    """Return the progress with a problem that prevents the next round, and without a last call."""
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
 
@@ -247,8 +247,8 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
         phase = Phase.LAST_CALL
     else:
         phase = Phase.GATHERING
-    # With too few nodes for a round, none is a spare: a spare's join timeout is suspended, but these timeouts must run
-    # (R1).
+    # If there are too few nodes for a round, none is a spare: a spare's join timeout is suspended, but join timeouts
+    # must run while nodes are missing (R1).
     here = [*(view.records[node_id] for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
@@ -292,7 +292,7 @@ def _staying(view: View, coming: int) -> dict[str, str]:
 
 
 def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
-    """Return `spares_after` and `spare_ids` of a `Progress`. Members of the last round are no spares."""
+    """Return `spares_after` and `spare_ids` of a `Progress`. No member of the last round is a spare."""
     if spares <= 0:
         return None, ()
     newcomers = [record for id, record in view.waiting.items() if id not in view.members]
@@ -312,7 +312,7 @@ def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tupl
 def _choose(
     rules: Rules, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int
 ) -> Sequence[NodeRecord]:
-    """Return `count` of the candidates: those that the rank order chooses, else the first to arrive."""
+    """Return `count` of the candidates: the rank order's choice, or the first to arrive if it has no `choose`."""
     choose = getattr(rules.order, "choose", None)
     if choose is None or not 0 < count < len(candidates):
         return candidates[: max(count, 0)]
@@ -326,13 +326,13 @@ def _choose(
 
 
 def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Complete:
-    """Return the round to commit; `survivors` have the ranks of members of the lost store's round `after` (or -1)."""
+    """Return the round to commit. `survivors` maps nodes of the lost store's round `after` (-1: none) to ranks."""
     arrivals = list(view.waiting.values())
     room = rules.admitted(len(rules.placed(arrivals)))
     previous = {**survivors, **{node_id: member.rank for node_id, member in view.members.items()}}
     kept = [record for record in arrivals if record.node_id in previous]
     newcomers = [record for record in arrivals if record.node_id not in previous]
-    # If the run was resized to fewer nodes, the lowest ranks stay, not the first arrivals.
+    # If the run was resized to fewer nodes, the members of the lowest ranks stay, not the first to arrive.
     kept.sort(key=lambda record: previous[record.node_id])
     if rules.unit_within:
         chosen = list(rules.placed([*kept, *newcomers])[:room])
@@ -340,13 +340,13 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
         chosen = [*_choose(rules, kept, (), room), *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
     ordered = tuple(rules.order(tuple(chosen), previous))
-    # A node that members could not reach as rank 0 does not become rank 0 again if another can. If all were
-    # unreachable, take the one with the highest last rank: it was rank 0 longest ago.
+    # A node that members could not reach as rank 0 does not become rank 0 again if another node can. If members could
+    # reach no node as rank 0, take the node with the highest last rank: it was rank 0 longest ago.
     oldest = max(ordered, key=lambda record: previous.get(record.node_id, -1))
     reached = next((record for record in ordered if not record.unreached), oldest)
     if reached is not ordered[0] and ordered[0].unreached:
         ordered = (reached, *(record for record in ordered if record is not reached))
-    ordered = tuple(rules.placed(ordered))  # the ranks of a unit are adjacent
+    ordered = tuple(rules.placed(ordered))  # make the ranks of each unit adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
             f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"
@@ -360,10 +360,10 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
-    A change of kind is written at once, another change after 1 ms per node, at least 50 ms and at most 5 s, so that a
-    thousand arrivals do not send each node a thousand messages. In a large run, a change of only the count of arrivals
-    is written after three times that. The time left of a last call is written for the next coordinator: every second,
-    or after a tenth of the time left if that is longer.
+    A change that `_kind` shows is written at once. Another change is written 1 ms per node after the last write, at
+    least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a thousand messages. In a large run,
+    a change of the count of arrivals alone waits three times as long. The time left of a last call is written for a
+    later coordinator: every second, or after a tenth of the time left if that is longer.
     """
     if last is None or _kind(last) != _kind(current):
         return now
@@ -375,7 +375,7 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
     return None
 
 
-# The fields on which members and spares act.
+# Members and spares act on these fields of `Progress`.
 _acted_upon = attrgetter("waiting", "spares_after", "spare_ids", "lost", "lost_ids", "departed", "departed_ids")
 _all_of_it = attrgetter("phase", "round", "problem", "given_up", "why_lost", "standstill", "draining")
 
@@ -391,7 +391,7 @@ def _kind(progress: Progress) -> tuple[object, ...]:
 
 
 def explain(progress: Progress | None, *, elapsed: float | None = 0.0) -> str:
-    """Return why a run waits, in words (R16); `elapsed`: seconds since the report, None to leave out durations."""
+    """Return why a run waits, in words (R16). `elapsed` has the seconds since the report; None omits durations."""
     if progress is None:
         return "waiting for a coordinator"
     if progress.problem:
@@ -431,36 +431,36 @@ def _nodes(count: int, what: str = "node") -> str:
 class Me:
     """The facts that `follow` needs about a waiting node."""
 
-    arrival: int  # the revision of its record
+    arrival: int  # the revision of the node's record
     node_id: str = ""
     known_round: int = -1  # the last round that the node knew at its arrival; -1 for none
     was_member: bool = False  # the node was a member of `known_round`
     left_out: str = ""  # why the other nodes have left out this node; empty if they have not
-    passed_over: int = 0  # the revision of the last round that completed without this node
+    passed_over: int = 0  # the revision of the last round that completed without this node; 0 for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """Wait for the head to change."""
+    """Wait until the head changes."""
 
     reason: str
-    suspended: bool = False  # the join timeout does not run (promise R1)
-    until: float | None = None  # when to look again without an event; None: never
+    suspended: bool = False  # True: the join timeout does not run meanwhile (promise R1)
+    until: float | None = None  # when to call `follow` again if the head has not changed; None: never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The run is closed; `spare` if this node was a spare."""
+    """The run is closed; `spare` is True if this node was a spare at the closing."""
 
     closed: Closed
     spare: bool = False
 
 
 def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
-    """Return the next act of a node that has arrived: wait, read this new round, or end."""
+    """Return the next act of an arrived node: wait (`Parked`), read the returned round, or end (`Refused`)."""
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
-        return round  # also if the run is closed: the round came first, as a commit fails after a closing
+        return round  # even if the run is closed now: the round was committed before, as a commit fails after a closing
     # A node that was a spare at the closing ends as a spare, even if members have left since.
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
@@ -477,7 +477,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
         return Parked(reason=reason)
-    # A last call outlives its coordinator. But `LAST_CALL_GRACE` after the end of the last call, the join timeout runs.
+    # A last call goes on if its coordinator is lost. The join timeout runs again `LAST_CALL_GRACE` after the last call.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
         return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
@@ -502,7 +502,7 @@ def _is_spare(me: Me, progress: Progress | None) -> bool:
     if progress is None or progress.spares_after is None:
         return False
     if me.was_member and not me.passed_over and me.known_round == progress.round:
-        return False  # members of the last round are admitted first
+        return False  # a member of the last round is admitted before newcomers, so it is no spare
     return me.arrival > progress.spares_after and progress.joined > 0
 
 
@@ -540,7 +540,7 @@ class JoinClock:
             self._since = now
 
     def left(self, now: float) -> float:
-        """Return the seconds left, at least 0."""
+        """Return the seconds until the timeout, at least 0."""
         running = 0.0 if self._since is None else now - self._since
         return max(self._timeout - self._used - running, 0.0)
 

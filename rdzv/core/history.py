@@ -1,15 +1,15 @@
 """Pure: the history of a run, as its coordinators keep it.
 
-Each round is a chapter. The last chapters are in one key, written in transactions that the coordinator makes anyway: a
-commit, or a progress that reports gone members or the closing. The oldest chapters are dropped first; `Past` keeps
-their sums.
+A `Chapter` records one round. The last chapters are in one key, which the coordinator writes in transactions that it
+makes anyway: a commit, or a progress that reports gone members or the closing. If the history becomes too large, the
+oldest chapters are dropped; `Past` keeps their sums.
 
 A duration is measured on the clock of a coordinator that saw its begin and its end. If no coordinator saw both, the
 duration is None, and only the times of day are known.
 
-The *hour of a run* is its time of day. The coordinator that commits a round sets it by its own clock; then it advances
-by the coordinator's monotonic clock. A new coordinator continues the hour from the last progress that it received. The
-hour of a run is sent with keep-alives, and the store tells its age, so no reader compares clocks of two machines.
+The *hour of a run* is its time of day. The coordinator that commits a round sets the hour by its own clock; then the
+hour advances by the coordinator's monotonic clock. A new coordinator continues the hour from the last progress that
+it received. Keep-alives carry the hour, and the store tells its age, so no reader compares clocks of two machines.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from rdzv.core.state import Closed, Progress, Unban
 
 CHAPTERS_MOST: Final = 128
-BYTES_MOST: Final = 64 * 1024  # of all chapters, as each commit contains them; 128 rounds of a dozen nodes fit
-INCIDENTS_MOST: Final = 64  # per round, the first ones; losses at the same time are one incident
+BYTES_MOST: Final = 64 * 1024  # limit of the history, which each commit contains; 128 rounds of a dozen nodes fit
+INCIDENTS_MOST: Final = 64  # incidents that a chapter keeps, the first ones; simultaneous losses are one incident
 NODES_COUNTED_MOST: Final = 32
 REASONS_COUNTED_MOST: Final = 16
 REASON_LETTERS_MOST: Final = 200
@@ -44,9 +44,9 @@ class Incident(Record, kw_only=True):
     kind: str  # "lost", "left", "closed", "given up", "unbanned" or "store lost"
     after: float | None  # seconds from the round's completion to the event; None if unknown
     count: int = 0  # the number of nodes
-    node_ids: tuple[str, ...] = ()  # the first of these nodes
+    node_ids: tuple[str, ...] = ()  # the ids of the first nodes that were lost or left
     reason: Prose = ""  # why, and by whose command; empty if unknown
-    at: float | None = None  # when it happened, in seconds since 1970; None if not recorded
+    at: float | None = None  # when the event happened, in seconds since 1970; None if not recorded
 
 
 class Chapter(Record, kw_only=True):
@@ -54,29 +54,29 @@ class Chapter(Record, kw_only=True):
 
     number: int  # from 0
     size: int
-    node_ids: tuple[str, ...]  # the first members, by rank
-    joined: int  # the number of members that were not in the round before
-    joined_ids: tuple[str, ...]  # the first new members, by rank
-    after: float | None = None  # seconds since the round before completed; None if unknown or the first
+    node_ids: tuple[str, ...]  # the ids of the first members, in order of rank
+    joined: int  # the number of members that were not in the previous round
+    joined_ids: tuple[str, ...]  # the ids of the first new members, in order of rank
+    after: float | None = None  # seconds since the previous round completed; None if unknown, or for the first round
     incidents: tuple[Incident, ...] = ()
-    reached_at: tuple[str, ...] = ()  # the address of each node in `node_ids`; empty if the address is the id
-    at: float | None = None  # when it completed, in seconds since 1970; None if not recorded
-    met: float | None = None  # seconds from the last arrival to its completion; None if unknown
-    stopped: float | None = None  # seconds from its completion until a member was gone; None if none was, or unknown
-    short: float = 0.0  # seconds with too few nodes, after the first member was gone
+    reached_at: tuple[str, ...] = ()  # the address of each node in `node_ids`; "" if the address is the id
+    at: float | None = None  # when the round completed, in seconds since 1970; None if not recorded
+    met: float | None = None  # seconds from the last arrival to the round's completion; None if unknown
+    stopped: float | None = None  # seconds from the completion until a member was gone; None if none was, or if unknown
+    short: float = 0.0  # seconds with too few nodes for a round, after the first member was gone
 
     @property
     def addresses(self) -> dict[str, str]:
-        """The addresses of the members in `node_ids`, except those that are the id."""
+        """The addresses by id of the members in `node_ids`, except addresses that are the id."""
         return {node_id: at for node_id, at in zip(self.node_ids, self.reached_at, strict=False) if at}
 
 
 class Spent(Record, kw_only=True):
     """The time of a run by use, in seconds."""
 
-    trained: float = 0.0  # while all members of a round were live
-    regrouped: float = 0.0  # while a member was gone, and there were enough nodes for the next round
-    waited: float = 0.0  # while there were too few nodes for a round
+    trained: float = 0.0  # seconds while all members of a round were live
+    regrouped: float = 0.0  # seconds while a member was gone, and there were enough nodes for the next round
+    waited: float = 0.0  # seconds while there were too few nodes for a round
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(
@@ -90,10 +90,10 @@ class Past(Record, kw_only=True):
     """The sums of the rounds whose chapters were dropped."""
 
     rounds: int = 0
-    spent: Spent = Spent()  # including the time before the first round
+    spent: Spent = Spent()  # the time of the dropped rounds, and the time before the first round
     losses: int = 0
-    lost: Mapping[str, int] = MappingProxyType({})  # the nodes lost most often, with their counts
-    reasons: Mapping[str, int] = MappingProxyType({})  # losses by their most common reasons; "": unknown
+    lost: Mapping[str, int] = MappingProxyType({})  # the ids of the nodes lost most often, with the numbers of losses
+    reasons: Mapping[str, int] = MappingProxyType({})  # losses by their most common reasons; "" is an unknown reason
     since: float | None = None  # when the run began, in seconds since 1970; None if not recorded
 
 
@@ -107,7 +107,7 @@ class History(Stored, kw_only=True):
 
 
 class HourNote(Stored, kw_only=True):
-    """The hour of a run, in seconds since 1970, when the note was sent."""
+    """The hour of a run (its time of day) when the note was sent, in seconds since 1970."""
 
     called = "the hour of a run"
 
@@ -115,7 +115,7 @@ class HourNote(Stored, kw_only=True):
 
 
 def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the nodes that were lost in the round before `number`, or left that round, unless they are `here`."""
+    """Return the nodes, except those `here`, that were lost in or left the round before round `number`."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]
@@ -149,7 +149,7 @@ def spent(chapter: Chapter, seconds: float) -> Spent:
 
 
 def seconds_between(chapter: Chapter, following: Chapter) -> float:
-    """Return the seconds between two rounds' completions: as measured, or else by their times of day."""
+    """Return the seconds between two rounds' completions: measured, by times of day, or to the last incident."""
     if following.after is not None:
         return following.after
     if chapter.at is not None and following.at is not None:
@@ -188,12 +188,12 @@ def pack_history(history: History) -> bytes:
 
 
 class Chronicle:
-    """A run's history, continued by a coordinator. A history that a method returns takes effect at `written`."""
+    """A run's history, continued by a coordinator. Once a returned history is stored, the caller calls `written`."""
 
     def __init__(self) -> None:
         self._history = History()
         self._began: float | None = None  # when the last round completed, on this coordinator's clock
-        self._stopped: float | None = None  # when the first member of that round was seen to be gone
+        self._stopped: float | None = None  # when the last round was first seen without all members; None if not yet
         self._short = 0.0  # `Chapter.short` until `_short_since`
         self._short_since: float | None = None  # since when there are too few nodes; None if there are enough
 
@@ -209,9 +209,9 @@ class Chronicle:
     ) -> None:
         """Continue the previous coordinator's history.
 
-        This node saw the last round complete at `began`, and left it at `ended`, which after an outage is long before
-        `now`; either is None if this node did not. Too few nodes have waited for `waited` seconds; if no round has
-        completed, the run began with that wait. `hour` is the hour of the run, if reported.
+        `began` is when this node saw the last round complete, `ended` when this node left that round; each is None if
+        this node did not. After an outage, `ended` is long before `now`. Too few nodes have waited for `waited`
+        seconds; if no round has completed, the run began with this wait. `hour` is the hour of the run, if known.
         """
         self._history, self._began = history, began
         if not history.chapters:
@@ -251,9 +251,9 @@ class Chronicle:
     ) -> History:
         """Return the history with a round that is about to be committed.
 
-        `nodes` has the members' addresses by id, in order of rank; `known` the members of the round before. `at` is the
-        time of day at `now`, `arrived` the time of the last arrival. `lost_store` is the host of a former store that
-        was lost.
+        `nodes` maps the members' ids, in order of rank, to addresses; `known` has the ids of the previous round's
+        members. `at` is the time of day at `now`; the last node arrived at `arrived`, on the same clock as `now`. If
+        the run's former store was lost, `lost_store` is its host.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -293,7 +293,7 @@ class Chronicle:
         why: Mapping[str, str] = MappingProxyType({}),
         unbans: Iterable[Unban] = (),
     ) -> History | None:
-        """Return the history with the incidents that this progress adds, or None; `why` has reasons by node id."""
+        """Return the history with new incidents from `progress`, None if there are none; `why`: reasons by node id."""
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None
@@ -311,7 +311,7 @@ class Chronicle:
             fresh = [node_id for node_id in node_ids if node_id not in named][: max(more, 0)]
             for node_id in fresh:
                 by_reason.setdefault(why.get(node_id, ""), []).append(node_id)
-            if more > len(fresh):  # the reasons of unnamed nodes are unknown
+            if more > len(fresh):  # more nodes have gone than are named; the reasons of unnamed nodes are unknown
                 by_reason.setdefault("", [])
             for reason, ids in by_reason.items():
                 of_them = len(ids) + (0 if reason else more - len(fresh))
@@ -329,7 +329,7 @@ class Chronicle:
         return self._history.replace(chapters=(*self._history.chapters[:-1], current))
 
     def written(self, history: History, *, now: float) -> None:
-        """Record that a returned history is in the store."""
+        """Record that this history, which a method returned, is now in the store."""
         chapters = self._history.chapters
         if not chapters or chapters[-1].number != history.chapters[-1].number:
             self._began, self._stopped, self._short, self._short_since = now, None, 0.0, None

@@ -28,10 +28,10 @@ class Keys:
     root: str = field(init=False, repr=False, compare=False)  # the prefix of all the run's keys
 
     # Keys.
-    lease: ClassVar[_Name] = _Name("lease")  # is on the run's own lease, so reading the key tells the lease's id
+    lease: ClassVar[_Name] = _Name("lease")  # attached to the run's own lease, so that its reader learns the lease's id
     settings: ClassVar[_Name] = _Name("settings")
     marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
-    coordinator: ClassVar[_Name] = _Name("head/coordinator")  # its node's id; the key's create_revision is the *term*
+    coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the coordinator's id; its create_revision is the *term*
     round: ClassVar[_Name] = _Name("head/round")
     closed: ClassVar[_Name] = _Name("head/closed")
     progress: ClassVar[_Name] = _Name("head/progress")
@@ -43,26 +43,26 @@ class Keys:
     history: ClassVar[_Name] = _Name("history")
 
     head: ClassVar[_Name] = _Name("head/")  # the prefix that every node watches
-    # Prefixes that a node's id follows; ids have no slash.
+    # Prefixes of keys that end with a node's id; ids have no slash.
     nodes: ClassVar[_Name] = _Name("nodes/")
-    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # the ids of the accused and the accuser follow
+    accusations: ClassVar[_Name] = _Name("nodes//accused/")  # keys end with the ids of the accused and the accuser
     begun: ClassVar[_Name] = _Name("begun/")
     drains: ClassVar[_Name] = _Name("head/draining/")
     hosted: ClassVar[_Name] = _Name("head/hosted/")
     bans: ClassVar[_Name] = _Name("head/banned/")  # see `ban_names`
     unbans: ClassVar[_Name] = _Name("head/unbanned/")
     unfits: ClassVar[_Name] = _Name("unfit/")
-    # Prefixes that other names follow.
+    # Prefixes of keys that end with other names.
     questions: ClassVar[_Name] = _Name("head/asked/")
     rounds: ClassVar[_Name] = _Name("rounds/")  # see `attempt`
-    stores: ClassVar[_Name] = _Name("store/")  # see `shared`; not below `rounds`: coordinators list that prefix
+    stores: ClassVar[_Name] = _Name("store/")  # see `shared`; not below `rounds/`, which coordinators list
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "root", f"{self.prefix}/{self.run_id}/")
 
     @property
     def ending(self) -> str:
-        """The key, one for all runs, that exists while the store shuts down: then no node may join."""
+        """The key, one for all runs, that exists while the store shuts down, so that no node joins."""
         return f"{self.prefix}/ending"
 
     @property
@@ -72,7 +72,7 @@ class Keys:
 
     @property
     def lease_id(self) -> int:
-        """The id of the run's own lease: a hash, so that concurrent first nodes grant the same lease."""
+        """The id of the run's own lease: a hash of `root`, so that concurrent first nodes grant the same lease."""
         digest = hashlib.blake2b(self.root.encode(), digest_size=8).digest()
         return CHOSEN_LEASE_LEAST + int.from_bytes(digest) % CHOSEN_LEASE_LEAST
 
@@ -85,7 +85,7 @@ class Keys:
         return f"{self.accusations}{accused}/{by}"
 
     def answers(self, question: str) -> str:
-        """Return the prefix of the keys of the answers to a question; each ends with a node's id."""
+        """Return the prefix of the keys of the answers to a question; each key ends with a node's id."""
         return f"{self.root}answers/{question}/"
 
     def kept(self, name: str) -> str:

@@ -1,15 +1,15 @@
 """Pure: the orders in which the members of a round get their ranks (promise R12).
 
 A rank order is a function of the next members, in order of arrival, and of the last round's ranks. The function returns
-these nodes in order of rank. Only the coordinator calls it, so all members agree.
+these nodes in order of rank. Only the coordinator calls a rank order, so all members get the same ranks.
 
-If more nodes have arrived than a round may have, members of the last round are admitted first. A rank order may choose
-among the other nodes by a method
+If more nodes have arrived than a round may have, members of the last round are admitted first. A rank order may have a
+method that chooses among the other nodes, the candidates, which are in order of arrival:
 
     choose(candidates, kept, count)
 
-which returns `count` of the candidates, given in order of arrival; the nodes in `kept` become members in any case.
-If an order has no `choose`, the first nodes to arrive are admitted.
+`choose` returns `count` of the candidates; the nodes in `kept` become members in any case. If a rank order has no
+`choose`, the first nodes to arrive are admitted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RankOrder = Callable[[Sequence["NodeRecord"], Mapping[str, int]], Sequence["Node
 
 
 def survivors_first(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors by their last ranks, then newcomers by arrival: rank 0 has the state that newcomers lack."""
+    """Return survivors by last rank, then newcomers by arrival, so that rank 0 has the state that newcomers lack."""
     survivors = sorted(
         (record for record in arrivals if record.node_id in previous), key=lambda record: previous[record.node_id]
     )
@@ -44,9 +44,10 @@ def survivors_then_name(arrivals: Sequence[NodeRecord], previous: Mapping[str, i
 
 
 def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:
-    """Return survivors at their last ranks, and newcomers, by arrival, at the lost ranks: a newcomer may be rank 0.
+    """Return survivors at their last ranks, and newcomers, by arrival, at the free ranks: a newcomer may be rank 0.
 
-    In a smaller round, survivors with ranks beyond its size get the lost ranks first. No order changes fewer ranks.
+    In a smaller round, survivors whose last ranks do not exist any more get free ranks before newcomers do. No other
+    order changes fewer ranks.
     """
     return _at_places(arrivals, previous, lambda record: previous.get(record.node_id))
 
@@ -106,7 +107,7 @@ class by_topology:  # noqa: N801  an order like the others, that also selects
         for record in candidates:
             domains.setdefault(self._domain(record), []).append(record)
         groups = sorted(domains.values(), key=lambda group: self._domain(group[0]) not in inhabited)
-        sums = [1]  # bit n of sums[i] is 1 if groups with n nodes in all can be chosen from groups[i:]
+        sums = [1]  # bit n of sums[i] is 1 if some of groups[i:] have n nodes together
         for group in reversed(groups):
             sums.append((sums[-1] | sums[-1] << len(group)) & ((1 << count + 1) - 1))
         sums.reverse()
@@ -128,7 +129,7 @@ def natural(name: str) -> list[tuple[int, int, str, str]]:
 
 
 def _natural(part: str) -> tuple[int, int, str, str]:
-    """Compare numbers by length, then digits: `int` rejects the thousands of digits that a foreign name may have."""
+    """Return a sort key: numbers compare by length, then digits, as `int` rejects a number of thousands of digits."""
     if part[0] not in "0123456789":
         return (1, 0, part, part)
     digits = part.lstrip("0")
@@ -158,14 +159,17 @@ def order_named(name: str | RankOrder) -> RankOrder:
 
 
 def newest_of(records: Sequence[NodeRecord]) -> tuple[int, int] | None:
-    """Return rank and last finished step of the first record with the latest step; None if no step is finished."""
+    """Return the rank of the member that has finished the largest step, and that step; None if no step is finished."""
     progress = [-1 if record.progress is None else record.progress for record in records]
     most = max(progress)
     return (progress.index(most), most) if most >= 0 else None
 
 
 def in_units(records: Sequence[NodeRecord], *, unit: int, attribute: str) -> list[NodeRecord]:
-    """Return the records in complete units of nodes with one value of the attribute, by the units' first records."""
+    """Return the records that fill complete units: each unit has `unit` nodes with the same value of the attribute.
+
+    The units are in order of their first records. Nodes without the attribute count as nodes with the same value.
+    """
     open_units: dict[str | None, list[NodeRecord]] = {}
     units: list[tuple[int, list[NodeRecord]]] = []
     places = {record.arrival: place for place, record in enumerate(records)}

@@ -1,7 +1,7 @@
 """Pure: the state and the cost of a run, as data for `rdzv status --json` and the HTTP server.
 
 `docs/status.schema.json` describes the fields. `VERSION` increases when a field is removed or changes its meaning; new
-ones may be added at any time.
+fields may be added at any time.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class RunStatus:
     missing_count: int = 0  #: the number of all missing nodes, named or not
     addresses: Mapping[str, str] = field(default_factory=dict)  #: the last address of each present or missing node
     accused: tuple[tuple[str, str, str], ...] = ()  #: members that do not answer: accused, accuser, why
-    draining: Mapping[str, tuple[float, str]] = field(default_factory=dict)  #: seconds until a node must leave, and why
-    resized: Resized | None = None  #: the last resize of the run, until a round begins with it; else None
+    draining: Mapping[str, tuple[float, str]] = field(default_factory=dict)  #: by node: seconds it may stay, and why
+    resized: Resized | None = None  #: the last resize, if no round has begun with it yet; else None
     waited: float | None = None  #: seconds for which too few nodes have waited; None if enough or no nodes wait
-    since: Mapping[str, float] = field(default_factory=dict)  #: arrivals by nodes' clocks, in seconds since 1970
+    since: Mapping[str, float] = field(default_factory=dict)  #: arrivals by each node's clock, in seconds since 1970
     steps: Mapping[str, StepOf] = field(default_factory=dict)  #: the progress of each member that reports it, as of now
     #: The keys of the round's store for which members wait, by member, with the seconds so far
     awaits: Mapping[str, tuple[str, float]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class RunStatus:
     closing: Closed | None = None  #: how the run was closed, or None
     closed_at: float | None = None  #: when the run was closed, in seconds since 1970; None if not recorded
     standstill: str = ""  #: the coordinator's sentence that no member makes progress; empty if one does
-    waits_for: str = ""  #: the reason without durations, so that it does not change with time alone
+    waits_for: str = ""  #: `reason` without durations, so that the text does not change with time alone
     #: The attributes of nodes outside of the round: waiting ones, and missing ones of the last round
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     last_members: tuple[Participant, ...] = ()  #: the members of the last round of a closed run
@@ -104,7 +104,7 @@ def node_states(status: RunStatus, pace: Pace) -> dict[str, str]:
 
 
 def counts_of(status: RunStatus, states: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of nodes in each state; `here`: members and waiting nodes."""
+    """Return the number of nodes in each state; `here` has the number of members and waiting nodes."""
     found = Counter(states.values())
     return {
         "here": len(status.members) + len(status.waiting),
@@ -308,8 +308,8 @@ class Account:
     seconds: float  # from the run's beginning until its closing, or until now
     spent: Spent  # the seconds by use
     rounds: int  # completed
-    reasons: Mapping[str, int]  # losses by reason; "other": rare reasons in dropped chapters
-    lost: Mapping[str, int]  # losses by node id, the most often lost first; not all are remembered
+    reasons: Mapping[str, int]  # numbers of losses by reason; "other" has rare reasons in dropped chapters
+    lost: Mapping[str, int]  # numbers of losses by node id, largest first; not all are remembered
 
     @property
     def losses(self) -> int:
@@ -347,7 +347,7 @@ class Account:
 
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return the cost of a run until `now` (None: its last known time), with `waited` seconds of waiting for nodes."""
+    """Return the cost of a run until `now` (None: its last known time); `waited`: seconds of its current wait."""
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other

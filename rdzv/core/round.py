@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BUCKET_SIZE = 16  # nodes per bucket: a node reads less than a kilobyte to learn its rank
-ARRIVALS_MOST = 1024  # members; the record of a larger round does not list arrivals, of two bytes each
+ARRIVALS_MOST = 1024  # the record of a round with more members does not list arrivals (two bytes each)
 SINCE_MOST = 16  # node ids in each part of `Round.since`
 
 
 def bucket_of(node_id: str, buckets: int) -> int:
-    """Return the bucket of a node's rank; every machine computes the same."""
+    """Return the number of the bucket that has a node's rank; it is the same on every machine."""
     return zlib.crc32(node_id.encode()) % buckets
 
 
@@ -34,14 +34,14 @@ class Member(Stored, kw_only=True):
 
 
 class Participant(Stored, kw_only=True):
-    """A member of a round, for the other members."""
+    """A member of a round, as other members see it."""
 
     called = "a bucket of the roster"
 
     node_id: str
     rank: int
-    address: str  #: where the others reach it
-    payload: Any = None  #: its data for the others
+    address: str  #: where the other members reach this member
+    payload: Any = None  #: the member's data for the other members
     attributes: Mapping[str, str] = MappingProxyType({})
 
 
@@ -53,41 +53,41 @@ class Round(Stored, kw_only=True):
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     number: int  # counted from 0
-    term: int  # its coordinator's term, in the names of the buckets' keys
+    term: int  # the term of the coordinator, which is part of the buckets' keys
     size: int
     buckets: int
     host: str  # rank 0's address
     port: int  # free at that address
-    lease: int | None = None  # of the round's store; the lease expires soon after the run's last coordinator has gone
-    # Rank and last finished step of the member that has finished the most; None if no step is finished.
+    lease: int | None = None  # the lease of the round's store, which expires soon after the last coordinator is gone
+    # The rank of the member that has finished the largest step, and that step; None if no step is finished.
     newest: tuple[int, int] | None = None
-    in_steps: bool = False  # a member uses `rounds()`, so members agree where to stop
-    # The lost, departed and new nodes since the round before, at most `SINCE_MOST` of each.
+    in_steps: bool = False  # True: a member uses `rounds()`, so the members agree on the step to leave at
+    # The lost, departed and new nodes since the previous round, at most `SINCE_MOST` of each.
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
-    checked: bool = False  # its members check that they reach rank 0 before they accept it
+    checked: bool = False  # True: the members check that they reach rank 0 before they accept the round
     least: int = 0  # the earliest arrival
-    # Each arrival minus `least`, in two bytes, by rank, so that members need not read buckets; empty if too many.
+    # By rank, each member's arrival minus `least`, in two bytes: members need no buckets. Empty if they are too many.
     arrivals: bytes = b""
     revision: int = 0  # of its commit
 
     def rank_of(self, arrival: int) -> int | None:
-        """Return the rank of an arrival, if `arrivals` has it."""
+        """Return the rank of an arrival; None if `arrivals` lacks it."""
         after = arrival - self.least
         if not 0 <= after < 1 << 16:
             return None
         two_bytes = struct.pack(">H", after)  # a search in the bytes is twenty times faster than unpacking them
         at = self.arrivals.find(two_bytes)
-        while at > 0 and at % 2:  # the match lies across two entries
+        while at > 0 and at % 2:  # at an odd place, the match lies across two arrivals
             at = self.arrivals.find(two_bytes, at + 1)
         return at // 2 if at >= 0 else None
 
     def unfit(self) -> str | None:
-        """Return why the record is invalid, if it is."""
+        """Return why the record is invalid; None if it is valid."""
         return "ends with half of an arrival" if len(self.arrivals) % 2 else None
 
 
 def name_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
-    """Return `least` and `arrivals` of a round, from its arrivals by rank; empty if they do not fit."""
+    """Return `least` and `arrivals` of a round, from its arrivals by rank; empty if too many or too far apart."""
     least = min(arrivals)
     if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
         return {}

@@ -3,10 +3,11 @@
 **Blame.** When a member dies, the others fail too: their connections to it close, mostly before its death is announced.
 So a member that fails writes its name into the round's store before it ends its own connections. The member named first
 is to blame, and the others meet again. But a killed member writes nothing. So the first member that writes its name
-waits until a death would have been announced. If a death is announced, it was the cause, and no member is to blame.
+waits until a death would have been announced. If a death is announced, the death is the cause, and no member is to
+blame.
 
-The first `Ending` of a round counts for a member. But after an agreement to leave, the first other ending counts, too:
-a member that still works may wait for a member that has gone.
+For each member, the first `Ending` of a round counts. But after an agreement to leave, the first ending of another kind
+counts, too: a member that still works may wait for a member that has gone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ASK_WITHIN: Final = 2.0  # seconds for a call to the round's store; then a member continues without an answer
+ASK_WITHIN: Final = 2.0  # seconds for a call to the round's store, after which a member continues without an answer
 # Seconds from the end of a dead member's lease until others are notified: 0.1 to expire the lease, the rest for a new
 # coordinator.
 NEWS_OF_A_LOSS: Final = 1.0
@@ -44,11 +45,11 @@ class Ending:
 
     kind: EndKind
     reason: str
-    node_ids: tuple[str, ...] = ()  # the known members that have gone
+    node_ids: tuple[str, ...] = ()  # the ids of members that have gone, as far as known
 
     @property
     def others_have_gone(self) -> bool:
-        """True unless all agreed to leave. If True, a failure of the work is due to the members that have gone."""
+        """True unless all members agreed to leave. If True, a failure of the work is due to members that have gone."""
         return self.kind is not EndKind.AGREED
 
 
@@ -56,16 +57,16 @@ class Phase(Enum):
     """The phases of a member in its round."""
 
     AT_WORK = "at work"
-    AT_END = "at its end"  # its work is done; it waits for the others to finish
-    FAILED = "failed"  # it asks which member failed first; the first waits until a loss would be announced
+    AT_END = "at its end"  # the member's work is done; it waits for the others to finish
+    FAILED = "failed"  # the member's work failed; it asks which member failed first
 
 
 class Outcome(Enum):
     """What a member does once its work has ended."""
 
     MEET_AGAIN = "meet again"
-    RAISE = "raise"  # the error is its own
-    GIVE_UP = "give up"  # raise its `GiveUp`, which closes the run
+    RAISE = "raise"  # raise the member's own error
+    GIVE_UP = "give up"  # raise the work's `GiveUp`, which closes the run
 
 
 def _leaves(failure: BaseException) -> Iterator[BaseException]:
@@ -97,7 +98,7 @@ def news_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf
     """Return the seconds for which the first member to fail waits until a loss would be announced.
 
     A death is normally announced after `gone_ttl`, and after `disconnect_ttl` if many seem dead at once. But a store
-    that restarted (this node reconnected `back_for` seconds ago) renews each lease for its full `ttl`, also those of
-    dead members.
+    that restarts renews each lease for its full `ttl`, also leases of dead members. `back_for` has the seconds since
+    this node reconnected to the store.
     """
     return max(disconnect_ttl, ttl - back_for) + NEWS_OF_A_LOSS

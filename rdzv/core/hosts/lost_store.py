@@ -1,12 +1,12 @@
 """Pure: the nodes' knowledge of a run whose store was lost, which they carry to the next store.
 
-A node that connects to the next store writes a record of its knowledge (`LostStore`) there, unless the record in that
-store outranks it. Records are not merged. The settings, bans and closing in the record are applied before the first
-round in that store.
+A node that connects to the next store writes a record of its knowledge (`LostStore`) there, unless that store has a
+record that outranks it. Records are not merged. The settings, bans and closing in the record are applied before the
+first round in the next store.
 
-Some members of the last round may still work while others meet in the new store. So the first round there waits until
-all members of that last round have come, or until `ttl` has passed: a member that is cut off has stopped by then.
-Members in the process that served the lost store are not awaited.
+Some members of the lost store's last round may still work while others meet in the next store. So the first round in
+the next store waits until all these members have come, or until `ttl` has passed: by then, a member that is cut off has
+stopped. Members in the process that served the lost store are not awaited.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: 
     if round is not None:
         number, at = max(number, round.number), round.revision
         awaited = round.size - _gone_from(round, head.moves_over or head.progress, head.hosted)
-    else:  # no round completed in this store: its nodes still await members of the last round in the store before
+    else:  # no round completed in the lost store: members of the last round in an earlier store are still awaited
         awaited -= sum(one.last_round == at > 0 for one in head.hosted.values())
     return LostStore(
         generation=1 if before is None else before.generation + 1,
@@ -57,8 +57,8 @@ def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hos
     named = (*told.lost_ids, *told.departed_ids) if told is not None else ()
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
-        return gone  # unnamed members may include those in the lost store's process
-    # In a large round, members among these are unknown.
+        return gone  # unnamed members may be in the lost store's process: do not count them twice
+    # In a large round, `rank_of` returns None, so only `last_round` shows that a node was a member.
     others = [one for node_id, one in hosted.items() if node_id not in named]
     return gone + sum(one.last_round == round.revision or round.rank_of(one.arrival) is not None for one in others)
 
@@ -68,7 +68,7 @@ def _ban_as_of(ban: Ban, now: float) -> Ban:
 
 
 def survivors_of(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
-    """Return the nodes that were members of the last round in the lost store, with their ranks there."""
+    """Return the ids of nodes that were members of the lost store's last round, with their ranks in that round."""
     if lost is None:
         return {}
     came = ((record.node_id, record.came_from) for record in records)

@@ -6,7 +6,8 @@ answered that its store has ended. Two processes cannot both serve: the process 
 Choosing the host needs no clock and no count of nodes. Silence proves nothing: a host that does not answer may still
 serve.
 
-A candidate gives up for a store that serves, and for a candidate earlier in the list of hosts.
+A candidate gives up if it finds a store that serves, or a candidate earlier in the list of hosts. It waits for a
+candidate later in the list, which gives up.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ class Answer(Enum):
     SERVES = "serves"
     CANDIDATE = "is a candidate"
     ENDED = "has ended"
-    REFUSED = "refuses"  # at each address of its host name
+    REFUSED = "refuses"  # each address of the host's name refuses the connection
     LOST = "is lost"  # an operator has said that the host is lost
-    SILENT = "does not answer"  # or the answer is not a store's
+    SILENT = "does not answer"  # the host does not answer, or its answer is not a store's
 
 
 PROOFS = frozenset({Answer.ENDED, Answer.REFUSED, Answer.LOST})
@@ -42,5 +43,5 @@ class Candidacy(NamedTuple):
         return self._replace(proven=self.proven | {host}) if answer in PROOFS else self
 
     def missing(self, hosts: int) -> list[int]:
-        """Return the places, of `hosts`, not proven to serve no store; if there are none, the candidate may serve."""
+        """Return the places in the list of `hosts` that may still serve; if there are none, the candidate may serve."""
         return [host for host in range(hosts) if host != self.place and host not in self.proven]
