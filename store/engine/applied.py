@@ -21,7 +21,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to a parked request: a wait that was not answered at once."""
+    """The late answer to a parked wait."""
 
     peer: int
     request_id: int
@@ -30,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overtaken:
-    """The end of a watch that was still reading old changes: those after `revision` have been freed."""
+    """The end of a watch whose next old changes, after `revision`, were freed before it read them."""
 
     watcher: Watcher
     revision: int
@@ -48,7 +48,7 @@ class Work:
 
 
 class Applied(NamedTuple):
-    """The result of one step. `response` is None if none is due yet. `work`: the unfinished part of a long request."""
+    """The result of one step. `response` is None if none is due yet."""
 
     response: Response | None
     deliveries: tuple[Delivery | Answer | Overtaken, ...] = ()

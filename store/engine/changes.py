@@ -30,7 +30,7 @@ class Changes:
 
     @property
     def revision(self) -> int:
-        """The revision that the store will have after the changes `made` so far."""
+        """The store's revision after the changes `made` so far."""
         return self._keys.revision + bool(self.made)
 
     def close(self) -> tuple[Change, ...]:
@@ -41,7 +41,7 @@ class Changes:
         return made
 
     def operate(self, operation: Operation, value: bytes | None) -> int | bool | Entry | None:
-        """Carry out a checked operation of a transaction; return its result. `value` is None if it writes nothing."""
+        """Carry out a checked operation of a transaction, with its new value, if any; return its result."""
         if isinstance(operation, Get):
             return self._keys.get(operation.key)
         if isinstance(operation, Delete):
@@ -121,7 +121,7 @@ class Changes:
         return self._leases.grant(terms, peer=peer)
 
     def end_lease(self, lease: LeaseRecord, *, most: int, cause: Cause = "") -> int:
-        """End a lease and delete up to `most` of its keys; return how many. While keys are left, it stays due."""
+        """End a lease and delete up to `most` of its keys; return how many. The lease stays due while it has keys."""
         going = sorted(islice(lease.keys, most))
         for key in going:
             self.erase(key, cause=cause)
@@ -129,7 +129,7 @@ class Changes:
             self._leases.begin_to_end(lease)
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
-        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # `erase` has not ended it
+        elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # not ended by `erase` already
             self._end_lease(lease)
         return len(going)
 

@@ -18,7 +18,7 @@ FACTS_OVERHEAD = 500  # bytes counted per step, beside its events
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedLease:
-    """A lease without its keys, whose entries name it. If `ttl` is 0, the lease is ending."""
+    """The saved terms of a lease. If `ttl` is 0, the lease is ending."""
 
     id: int
     ttl: float
@@ -44,10 +44,10 @@ class Facts:
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
     compacted: int = 0
     leases: dict[int, SavedLease | None] = field(default_factory=dict)  # by id: a lease's terms; None if it ended
-    last_lease: int = 0  # the highest id given to a lease in this step; 0 if none
+    last_lease: int = 0  # the highest new id; 0 if none
     replies: list[KeptReply] = field(default_factory=list)
     sessions: dict[bytes, int | None] = field(default_factory=dict)  # by id: a new session's number; None if it ended
-    last_session: int = 0  # the highest number given to a session in this step; 0 if none
+    last_session: int = 0  # the highest new number; 0 if none
     _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # ids of sessions opened in this step
 
     def __bool__(self) -> bool:
@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def size(self) -> int:
-        """The approximate bytes of the facts, without replies, which are counted by their session."""
+        """The approximate bytes of the facts, without replies, which their sessions count."""
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property
@@ -91,7 +91,7 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A durable store. Its `history` has the changes of each revision after `compacted`."""
+    """A durable store. `history` has the changes of each revision after `compacted`."""
 
     store_id: str
     revision: int = 0

@@ -43,12 +43,12 @@ NOBODY: Final = MappingProxyType[int, float]({})
 PAGES_BYTES = 4 * 4096  # bytes of the database pages that a write of one key changes
 LAPSES_AT_ONCE = 256  # leases that one tick may end; the next tick follows in a millisecond
 WAITS_AT_ONCE = 512  # a change that affects more waits than this postpones them
-WAITED_KEYS_AT_ONCE = 16_384  # the same limit, for the keys and conditions of all these waits
+WAITED_KEYS_AT_ONCE = 16_384  # a change postpones its waits if they have more keys and conditions than this
 
 
 ENDED = object()
 
-_make_applied = tuple.__new__  # makes the result of each request; twice as fast as `Applied(...)`
+_make_applied = tuple.__new__  # twice as fast as `Applied(...)`
 
 _KINDS = {error: kind for kind, error in ERRORS.items()}
 
@@ -61,7 +61,7 @@ class Engine:
     ) -> None:
         self.store_id = store_id
         self.limits: Limits = limits or Limits()
-        self.read_only: str | None = None  # why nothing can be written now; None if it can
+        self.read_only: str | None = None  # why no write is accepted; None if writes are
         self.state: State = State(self.limits)
         state = self.state
         self._keys, self._leases, self._sessions = state.keys, state.leases, state.sessions
@@ -169,7 +169,7 @@ class Engine:
                 return Applied(response=self._replay(session, request_id, peer))
             try:
                 self._check_mutation(session, request)
-            except LimitExceeded as error:  # not kept as a reply: kept replies may have reached the limit
+            except LimitExceeded as error:  # not kept for a repeat: kept replies may be at their limit
                 return Applied(response=_failed(error))
         try:
             response = self._asked.carry_out(request, peer, request_id)
@@ -192,7 +192,7 @@ class Engine:
         return _make_applied(Applied, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
     def go_on(self, work: Work) -> Applied:
-        """Do the next step of `work`, the unfinished part of a long request."""
+        """Do the next step of a long request."""
         response = self._asked.go_on(work)
         more, self._asked.work = self._asked.work, None
         if more is None:
@@ -242,10 +242,10 @@ class Engine:
         return replayed
 
     def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | Overtaken, ...]:
-        """End expired leases, each at its own revision, and sessions whose clients were away for too long.
+        """End expired leases, each at its own revision, and sessions that were abandoned for too long.
 
-        `unheard` maps each peer whose requests wait, unread or not carried out, to their seconds of waiting. A lease
-        that expired while requests of its keeper waited is not ended yet: one of them may renew it.
+        `unheard` maps each peer with waiting requests to their seconds of waiting. A lease that expired while its
+        keeper's requests waited is not ended yet: one of them may renew it.
         """
         self._leases.advance(now)
         room = self.state.writes_max

@@ -1,12 +1,12 @@
 """Pure: the keys of the store, their entries, their order, and their memory.
 
 Memory is also counted by group (promise S6): the keys that begin with the same `GROUP_PARTS` parts are a group. The key
-`/rdzv/job-7/head/round` is in the group `/rdzv/job-7/`; the key `/rdzv/job-7` is in none.
+`/rdzv/job-7/head/round` is in the group `/rdzv/job-7/`.
 
 The keys that coordinate a run (`steers`) may exceed the limits a little: see docs/limits.md.
 
-Keys are in short sorted lists, so that an insert moves few pointers. Keys are sorted by code point, which is the order
-of their UTF-8 bytes, too.
+Keys are in short sorted lists, so that an insert moves few pointers. Sorting by code point keeps the order of UTF-8
+bytes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 ENTRY_OVERHEAD = 300  # bytes counted per key, beside key and value
-GROUP_PARTS = 2  # parts, between slashes, of a group's name; the keys of a run are one group
-STEERING = frozenset(  # a key coordinates a run if its first part after the group's name is one of these
+GROUP_PARTS = 2  # parts, between slashes, of a group's name: one group per run
+STEERING = frozenset(  # first parts, after the group's name, of keys that coordinate a run
     ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
-CHUNK_MAX = 1024  # the most keys of a chunk; with as many, splitting and searching cost the same
+CHUNK_MAX = 1024  # with as many keys in a chunk, splitting and searching cost the same
 COMPARED_MOST = 50_000  # groups that `largest` compares, in about 3 ms; if more exist, none holds much
 
 Change = Entry | Event
@@ -68,7 +68,7 @@ class Groups:
         return len(self.by_name)
 
     def name_of(self, key: str) -> str | None:
-        """Return the name of a key's group; None if it has none."""
+        """Return the name of a key's group, if any."""
         at = 1
         for _ in range(GROUP_PARTS):
             at = key.find("/", at) + 1
@@ -101,7 +101,7 @@ class Groups:
         return [self.by_name[name] for name in self._index.stretch("", after=after, most=most)]
 
     def largest(self, *, by_keys: bool = False) -> Group | None:
-        """Return the group with the most bytes, or with the most keys if `by_keys`."""
+        """Return the group with the most bytes (or keys, if `by_keys`)."""
         groups = islice(self.by_name.values(), COMPARED_MOST)
         return max(groups, key=lambda group: group.keys if by_keys else group.bytes, default=None)
 
@@ -148,7 +148,7 @@ class Keyspace:
 
 
 class Chunk(list[str]):
-    """A sorted list of keys. Snapshots of revision `born`, at which the chunk was made, or later may share it."""
+    """A sorted list of keys, made at revision `born`; only snapshots of this revision or later may share it."""
 
     __slots__ = ("born",)
 

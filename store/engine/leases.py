@@ -5,7 +5,7 @@ between two readings: clients cannot renew leases while the server is stopped, s
 
 The *keeper* of a lease is the connection that last granted or renewed it.
 
-Served time is divided into slots of about a millisecond. `due` looks at a lease when the time of its slot has come.
+`due` looks at a lease when its slot of served time, about a millisecond long, has come.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from store.engine.processes import Process
     from store.messages import Cause
 
-STALL_AFTER = 0.3  # seconds; the server reads the clock every 0.1 s, so a gap longer than this is a stall
-SOONEST = 1e-6  # seconds, the shortest time to wait; less may be lost when it is added to a clock's time
+STALL_AFTER = 0.3  # seconds; the clock is read every 0.1 s, so a longer gap is a stall
+SOONEST = 1e-6  # seconds; a shorter wait may be lost when added to a clock's time
 LOOK_AGAIN_AFTER = 0.1  # seconds until an expired lease is checked again if its keeper has unread requests
 LOOKED_AT_ONCE = 4096  # leases that `due` looks at in one call: a few milliseconds
-SHORTENED_AT_ONCE = 512  # leases that get an earlier deadline in one step: half a millisecond
+SHORTENED_AT_ONCE = 512  # leases that get an earlier deadline in one step: 0.5 ms
 SLOTS_A_SECOND = 1024  # a power of two, so that a time in slots is exact
 LEASE_OVERHEAD = 1024  # bytes counted per lease
 UNTIDY = 64  # empty slots that the heap may always have; more are removed
@@ -43,17 +43,17 @@ class LeaseRecord:
     terms: SavedLease
     lapses_at: float
     slot: int = -1  # -1: in no slot
-    process: Process | None = None  # the process of the last keeper, if the lease has a `gone_ttl`
+    process: Process | None = None  # the last keeper's process, if `gone_ttl` is set
     keeper: int | None = None
     disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
-    ending: bool = False  # the lease has ended, and ticks delete its remaining keys
+    ending: bool = False  # ended, but ticks still delete its keys
     keys: dict[str, None] = field(default_factory=dict)
-    note: bytes = b""  # the last note that came with a keep-alive; never saved to disk
-    noted_at: float = 0.0  # when the note was set, on the server's clock
+    note: bytes = b""  # the last keep-alive's note; never saved to disk
+    noted_at: float = 0.0  # on the server's clock
 
     @property
     def gone_at(self) -> float:
-        """The deadline by `gone_ttl` if the last keeper's process is dead; infinity if it is not."""
+        """The deadline by `gone_ttl` if the keeper's process is dead; else infinity."""
         if self.process is None or self.process.died_at is None or self.terms.gone_ttl is None:
             return math.inf
         return self.process.died_at + self.terms.gone_ttl
@@ -134,14 +134,14 @@ class Leases:
         self._stand(lease, _slot_of(lease.ends_at))
 
     def begin_to_end(self, lease: LeaseRecord) -> None:
-        """Mark a lease as ending if one step cannot delete all its keys; it stays due until they are deleted."""
+        """Mark a lease as ending; it stays due until it has no keys."""
         lease.ending = True
         lease.lapses_at = self._served
         self.due_again(lease)
         self._let_go(lease)
 
     def end(self, lease: LeaseRecord) -> None:
-        """Remove a lease without its keys, which the caller deletes."""
+        """Remove a lease; the caller deletes its keys."""
         del self._leases[lease.id]
         self.bytes -= LEASE_OVERHEAD + len(lease.note)
         self._step_away(lease)
@@ -157,7 +157,7 @@ class Leases:
         return self._shorten(peer, self.processes.closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
-        kept = self._kept_by.get(peer, set())  # loses each lease that another peer renews meanwhile
+        kept = self._kept_by.get(peer, set())  # `kept` loses each lease that another peer renews between steps
         while kept:
             for _ in range(min(len(kept), SHORTENED_AT_ONCE)):
                 lease = self._leases[kept.pop()]
@@ -200,7 +200,7 @@ class Leases:
                 break
             lease = self._leases[self._slots[slot].pop()]
             lease.slot = -1
-            if lease.ends_at > self._served:  # not expired: its process, assumed dead, has connected again
+            if lease.ends_at > self._served:  # its process, assumed dead, has connected again
                 self._stand(lease, _slot_of(lease.ends_at))
             else:
                 over.append(lease)
@@ -215,7 +215,7 @@ class Leases:
         self._stand(lease, math.floor(self._served * SLOTS_A_SECOND))
 
     def look_again(self, lease: LeaseRecord) -> None:
-        """Let `due` return an expired lease again in 0.1 s, until when an unread request may renew it."""
+        """Let `due` return an expired lease again in 0.1 s, unless an unread request renews it."""
         self._stand(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:

@@ -1,8 +1,8 @@
 """Pure: the connections of each client process, and whether it is assumed dead once they have ended (R20).
 
-When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. So a
-process is assumed dead once its last connection has closed without a goodbye, until it connects again. A process is not
-assumed dead if:
+When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. A process
+is assumed dead once its last connection has closed without a goodbye, until it connects again. A process is not assumed
+dead if:
 
 - the server has closed one of its connections, or the system has given one up (`Closing.CUT`);
 - many processes seem to die at once (`_are_many`);
@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-AT_ONCE = 0.05  # seconds in which deaths count as simultaneous; a failed proxy or switch ends its connections sooner
+AT_ONCE = 0.05  # seconds in which deaths count as simultaneous; a failed switch ends its connections sooner
 # A failed machine kills few processes with leases. If eight processes seem to die at once, the network has failed, or a
 # job has ended, so no lease is ended early.
 MANY = 8
@@ -35,8 +35,8 @@ class Process:
     id: bytes
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # ids of the leases that its connections keep
-    cut: bool = False  # the server or the system closed one of its connections, and it has made none since
-    died_at: float | None = None  # when it seemed to die, in served time (see `leases`); None if it is not assumed dead
+    cut: bool = False  # one of its connections was cut (`Closing.CUT`), and it has made none since
+    died_at: float | None = None  # when it seemed to die, in served time; None if alive
 
 
 class Processes:
@@ -51,7 +51,7 @@ class Processes:
 
     def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a new connection, which replaces the connection `previous`, if any."""
-        if previous is not None:  # so that the end of the replaced connection is no sign of death
+        if previous is not None:  # so that the end of the replaced connection counts as no death
             self._detach(previous)
         if not id:
             return

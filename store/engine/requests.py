@@ -1,4 +1,4 @@
-"""Pure: the handlers of all kinds of requests, one method each, and the table that finds them."""
+"""Pure: the handlers of requests, one method per kind."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from store.engine.state import State
     from store.messages import Condition, Entry, Operation, Request, Response
 
-REPLAY_REVISIONS = 2048  # revisions of the history read in one step: about half a millisecond
-GROUPS_AT_ONCE = 512  # groups in one answer: about half a millisecond
+REPLAY_REVISIONS = 2048  # revisions of the history read in one step: 0.5 ms
+GROUPS_AT_ONCE = 512  # groups in one answer: 0.5 ms
 NOTES_AT_ONCE = 512
-LOOKS_A_STEP = 2048  # keys looked up for postponed waits in one step: about half a millisecond
+LOOKS_A_STEP = 2048  # keys looked up for postponed waits in one step: 0.5 ms
 LOOKS_OF_A_WAIT = 32  # the fixed cost of checking a wait, counted in looked-up keys
 PUTS_ON_LEASE = (messages.Put, messages.Create, messages.Add, messages.Append)  # may put a key on a lease
 
 
 class Requests:
-    """Carries out requests. `deliveries`: messages beside the response; `work`: the rest of a long request."""
+    """Carries out requests. `deliveries` are messages beside the response."""
 
     def __init__(self, state: State, changes: Changes, *, figures: Callable[[], dict[str, Any]]) -> None:
         self._limits, self._keys, self._leases = state.limits, state.keys, state.leases
         self._watches, self._waits, self._postponed = state.watches, state.waits, state.postponed
         self._history, self._snapshots, self._past = state.history, state.snapshots, state.past
         self._state, self._changes, self._figures = state, changes, figures
-        # Of the current request: its peer, the pair of peer and request id, and its conditions.
+        # Of the current request: its peer, (peer, request id), and its conditions.
         self._peer = 0
         self._asker: Watcher = (0, 0)
         self._when: tuple[Condition, ...] = ()
@@ -186,7 +186,7 @@ class Requests:
         return messages.Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
-        newest = self._keys.revision  # no later one, as clients reject a store older than a revision they know (S10)
+        newest = self._keys.revision  # no later: clients reject a store older than a revision they know (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
@@ -395,7 +395,7 @@ class Requests:
             if not (missing and _all_hold(affected, entries)):
                 self._look_at_wait(watcher, entries, revision)
                 return looks
-            if looks > most:  # enough for one step: the next continues from this revision
+            if looks > most:  # the next step continues from this revision
                 self._postponed.again(watcher, revision)
                 return looks
         place = parked.next_missing(self._keys.entries)

@@ -3,8 +3,7 @@
 A session belongs to a client and outlives its connections. After a reconnect the client repeats its unanswered
 requests. If a repeated request was carried out before, the client gets the kept reply.
 
-A new session number tells a client that the server has forgotten the earlier session. A flag in the welcome would not
-suffice, since the next welcome would lack it if the first were lost.
+A new session number tells a client that the server has forgotten the earlier session, even if a welcome is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import SavedSession
 
 AWAY_LEAST = 10.0  # seconds that a session outlives its connection even if a new session has no room
-FORGOTTEN_AT_ONCE = 512  # sessions forgotten in one step: about a millisecond
+FORGOTTEN_AT_ONCE = 512  # sessions forgotten in one step: 1 ms
 REPLY = 100  # bytes per kept reply, and per result of a transaction in it, without entries
 ENTRY = 200  # bytes of an entry in a kept reply, without key and value
 
@@ -48,7 +47,7 @@ class Session:
     number: int
     budget: ByteCount
     peer: int | None = None
-    # The id, reply and reply's bytes of each request, oldest first; not a deque, which takes 760 bytes if empty.
+    # `replies`: the id, reply and reply's bytes of each request, oldest first.
     replies: list[tuple[int, messages.Response, int]] = field(default_factory=list)
     held_bytes: int = 0
     highest: int = 0
@@ -123,7 +122,7 @@ class Sessions:
         return [self._forget(id) for id in [*islice(expired, FORGOTTEN_AT_ONCE)]]
 
     def make_way(self, id: bytes, now: float) -> list[bytes]:
-        """If there is no room for session `id`, forget the session disconnected for longest; return its id, if any."""
+        """If there is no room for session `id`, forget the session disconnected for longest; return its id."""
         if id in self._sessions or len(self._sessions) < self._max or self.place_in(now) > 0:
             return []
         return [self._forget(next(iter(self._abandoned)))]

@@ -1,7 +1,7 @@
 """Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
 
-A snapshot shares chunks of the index, and copies nothing. The index copies a shared chunk before it changes it. Before
-an entry changes that a snapshot may still read, `Past` keeps the entry.
+A snapshot shares chunks of the index. The index copies a shared chunk before it changes it. `Past` keeps the earlier
+entries that a snapshot may still read.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Keyspace
     from store.messages import Entry
 
-STEP_KEYS = 2048  # keys read in one step: about half a millisecond
+STEP_KEYS = 2048  # keys read in one step: 0.5 ms
 PART_BYTES = 256 * 1024  # bytes of one part of a long answer, so that its frame is small
 NAME_OVERHEAD = 80  # bytes counted per requested key, beside its characters
-FORGOTTEN_AT_ONCE = 2048  # earlier entries freed in one step: about a millisecond
+FORGOTTEN_AT_ONCE = 2048  # earlier entries freed in one step: 1 ms
 
 _revision = itemgetter(0)
 
@@ -83,10 +83,10 @@ class Snapshot:
     place: int  # index of the next unread key in the first chunk
     left: int
     revision: int
-    given: list[Entry | None] | None = None  # the entries, if the reader asked for named keys; None for a prefix
+    given: list[Entry | None] | None = None  # the entries of named keys; None for a prefix
     bytes: int = 0  # of the named keys
     reader: int = 0
-    counted_from: int = 0  # the value of `Snapshots._counted` when this snapshot began
+    counted_from: int = 0  # `Snapshots._counted` when this snapshot began
 
     @classmethod
     def under(cls, keys: Keyspace, past: Past, prefix: str) -> Snapshot:
@@ -127,7 +127,7 @@ class Snapshot:
         return part
 
     def let_go(self) -> Iterator[None]:
-        """Free the snapshot's memory in steps: it may be as large as the store."""
+        """Free the snapshot's memory in steps."""
         while self.chunks:
             self.chunks.popleft()
             yield
@@ -138,13 +138,13 @@ class Snapshots:
 
     def __init__(self, keys: Keyspace) -> None:
         self._keys = keys
-        self.unread: dict[Snapshot, None] = {}  # a set, in the order of the snapshots' revisions
+        self.unread: dict[Snapshot, None] = {}  # a set, in the order of revisions
         self._counted = 0  # bytes of all earlier entries and chunks ever kept for snapshots
         self._own = 0  # the sum of `Snapshot.bytes` of the unread snapshots
 
     @property
     def oldest(self) -> Snapshot | None:
-        """The oldest snapshot that is being read, for which most memory is kept; None if there is none."""
+        """The oldest snapshot in progress, for which most is kept."""
         return next(iter(self.unread), None)
 
     @property
@@ -161,7 +161,7 @@ class Snapshots:
             snapshot.reader, snapshot.counted_from = reader, self._counted
 
     def end(self, snapshot: Snapshot) -> None:
-        """Unregister a snapshot that was read to its end, or whose reader is gone."""
+        """Unregister a snapshot that was read or dropped."""
         if self.unread.pop(snapshot, self) is None:
             self._own -= snapshot.bytes
 

@@ -1,7 +1,4 @@
-"""Pure: the parts of a store, and the checks of requests against its limits (promise S6).
-
-`State` checks all of a request before anything is changed.
-"""
+"""Pure: the parts of a store, and the checks of requests against its limits (promise S6)."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 
 RAISE_IT = "start the server with a higher limit"
 READ_THEM = "read replies before sending more, or ask for no large values"
-SPARE_SHARE = 8  # keys that steer a run may exceed a limit by the limit divided by this
+SPARE_SHARE = 8  # keys that coordinate a run may exceed a limit by the limit divided by this
 WRITES_ON_A_FULL_DISK = 512  # keys that one change may write while the disk is full: each may take 4 KiB
 SMALL_REPLY_BYTES = 64 * 1024  # a client without kept replies may get a reply of this size beyond `replies_bytes_max`
 
@@ -61,8 +58,8 @@ class State:
     def __init__(self, limits: Limits) -> None:
         self.limits: Limits = limits
         self.why_only_deletes: str | None = None  # why only deletes and small writes are accepted; None if all are
-        self.writable_bytes: int = 0  # while the disk is nearly full: the most bytes of a write; 0 if none is accepted
-        self.steering_bytes: int = 0  # while the disk is nearly full: bytes left for keys that coordinate a run
+        self.writable_bytes: int = 0  # on a nearly full disk: the most bytes of a write
+        self.steering_bytes: int = 0  # on a nearly full disk: bytes left for keys that coordinate a run
         self.keys: Keyspace = Keyspace()
         self.leases: Leases = Leases()
         self.watches: Watches = Watches(self.keys.groups.name_of)
@@ -97,7 +94,7 @@ class State:
     def at_most(
         self, limit: str, amount: float, of: object = "", *, for_keys: Collection[str] = (), spare: int | None = None
     ) -> None:
-        """Refuse an amount above a limit. Keys that coordinate a run may exceed it by `spare`, by default an eighth."""
+        """Refuse an amount above a limit. Keys that coordinate a run may exceed limits by `spare`."""
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             room = most // SPARE_SHARE if spare is None else spare
@@ -111,7 +108,7 @@ class State:
         """Refuse a request that would exceed the memory limit."""
         kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
-        # Count the history as grown to its limit, but not all of a large snapshot: the server closes its reader first.
+        # Count a history at its limit, but not all of a large snapshot: the server closes its reader first.
         held += self.limits.history_bytes_max - self.history.bytes
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.at_most("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
@@ -119,7 +116,7 @@ class State:
     # -------------------------------------------------------------------------------------- writes
 
     def admit(self, write: Write, leases: int = 0) -> bytes:
-        """Check a write, but not its room; return the new value. Earlier operations of the request add `leases`."""
+        """Check a write, but not its room; return the new value. `leases`: the request's new leases so far."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)
@@ -144,7 +141,7 @@ class State:
         return value
 
     def written_bytes(self, request: Request[Any]) -> int:
-        """Return the approximate bytes that a request would write; an append writes the key's whole value."""
+        """Return the approximate bytes that a request would write; an append writes the whole value."""
         size = 0
         for operation in operations_of(request):
             size += ENTRY_OVERHEAD + len(getattr(operation, "value", b""))
@@ -217,10 +214,10 @@ class State:
             self.check_room(((key, size),))
 
     def check_room(self, writes: Collection[tuple[str, int]]) -> None:
-        """Refuse writes that the store has no room for; `writes` are pairs of a key and its new value's size."""
+        """Refuse writes, pairs of a key and its new size, that the store has no room for."""
         names = [key for key, _ in writes]
         keys = size = 0  # added by these writes
-        grown: dict[str, list[int]] = {}  # by group: the keys and bytes that these writes add
+        grown: dict[str, list[int]] = {}  # by group: added keys and bytes
         for key, value_size in writes:
             before = self.keys.get(key)
             if before is None:
@@ -259,7 +256,7 @@ class State:
 
     def _check_lease(self, lease: int, write: Write) -> None:
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
-            return  # `Add` and `Append` leave an existing key on its lease
+            return  # an existing key keeps its lease
         record = self.lease(lease)
         if write.key in record.keys:
             return
@@ -304,7 +301,6 @@ class State:
         """Refuse a request if its reply could not be kept."""
         self.at_most("session_replies_max", len(session.replies) + 1)
         self.at_most("session_replies_bytes_max", session.held_bytes + 1)
-        # Even if the kept replies of all clients exceed the limit, a client that has none may get a small one.
         if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
             self.at_most("replies_bytes_max", self.sessions.budget.bytes + 1)
 

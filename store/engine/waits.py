@@ -1,8 +1,8 @@
 """Pure: the waits for keys to exist, and their conditions.
 
 A wait is registered at the keys of its conditions, but at only one of its missing keys. When the missing key is
-written, the wait moves to another. So a write checks only the waits that are registered at the written key. If a change
-affects too many waits for one step, all of them are postponed (`PostponedWaits`, promise S11).
+written, the wait moves to another. A write checks only the waits registered at its key. If a change affects too many
+waits for one step, all of them are postponed (`PostponedWaits`, promise S11).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _Places = dict[str, dict[tuple[int, int], None]]  # by key: the waits registered at it, in order
 
-FORGOTTEN_AT_ONCE = 256  # waits of a closed peer removed in one step: half a millisecond
+FORGOTTEN_AT_ONCE = 256  # waits of a closed peer removed in one step: 0.5 ms
 WAIT_OVERHEAD = 200  # bytes counted per key of a wait
 
 
@@ -118,7 +118,7 @@ class Waits:
                 yield
 
     def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
-        """Return where the waits are registered that these changes affect: pairs of an index and a key in it."""
+        """Return where affected waits are registered: pairs of an index and a key in it."""
         found = []
         for change in changes:
             if (isinstance(change, Entry) or change.kind == "put") and change.key in self._at:
@@ -140,7 +140,7 @@ class Waits:
 
 
 class PostponedWaits:
-    """Waits to be checked in later steps, against the keys at the revision that affected each (`Past`), in order."""
+    """Waits to be checked in later steps, against the keys (`Past`) at the revision that affected each, in order."""
 
     def __init__(self) -> None:
         self.heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()
@@ -153,7 +153,7 @@ class PostponedWaits:
         self.heaps.append((revision, places))
 
     def next(self) -> tuple[Watcher, int]:
-        """Remove and return the next wait to check, and the revision from which on to check it."""
+        """Remove and return the next wait, and the revision to check it from."""
         revision, places = self.heaps[0]
         watcher, _ = places[-1].popitem()
         if not places[-1]:

@@ -1,9 +1,9 @@
 """Pure: the watches by prefix, and the recent history from which a watch can resume (promise S4).
 
 Watches are indexed by prefix, and prefixes by length. A changed key costs one lookup for each distinct length of the
-watched prefixes that may match it: those in the key's group (the keys of one run, see `keyspace`), and those too short
-for a group. So prefixes of thousands of lengths slow down only their own run. If the lookups of a request would take
-too long, the request may change fewer keys (`affordable`, promise S11).
+watched prefixes in its group (the keys of one run, see `keyspace`), and of prefixes too short for a group. Prefixes of
+thousands of lengths slow down only their own run. A request that would need too many lookups may change fewer keys
+(`affordable`, promise S11).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 Watcher = tuple[int, int]  # a peer, and the id of its watch or wait
 
-CLOSED_AT_ONCE = 512  # watches of a closed peer removed in one step: half a millisecond
-SWEPT_AT = 1024  # empty places of freed revisions that the list may always have
+CLOSED_AT_ONCE = 512  # watches of a closed peer removed in one step: 0.5 ms
+SWEPT_AT = 1024  # places of freed revisions that the history's list may always have
 WATCH_OVERHEAD = 600  # bytes counted per watch, beside its prefix
-COMPARISONS_MOST = 131_072  # comparisons of changed keys with watched prefixes that a request may cause: about 20 ms
+COMPARISONS_MOST = 131_072  # comparisons of changed keys with watched prefixes, per request: about 20 ms
 LONG_KEY = 1024  # characters of a key whose comparison takes twice as long as that of a short key
 LENGTHS_FEW = 10  # lengths of a group's prefixes; with at most 10, 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
 EVENT_OVERHEAD = 200  # bytes counted per event, beside key and value
@@ -48,7 +48,7 @@ class Watches:
     def __init__(self, group_of: Callable[[str], str | None] = lambda _: None) -> None:
         self._group_of = group_of
         self.by_prefix: dict[str, dict[Watcher, None]] = {}
-        self._prefixes: dict[int, dict[int, str]] = {}  # the prefix of each watch, by peer and id
+        self._prefixes: dict[int, dict[int, str]] = {}  # watched prefixes, by peer and watch id
         self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of prefixes of each length
         self._sorted_lengths: dict[str, list[int]] = {}  # by group, ascending; lengths above a key's are skipped
         self._of_many_lengths: set[str] = set()  # groups whose prefixes have more than `LENGTHS_FEW` lengths
@@ -115,7 +115,7 @@ class Watches:
 
     @property
     def quick_to_ask(self) -> bool:
-        """True if the watched prefixes have so few lengths that a request may change any number of keys."""
+        """True if watched prefixes have so few lengths that any number of keys may change at once."""
         return not self._of_many_lengths
 
     def affordable(self, keys: Collection[str]) -> int:
@@ -138,10 +138,10 @@ class Watches:
         if len(changes) == 1:
             watchers = [each for prefix in self._watched(changes[0].key, -1) for each in self.by_prefix[prefix]]
             return [(tuple(watchers), tuple(changes))] if watchers else []
-        # In sorted order, keys with a common prefix are adjacent.
+        # Sorted keys with a common prefix are adjacent.
         order = sorted(range(len(changes)), key=lambda place: changes[place].key)
         stretches: dict[tuple[int, int], list[Watcher]] = {}
-        # The watched prefixes of the current key, shortest first, each with the index of the first key below it.
+        # Watched prefixes of the current key, shortest first, each with the index of its first key.
         begun: list[tuple[str, int]] = []
         for at in range(len(order) + 1):
             key = changes[order[at]].key if at < len(order) else None
@@ -158,7 +158,7 @@ class Watches:
     def _watched(self, key: str, beyond: int) -> list[str]:
         found = []
         group = self._group_of(key)
-        # A watched prefix without a group is at most as long as the group's name of any key below the prefix.
+        # A watched prefix without a group is no longer than the group's name of any key below.
         for lengths, longest in (
             (self._sorted_lengths.get("", ()), len(key if group is None else group)),
             (self._sorted_lengths.get(group, ()) if group else (), len(key)),
@@ -173,7 +173,7 @@ class Watches:
 
 
 class History:
-    """The changes of each revision after `compacted`, bounded by bytes. `began`: the revision of the new store."""
+    """The changes of each revision after `compacted`, bounded by bytes. `began`: the store's first revision."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max

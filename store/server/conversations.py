@@ -1,7 +1,6 @@
 """Shell: carries out the requests of peers in turns (`round_robin`), and has `dispatcher` send the results.
 
-A request is carried out, and all its results are queued, without an `await`: a
-change and its announcement are one step.
+A request is carried out, and all its results are queued, without an `await`, so that no other request comes between.
 
 A peer's requests wait while it does not read its answers: one packet of requests may ask for gigabytes.
 """
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-RECEIVE_BYTES = 256 * 1024  # bytes of the buffer that all peers share
+RECEIVE_BYTES = 256 * 1024  # size of the receive buffer that all peers share
 SLOW = 0.05  # seconds; slower requests are logged
 SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
@@ -51,7 +50,7 @@ class Conversations:
     clock: Callable[[], float]  # the time of requests
     stopwatch: Callable[[], float]  # measures turns
     figures: Callable[[], dict[str, Any]]
-    on_request: Callable[[str, str, float], None] | None = None  # called after each request: see `Server.on_request`
+    on_request: Callable[[str, str, float], None] | None = None  # see `Server.on_request`
     bytes_in: int = 0
 
     def __post_init__(self) -> None:
@@ -62,9 +61,9 @@ class Conversations:
         self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, have_pass=self._have_pass)
         self.accepted: Callable[[Peer], None] = self.handshakes.accepted
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
-        # peers that wait, unread, for the disk, or for their notifications to be queued
+        # Peers that are not read until the disk has caught up, or their notifications are queued.
         self._slowed: dict[Peer, None] = {}
-        # peers whose next request waits for room in a journal's group
+        # Peers whose next request waits until the journal's next group has room.
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
 
@@ -118,14 +117,14 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ turns
 
     def _done_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
-        """Carry out a request that arrived alone; return False if there is more to do."""
+        """Carry out `data` if it is one request; return False if more is left to do."""
         began = self.stopwatch()
         try:
             asked = peer.connection.only_request(data)
             if asked is None:
                 return False
             if self._durability.must_wait(asked[2], has_more=bool(peer.outbox.held)):
-                peer.stalled = asked  # `connection` does not return it again
+                peer.stalled = asked  # kept, as `connection` returns each request once
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
@@ -179,7 +178,7 @@ class Conversations:
                     self.handshakes.take_in(peer, item, self._welcome)
                 elif isinstance(item, Bye):
                     peer.close(Closing.GOODBYE)
-                elif item is not None:  # None while a large request is decoded
+                elif item is not None:  # `item` is None while a large request is decoded
                     if self._durability.must_wait(item[2], has_more=bool(peer.outbox.held)):
                         peer.stalled = item
                         peer.pause_reading()
@@ -222,7 +221,7 @@ class Conversations:
 
     def _count_time(self, seconds: float) -> None:
         self._turns.spent += seconds
-        if self._turns.spent > TURN:  # the pass resets it to 0
+        if self._turns.spent > TURN:  # time for a new pass of the loop, which sets `spent` to 0
             self._have_pass()
 
     def _have_pass(self) -> None:
@@ -252,10 +251,10 @@ class Conversations:
         """Wait until all peers that now wait for their first turn have had it."""
         came = self._turns.came
         while self._turns.waits(came):
-            await anyio.lowlevel.checkpoint()  # each pass of the loop begins with turns while any peer waits
+            await anyio.lowlevel.checkpoint()  # one pass of the loop, which gives waiting peers turns
 
     def unheard(self, now: float) -> dict[int, float]:
-        """Return the ids of peers whose requests wait, each with the seconds of waiting."""
+        """Map the id of each peer with waiting requests to their seconds of waiting."""
         waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.peers_awaiting_disk())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
 
@@ -304,7 +303,7 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ the disk
 
     def became_durable(self, number: int) -> None:
-        """Release the frames that waited for steps up to `number`, and resume reading paused peers."""
+        """Send the frames that waited for step `number`, now on disk, and read paused peers again."""
         self.dispatcher.release(number)
         self._read_slowed()
         if self._for_disk:

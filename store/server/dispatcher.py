@@ -1,8 +1,8 @@
-"""Shell: sends answers, events and farewells, queued with each peer and written once per batch.
+"""Shell: queues answers, events and goodbyes for each peer, and writes each queue once per batch.
 
-The notifications of a change are queued in slices if there are many (S11). A peer's pending notifications are queued
-before any other frame for this peer, so that the order stays. If the outbox of a slow reader exceeds
-`outbox_bytes_max`, its watches end, each with the last revision sent, and the client resumes after it.
+Many notifications of one change are queued in slices (S11). A peer's pending notifications are queued before any other
+frame for this peer, so that the order stays. If the outbox of a slow reader exceeds `outbox_bytes_max`, its watches
+end. Each watch is told the last revision that was sent, after which the client resumes it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-SHARED_BYTES = 16 * 1024  # larger events and answers are encoded once for all readers
+SHARED_BYTES = 16 * 1024  # events and answers of this size are encoded once for all readers
 AT_ONCE = 64  # notifications that are queued before other peers have a turn
-CAUGHT_UP_AT_ONCE = 1024  # pending notifications of one peer; with more, its requests wait
-WRITTEN_AT_ONCE = 16  # peers written to between looks at the clock ...
-BYTES_AT_ONCE = 2 * 1024 * 1024  # ... or this many bytes, about a millisecond
-POSTPONED_MOST = 64  # changes with postponed waits; with this many, requests wait
-ANNOUNCEMENTS_MOST = 256  # changes with pending notifications; with this many, requests wait
+CAUGHT_UP_AT_ONCE = 1024  # a peer's requests wait while it has more pending notifications than this
+WRITTEN_AT_ONCE = 16  # peers written to before the clock is read again
+BYTES_AT_ONCE = 2 * 1024 * 1024  # bytes written before the clock is read again: 1 ms
+POSTPONED_MOST = 64  # requests wait while this many changes have postponed waits
+ANNOUNCEMENTS_MOST = 256  # requests wait while this many changes have pending notifications
 
 
 class Dispatcher:
-    """The pending notifications, and the peers to write to. `have_pass` schedules a pass of the event loop."""
+    """The pending notifications, and the peers to write to. `have_pass` schedules the next pass that sends."""
 
     def __init__(self, peers: Peers, *, stopwatch: Callable[[], float], have_pass: Callable[[], None]) -> None:
         self._peers = peers
@@ -49,7 +49,7 @@ class Dispatcher:
         # For each change: its pending notifications, by peer, and the function that queues one.
         self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
         self._owed = Counter[int]()  # the number of pending notifications, by peer
-        self._ended: set[tuple[int, int]] = set()  # watches that ended while notifications were pending
+        self._ended: set[tuple[int, int]] = set()  # ended watches: their pending notifications are dropped
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
         self._queued_in = self.dirty  # while `go_on` runs: `_later`
@@ -58,7 +58,7 @@ class Dispatcher:
 
     @property
     def behind(self) -> bool:
-        """True if so much is pending that requests must wait."""
+        """True if so many notifications or waits are pending that requests must wait."""
         return (
             len(self._announcements) >= ANNOUNCEMENTS_MOST or len(self._durability.engine.postponed) >= POSTPONED_MOST
         )
@@ -69,7 +69,7 @@ class Dispatcher:
         return bool(self.dirty or self._announcements or self._later or self._durability.engine.has_chores)
 
     def peers_awaiting_disk(self) -> Iterator[Peer]:
-        """Return the peers with frames that wait for the disk."""
+        """Return the peers all of whose frames wait for the disk."""
         return (peer for peer in self._holding if not peer.outbox.ready)
 
     def owes_much(self, peer_id: int) -> bool:
@@ -93,7 +93,7 @@ class Dispatcher:
             match delivery:
                 case Delivery(watchers=watchers, events=events):
                     encoded = self._encode_events(events)
-                    if opening:  # in steps, each of which waits for a nearly empty outbox
+                    if opening:  # a watch opens in steps, each of which waits for a nearly empty outbox
                         for peer_id, watch_id in watchers:
                             self.say(self._peers.by_id[peer_id], _frame(watch_id, encoded))
                     else:
@@ -111,7 +111,7 @@ class Dispatcher:
         if len(items) <= AT_ONCE:
             late = [item for item in items if self.owes_much(item[0])]
             for peer_id, what in items:
-                # A watch may exist a moment longer than its peer.
+                # The peer may be closed, and its watches not removed yet.
                 if not self.owes_much(peer_id) and (peer := self._peers.by_id.get(peer_id)) is not None:
                     self._catch_up(peer)
                     tell(peer, what)
@@ -164,7 +164,7 @@ class Dispatcher:
                     left.move_to_end(peer_id, last=False)
                 if (owed := self._owed.pop(peer_id, 0)) > len(some):
                     self._owed[peer_id] = owed - len(some)
-                if (peer := self._peers.by_id.get(peer_id)) is not None:  # the peer may have closed
+                if (peer := self._peers.by_id.get(peer_id)) is not None:  # unless the peer has closed meanwhile
                     for what in some:
                         tell(peer, what)
             if not left:
@@ -191,7 +191,7 @@ class Dispatcher:
     # ------------------------------------------------------------------------------------------ one peer
 
     def _answer(self, number: int, peer: Peer, answer: Answer) -> None:
-        """Queue the answer to a parked wait. Thousands of waits may end at once, so the outbox limit applies."""
+        """Queue the answer to a parked wait, or an error if the outbox is full."""
         frame = self.encode(answer.request_id, answer.response)
         if peer.outbox.bytes + weight(len(frame)) > self._outbox_bytes_max:
             message = (
@@ -227,12 +227,12 @@ class Dispatcher:
         return shared
 
     def _tell(self, number: int, encoded: bytes | Shared, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
-        """Queue events for one watch, or end it if its reader is too slow."""
+        """Queue events for one watch, or end the watch if its reader is too slow."""
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
-        # Events of one revision may exceed the limit of an outbox. A reader with an almost empty outbox gets them
-        # all the same, or its watch would end at this revision each time.
+        # A reader with an almost empty outbox gets even events beyond the limit: otherwise its watch would end at this
+        # revision after each resume.
         frame = _frame(watch_id, encoded)
         size = weight(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
@@ -246,12 +246,12 @@ class Dispatcher:
             self._queue(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
 
     def say(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
-        """Queue a frame, to be sent once `number`, by default the last step, is durable."""
+        """Queue a frame, to be sent once step `number`, by default the last, is on disk."""
         self._catch_up(peer)
         self._queue(peer, frame, self._durability.pending_commits.appended if number is None else number)
 
     def answer_alone(self, peer: Peer, frame: Frame, number: int) -> None:
-        """Queue the only answer of a batch, or write it at once."""
+        """Write the only answer of a batch at once, unless it must wait for the disk or other frames."""
         if (
             peer.outbox.bytes
             or self._announcements
@@ -278,11 +278,11 @@ class Dispatcher:
         if peers.outboxes.bytes > peers.outboxes_kept_back and peers.outboxes_hold_too_much:
             for reader in (*self.dirty, *self._later):
                 if peers.outboxes_hold_too_much:
-                    reader.flush()  # it may make enough room
+                    reader.flush()  # sending may make enough room
             peers.make_room_in_outboxes()
 
     def flush(self) -> None:
-        """Write queued frames, one write per peer; after `BYTES_AT_ONCE`, leave the rest to the next passes."""
+        """Write queued frames, one write per peer; beyond `BYTES_AT_ONCE`, in the next passes."""
         room = BYTES_AT_ONCE
         while self.dirty and room > 0:
             room -= _flush(self.dirty.popitem(last=False)[0])
@@ -290,7 +290,7 @@ class Dispatcher:
             self.write_later(self.dirty.popitem(last=False)[0])
 
     def release(self, number: int) -> None:
-        """Release the frames that waited for steps up to `number`, and resume reading their peers."""
+        """Send the frames that waited for step `number`, now on disk, and read their peers again."""
         waiting = list(self._holding)
         few = len(waiting) <= AT_ONCE
         for peer in waiting:

@@ -1,11 +1,9 @@
 """Shell: delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
-`journal` makes each step durable, and `pending_commits` knows which replies wait for which step.
-
-If the journal cannot write, the server reads the store back from the disk: no reply of the lost steps was sent. The
-server drops its connections (clients reconnect and repeat unanswered requests), refuses writes, and retries each
-second. On a full disk, deletes continue. After a failed fsync a crash may lose or keep the last group. So the server
-accepts no client, which could see either state, until a later commit is durable.
+If the journal cannot write, the server reads the store back from the disk, without the lost steps, of which no reply
+was sent. After a failed write the server drops its connections, refuses writes, and tries the disk again each second.
+After a failed fsync, the last group of changes may survive a crash or not, so no client is accepted until a later
+commit is durable.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-STOP_WITHIN = 3.0  # seconds for the last group to reach the disk
+STOP_WITHIN = 3.0  # seconds that a shutdown waits for the last group
 SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # operations that are quick to write
 SMALL_OPERATIONS, SMALL_BYTES = 16, 16 * 1024
 NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
@@ -44,14 +42,14 @@ class Durability:
     engine: Engine
     journal: Journal | None
     clock: Callable[[], float]
-    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]  # runs a function that waits for the disk
-    on_durable: Callable[[int], None]  # gets the last number on disk
-    on_restored: Callable[[Engine], None]  # gets the store read back from the disk, which replaces `engine`
+    in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]  # runs a blocking function in a thread
+    on_durable: Callable[[int], None]  # called with the number of the last step on disk
+    on_restored: Callable[[Engine], None]  # called with an engine read back from the disk
     cut: Callable[[], None]  # closes every connection
-    ended: Callable[[asyncio.Task[None]], None]  # gets each ended background task, which may have failed
+    ended: Callable[[asyncio.Task[None]], None]  # called with each ended background task
     leaving: bool = False
     _probing: asyncio.Task[None] | None = field(default=None, init=False)
-    _goes_back: bool = field(default=False, init=False)  # the store is being read back, and no reply is sent
+    _goes_back: bool = field(default=False, init=False)  # the store is being read back; no client is accepted
 
     def __post_init__(self) -> None:
         self._limits = self.engine.limits
@@ -59,7 +57,7 @@ class Durability:
 
     @property
     def behind(self) -> bool:
-        """True if so much is not on disk yet that requests must wait."""
+        """True if so many changes are not on disk yet that requests must wait."""
         return self.pending_commits.bytes > self._limits.journal_bytes_max
 
     @property
@@ -70,12 +68,12 @@ class Durability:
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
         """Return whether a request must wait for the disk; `has_more`: earlier replies to its peer wait for the disk.
 
-        A peer whose earlier replies do not wait may make a small write at any time.
+        A small write need not wait if no earlier reply to its peer waits.
         """
         return self.is_full and mutates(request) and (has_more or not _is_small(request))
 
     def refusal(self) -> str | None:
-        """Return the reason why no peer can be accepted now, or None."""
+        """Return why no client can be accepted now; None if clients can."""
         if self._goes_back:
             return f"the store is read from its disk again: {self.engine.read_only}"
         if self.journal is not None and self.journal.in_doubt:
@@ -83,7 +81,7 @@ class Durability:
         return None
 
     def record(self) -> None:
-        """Hand the facts of the last step to the journal."""
+        """Hand the changes of the last step to the journal."""
         if self.journal is not None and self.engine.read_only is None and not self.leaving:
             facts = self.engine.take_facts()
             if facts is not None:
@@ -96,7 +94,7 @@ class Durability:
         loop = asyncio.get_running_loop()
 
         def report(what: Callable[[Any], None], how: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop may end while the disk hangs
+            with contextlib.suppress(RuntimeError):  # raised if the loop ended while the disk hung
                 loop.call_soon_threadsafe(what, how)
 
         self.pending_commits.written(self.journal.appended)
@@ -109,16 +107,16 @@ class Durability:
             self._probing.add_done_callback(self.ended)
 
     async def stop(self) -> None:
-        """Make pending changes durable and release their frames."""
+        """Write pending changes to disk, and release the frames that wait for it."""
         self.leaving = True
         journal = self.journal
         if journal is not None:
             if self._probing is not None:
                 self._probing.cancel()
                 await asyncio.wait([self._probing])
-            # The loop handles the writer's last reports before this await returns.
+            # The loop handles the journal's last reports before this `await` returns.
             if not await self.in_thread(lambda: journal.stop(within=STOP_WITHIN)):
-                self.cut()  # held and later frames must not be sent
+                self.cut()  # the disk hangs: held frames must not be sent
 
     def _became_durable(self, number: int) -> None:
         self.pending_commits.written(number)
@@ -139,14 +137,14 @@ class Durability:
         self._probing.add_done_callback(self.ended)
 
     async def _go_back(self, journal: Journal, why: str) -> None:
-        """Read the store back from the disk, which takes seconds; accept writes again once the disk does."""
+        """Read the store back from the disk; accept writes again once the disk does."""
         engine = await self.in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self.clock()))
         engine.read_only = why
         self.engine = engine
         self._goes_back = False
         self.pending_commits = PendingCommits(durable=journal.appended, revision=engine.revision)
         self.on_restored(engine)
-        if not journal.answered:  # if `answered`, only the content of one step was refused
+        if not journal.answered:  # the disk failed; it did not only refuse a step's content
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
             while not await self.in_thread(journal.try_again):  # noqa: ASYNC110 - a disk sends no notification
@@ -157,7 +155,7 @@ class Durability:
         await self._wait_for_room(journal, why)
 
     async def _wait_for_room(self, journal: Journal, why: str) -> None:
-        """Refuse most writes but deletes while the journal is `only_deletes`, then large writes until there is room."""
+        """Refuse most writes but deletes while `journal.only_deletes`, then large writes until there is room."""
         engine, state = self.engine, self.engine.state
         journal.short_of_room = True
         if journal.only_deletes:

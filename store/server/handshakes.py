@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from store.server.peer import Peer
     from store.server.peers import Peers
 
-HELD_MOST = 5.0  # seconds that a new client may have to wait for a session
-SOON = 0.001  # seconds that a clock may be behind
+HELD_MOST = 5.0  # seconds that a new client may be kept waiting for a session
+SOON = 0.001  # seconds that the timer's clock may be behind
 
 
 @dataclass(eq=False, repr=False)
 class Handshakes:
-    """Accepts or refuses new peers, by the server's `token`, if any. Once `leaving`, it refuses all."""
+    """Accepts or refuses new connections. `token`: the secret of clients, if any; `leaving`: refuse all."""
 
     peers: Peers
     token: bytes | None
     clock: Callable[[], float]
     leaving: bool = False
-    bytes_out: int = 0  # to peers that have closed
-    _refuses: bool = False  # the last connection was refused
+    bytes_out: int = 0  # bytes sent on connections that have ended
+    _refuses: bool = False  # the last connection was refused: do not log the next refusal
 
     def __post_init__(self) -> None:
         self._by_id, self._durability, self._table = self.peers.by_id, self.peers.durability, self.peers.table
@@ -70,7 +70,7 @@ class Handshakes:
         self._by_id[peer.id] = peer
         self.empty.clear()
         within = engine.limits.handshake_timeout
-        # "limit" lets an honest client on a busy machine retry.
+        # After a refusal for "limit", an honest client retries.
         why = Sorry("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.came(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
         table.expect(peer, within, partial(self.peers.hang_up, peer, why), patiently=True)
@@ -95,7 +95,7 @@ class Handshakes:
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)
         if replaced is not None:
-            # The client has reconnected. Its old network path may be cut, which would delay a close.
+            # The old connection's network path may be cut, which would delay a close.
             replaced.abort()
         self._table.proved(peer)
         durable = self._durability.journal is not None

@@ -1,26 +1,23 @@
 """Shell: makes steps durable: SQLite, one writer thread, group commit (promise S3).
 
-The server appends the facts of each step and gets the step's number. Replies wait in the outboxes until their step is
-durable. The writer commits all appended facts, a *group*, in one transaction, and reports the last number
-of the group. During its fsync the next group gathers.
+The server appends the changes (`Facts`) of each step, and gets the step's number. Replies wait in the outboxes until
+their step is on disk. The writer thread commits all appended facts, a *group*, in one transaction, and reports the last
+number of the group.
 
 SQLite runs in WAL mode with `synchronous=FULL` (https://sqlite.org/pragma.html#pragma_synchronous): a commit is on the
-disk when it returns. A damaged file is never changed: it is opened for writing only after all of it has been read.
-Damage is shown by the checksum of each row (`rows`), by SQLite's log (`wal`), and by a file beside the database
-(`Mark`).
+disk when it returns. A damaged file is never changed: a file is opened for writing only after all of it has been read.
 
-When a write fails, the group is rolled back as a whole. Then:
+When a write fails, the group is rolled back, and the next step depends on the error:
 
-- Another program holds SQLite's lock: the writer waits for it.
-- SQLite refuses a row for its content, say one that is too large: the group is written up to the step with that row
-  (`_write_group`). The kept reply to this step becomes the error. The journal stops.
-- The disk is full: SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
+- If another program holds SQLite's lock, the writer waits for it.
+- If SQLite refuses a row for its content, such as its size, the group is written up to the step with that row
+  (`_write_group`), the kept reply to this step becomes the error, and the journal stops.
+- If the disk is full, SQLite's log is emptied into the database, which holds each page once. If that is not enough, the
   group is written up to the step that does not fit, and the journal stops.
-- Other errors: the journal stops, and the server returns to the disk's state (`durability`).
+- After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
-Deletes can be written even on a full disk. `Reserve` keeps room for them (`RESERVE_BYTES`), and for a few writes of
-keys that steer (`room_to_steer`). A group is committed only if this room stays free (`_keep_room`), so the log can
-always be emptied.
+`Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
+(`room_to_steer`). A group is committed only if there is room to empty SQLite's log afterwards (`_keep_room`).
 """
 
 from __future__ import annotations
@@ -58,39 +55,40 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# After these errors SQLite's log lacks the end of the group, which SQLite ignores; after others it may be complete.
+# After SQLITE_FULL and SQLITE_IOERR_WRITE, SQLite's log lacks the end of the group, so SQLite ignores the group. After
+# other errors, the log may hold all of it.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
-MARGIN_BYTES = 1024 * 1024  # free room, beside the reserve, that writes other than deletes require
-# Seconds for one group; on a slow disk, three times as long as a small group takes. A small write waits for the rest of
-# one group and for its own. With twice as long, a slow disk would spend half its time on the fixed part of its groups.
+MARGIN_BYTES = 1024 * 1024  # bytes free, beside the reserve, before more than deletes is accepted again
+# Seconds that writing a group should take; on a slow disk, three times as long as a small group takes. If it were twice
+# as long, a slow disk would spend half its time on the fixed costs of groups.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
-GROUP_BYTES = 1024 * 1024  # of the first groups; later sizes follow from the time that groups took
+GROUP_BYTES = 1024 * 1024  # bytes of the first groups; later sizes follow from the time that groups took
 GROUP_BYTES_LEAST, GROUP_BYTES_MOST = 16 * 1024, 64 * 1024 * 1024
-BUSY_SECONDS = 1.0  # between checks for `stop` while another program holds SQLite's lock
-LOG_BYTES = 4 * 1024 * 1024  # an idle writer empties a longer log of SQLite
+BUSY_SECONDS = 1.0  # seconds between checks for `stop` while another program holds SQLite's lock
+LOG_BYTES = 4 * 1024 * 1024  # an idle writer empties SQLite's log if it is longer
 PAGE_BYTES = 4096  # SQLite's default
-LONG_LOG_BYTES = 4 * LOG_BYTES  # a longer log shows that another program reads the database ...
+LONG_LOG_BYTES = 4 * LOG_BYTES  # a log that stays longer shows that another program reads the database
 LONG_LOG = (
     "%s is %d bytes long, and grows with each write, since another program reads the database all the while: end that "
     "program, a backup or a shell of SQLite"
 )
-GROUPS_LONG = 3  # ... if it stays long for this many groups
+GROUPS_LONG = 3  # consecutive groups after which a long log is reported
 IDLE_SECONDS = 1.0  # seconds without writes before unused pages are returned
-FREE_PAGES_KEPT = 1024  # unused pages kept for reuse: 4 MiB, or a quarter of the file if that is more
-FREE_PAGES_AT_ONCE = 64  # returned in one step: some 50 ms in a file of a gigabyte
-PAGES_WRITTEN_ANEW = 1024  # 4 MiB, some 100 ms: a file up to this size is rewritten as a whole
+FREE_PAGES_KEPT = 1024  # unused pages kept for reuse, or a quarter of the file if that is more
+FREE_PAGES_AT_ONCE = 64  # unused pages returned in one step: some 50 ms in a file of a gigabyte
+PAGES_WRITTEN_ANEW = 1024  # used pages up to which a file is rewritten as a whole: 4 MiB, some 100 ms
 
 
 class Unwritable(Exception):
-    """SQLite or Python refused a row for its content. Nothing of the group was written."""
+    """SQLite or Python refused a row for its content, so nothing of its group was written."""
 
 
 class Journal:
-    """The durable half of a store. If another server uses the directory, `StoreUsageError` is raised."""
+    """The durable half of a store."""
 
     group_bytes: int = GROUP_BYTES  # of the next group
-    _least_seconds = 0.0  # the average time of a small group
+    _least_seconds = 0.0  # average seconds to write a small group
 
     def __init__(self, directory: str | os.PathLike[str], *, new_id: str) -> None:
         self._directory = Path(os.path.abspath(directory))  # the program may `chdir`
@@ -104,20 +102,20 @@ class Journal:
         self._probing = threading.Lock()  # held during a probe of the disk
         self._closed = False
         self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
-        self._store_id, self._group = "", 0  # the number of the last durable group
+        self._store_id, self._group = "", 0  # `_group`: the number of the last group on disk
         self._untidy = True  # there may be unused pages to return to the disk
         self._long_for = 0  # consecutive groups after which the log was too long
-        self._grows = self._free_bytes = 0  # the growth of the database, and its free room
+        self._grows = self._free_bytes = 0  # bytes that the log will add to the database, and its unused bytes
         self.appended: int = 0
         self.commits: int = 0
         self.commit_seconds: float = 0.0
         self.in_doubt: bool = False  # the last group may be on disk or not
         self.log_bytes: int = 0
-        self.only_deletes: bool = False  # only deletes, and `room_to_steer` bytes of keys that steer, are written
-        self.short_of_room: bool = False  # writes are refused for their size: unused pages go back to the disk
-        self.answered: bool = False  # the kept reply to the failed step names the error
+        self.only_deletes: bool = False  # only deletes, and a few keys that coordinate a run, are written
+        self.short_of_room: bool = False  # large writes are refused, so all unused pages are returned to the disk
+        self.answered: bool = False  # a step's content was refused, and its kept reply is the error
         self._lock_file = take_lock(Path(directory))
-        let_go_in_children(self, self._lock_file)  # otherwise a forked child would keep the lock
+        let_go_in_children(self, self._lock_file)  # so that a forked child does not keep the lock
         try:
             with reporting(self._path):
                 if not self._path.exists():
@@ -129,7 +127,7 @@ class Journal:
                 except sqlite3.OperationalError:
                     if not is_full(self._path):
                         raise
-                    self._reserve.give_up()  # SQLite's log index needs room, too
+                    self._reserve.give_up()  # SQLite needs room for its log's index
                     version = verify(self._directory)
                 if version != rows.FORMAT:
                     carry_over(self._path, version)
@@ -149,14 +147,14 @@ class Journal:
         database.execute("PRAGMA synchronous=FULL")
         database.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone does not reach the disk
         database.execute(f"PRAGMA journal_size_limit={LOG_BYTES}")
-        # Debian's default overwrites deleted data with zeros
+        # SQLite on Debian overwrites deleted data with zeros by default.
         database.execute("PRAGMA secure_delete=OFF")
         return database
 
     def load(self) -> Saved:
-        """Return the store on the disk; StoreUsageError if the file is damaged. The writer must not run."""
+        """Return the store on the disk; StoreUsageError if the file is damaged. The writer thread must not run."""
         with self._wake:
-            self._pending.clear()  # pending facts depend on lost writes
+            self._pending.clear()  # pending facts may depend on lost writes
         with reporting(self._path):
             with contextlib.closing(self._open_to_read()) as database:
                 saved = rows.load(database)
@@ -168,7 +166,7 @@ class Journal:
     # ------------------------------------------------------------------------------------------ writing
 
     def append(self, facts: Facts) -> int:
-        """Add facts to the next group; return their number."""
+        """Add a step's facts to the next group; return the step's number."""
         with self._wake:
             self.appended += 1
             self._pending.append(facts)
@@ -176,7 +174,7 @@ class Journal:
             return self.appended
 
     def start(self, *, on_durable: Callable[[int], None], on_failure: Callable[[str], None]) -> None:
-        """Start the writer, after `load`; it reports the last durable number, or why it has ended."""
+        """Start the writer thread, after `load`; it reports the last number on disk, or its final error."""
         assert self._database is not None, "what is there is read before anything is added"
         self._stopping, self._untidy = False, True
         self._thread = threading.Thread(
@@ -197,7 +195,7 @@ class Journal:
         return True
 
     def try_again(self) -> bool:
-        """After a failure, return whether deletes can be written."""
+        """Try to write after a failure; return whether deletes, at least, can be written."""
         with self._probing:
             if self._closed:
                 return False
@@ -212,16 +210,16 @@ class Journal:
         """Return whether more than deletes can be written."""
         least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
         if self.only_deletes and self._reserve.take(least + MARGIN_BYTES):
-            self.only_deletes = not self._reserve.take(least)  # the margin stays free for other writes
+            self.only_deletes = not self._reserve.take(least)  # leaves the margin free for other writes
         return not self.only_deletes
 
     def room(self) -> int:
-        """Return the most bytes of one write, which is stored as an entry, in the history and in the log."""
+        """Return the most bytes of one write, which is stored in its entry, in the history and in the log."""
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
     def room_to_steer(self) -> int:
-        """Return the bytes that keys that steer may take per second while `only_deletes`; most room is for deletes."""
+        """Return the bytes per second for keys that coordinate a run while `only_deletes`; most room is for deletes."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
 
@@ -247,7 +245,7 @@ class Journal:
         """
         if os.getpid() != self._pid:
             return
-        # A probe that hangs still uses the database.
+        # A probe of the disk uses the database, too.
         idle = self.stop(within=within) and self._probing.acquire(timeout=-1 if within is None else within)
         if not idle:
             log.error("%s cannot be written: changes that were not acknowledged are given up", self._directory)
@@ -277,13 +275,13 @@ class Journal:
                     break
                 if self._stopping:
                     return None
-            self._untidy |= self.short_of_room  # the disk may have room now, or no reader of the log
+            self._untidy |= self.short_of_room  # try again: the disk may have room now
             while self._untidy and not self._is_wanted():
                 self._tidy_up()
         count = size = 0
         for facts in self._pending.copy():  # the server may append meanwhile
             size += facts.size
-            if count and size > self.group_bytes * 3 // 2:  # small writes may exceed it by half
+            if count and size > self.group_bytes * 3 // 2:  # may exceed `group_bytes` by half
                 break
             count += 1
         with self._wake:
@@ -295,9 +293,9 @@ class Journal:
         return bool(self._pending) or self._stopping
 
     def _write_group(self, group: list[Facts], last: int, on_durable: Callable[[int], None]) -> None:
-        """Write a group; if that fails, halves of it, up to the step that is refused or does not fit.
+        """Write a group; if a step is refused or does not fit, find it by halving, and write the steps before it.
 
-        Steps after that one, which may depend on it, are dropped, and clients repeat their requests.
+        Later steps, which may depend on the failed one, are dropped; clients repeat their requests.
         """
         self.answered = False
         try:
@@ -337,7 +335,7 @@ class Journal:
         self._roll_back()
         self.only_deletes = _is(error, *_WITHOUT_ITS_END)
         if isinstance(error, sqlite3.Error):
-            # Errors of Python's `sqlite3` have no code: the group may be on disk or not.
+            # An error without a code is one of Python's `sqlite3`: the group may be on disk or not.
             code = getattr(error, "sqlite_errorcode", None)
             if code not in (*_WITHOUT_ITS_END, sqlite3.SQLITE_BUSY):
                 self.in_doubt = True
@@ -362,7 +360,7 @@ class Journal:
         self.commit_seconds += took
         self._untidy = True
         self._long_for = self._long_for + 1 if self.log_bytes > LONG_LOG_BYTES else 0
-        if self._long_for == GROUPS_LONG:  # after a single large group, SQLite restarts the log with the next
+        if self._long_for == GROUPS_LONG:  # the log stays long, though SQLite restarts it after a single large group
             log.warning(LONG_LOG, self._log, self.log_bytes)
         self._mark.write(self._store_id, self._group)
         self._learn(sum(facts.size for facts in group), took)
@@ -371,19 +369,19 @@ class Journal:
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
         most = max(GROUP_SECONDS, 3 * self._least_seconds)
-        if 2 * size >= self.group_bytes and not 0.8 * most < took < most:  # a small group says nothing about a full one
+        if 2 * size >= self.group_bytes and not 0.8 * most < took < most:  # a large group that was too fast or too slow
             wanted = int(self.group_bytes * min(max(0.9 * most / took, 0.5), 2.0))
             self.group_bytes = min(max(wanted, GROUP_BYTES_LEAST), GROUP_BYTES_MOST)
 
     def _roll_back(self) -> None:
         assert self._database is not None, "something was written to be rolled back"
-        with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back by itself
+        with contextlib.suppress(sqlite3.Error):  # raised if SQLite has rolled back by itself
             self._database.execute("ROLLBACK")
 
     # ------------------------------------------------------------------------------------------ room
 
     def _keep_room(self, beside: int) -> None:
-        """Raise SQLITE_FULL if there is no room to empty the transaction's log and for `beside` bytes more."""
+        """Raise SQLITE_FULL if the disk lacks room to empty the log, and for `beside` bytes more."""
         if not self._reserve.take(self._growth() + beside):
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -407,14 +405,14 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 return not busy
-            self._reserve.give_up()  # the reserve is for this growth of the database, too
+            self._reserve.give_up()  # the database may need the reserve to grow
         return False
 
     def _give_up_reserve(self, group: list[Facts]) -> bool:
         """Free the reserve if the group may use it; return whether it may."""
         may = self._may_use_reserve(group)
         if may:
-            self._reserve.give_up()  # the next try takes the room for growth again
+            self._reserve.give_up()  # the next try takes back what the database needs to grow
         return may
 
     def _may_use_reserve(self, group: list[Facts]) -> bool:
@@ -435,10 +433,10 @@ class Journal:
             self._untidy = spare > FREE_PAGES_AT_ONCE and not anew
             full = self.log_bytes > (LOG_BYTES // 4 if self.short_of_room else LOG_BYTES)
             if (self.short_of_room and full) or (not self._untidy and (spare > 0 or full)):
-                self._database.execute("PRAGMA busy_timeout=0")  # a reader must not delay the next group
+                self._database.execute("PRAGMA busy_timeout=0")  # waiting for a reader would delay the next group
                 self._empty_log()
                 self._growth()
-        except (sqlite3.Error, OSError) as error:  # tried again after the next write, or in a second if `short_of_room`
+        except (sqlite3.Error, OSError) as error:  # tidied up after the next write, or in 1 s if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False
         finally:
@@ -446,6 +444,6 @@ class Journal:
 
 
 def _is(error: Exception, *codes: int) -> bool:
-    """Return whether an error has one of these codes, or an extension of one."""
+    """Return whether an error has one of these codes, or an extended code of one."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and (code in codes or code & 0xFF in codes)

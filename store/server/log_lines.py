@@ -1,8 +1,7 @@
 """Pure: bounds the log lines about clients, and words warnings of limits that are nearly reached.
 
-Any client could cause thousands of lines a second, which fill the disk. So a slowly refilled token bucket limits the
-lines; the next line names the number of suppressed lines. The use of a limit is logged once at 80 %, and again only
-after it was below 70 %.
+Any client could cause thousands of lines a second, which fill the disk. A token bucket limits the lines about clients.
+A limit is logged once when 80 % of it are used, and again only after its use was below 70 %.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from store.engine.keyspace import Groups
 
 AT_ONCE = 1000  # lines: one for each node of a large job with a wrong token
-PER_SECOND = 10.0  # lines after that: about 100 MB a day
+PER_SECOND = 10.0  # after `AT_ONCE` lines: about 100 MB a day
 NEARLY = 0.8  # of a limit
 BELOW = 0.7  # of a limit
 
@@ -33,7 +32,7 @@ class RationedLog:
         self._unsaid = 0
 
     def write(self, log: logging.Logger, level: int, line: str, *args: Any) -> None:
-        """Write a line, if the limit allows."""
+        """Write a line, unless too many were written."""
         if not log.isEnabledFor(level):
             return
         now = self._clock()

@@ -1,8 +1,8 @@
 """Pure: the frames that wait for one peer, in order, and their memory.
 
-Frames that may be sent (`ready`) precede frames that are `held` until the step of their number is durable. `bytes` also
-counts the transport's unsent bytes. Frames that differ only in their heads share their other bytes: each outbox counts
-the shared bytes, and the sum of all outboxes counts them once.
+Frames that may be sent (`ready`) precede frames that are `held` until the step of their number is on disk.
+`Outbox.bytes` includes the transport's unsent bytes. Frames that differ only in their heads share their other bytes,
+which the sum of all outboxes counts once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
 
-# The most bytes handed to a transport at once, and of unread answers before a peer's requests wait.
+# The most bytes handed to a transport at once. While more answers than this are unread, a peer's requests wait.
 PIECE_BYTES = 256 * 1024
 
 _number = itemgetter(0)
 
 
 def weight(size: int) -> int:
-    """Return a frame's bytes with bookkeeping, and a quarter for the allocator."""
+    """Return the memory of a frame, with bookkeeping and a quarter for the allocator."""
     return size + (size >> 2) + 64
 
 
@@ -48,7 +48,7 @@ class SharedFrame:
         return len(self._head) + self._rest.size
 
     def part(self, start: int, end: int) -> bytes | memoryview:
-        """Return a part, without a copy if it lies in one chunk."""
+        """Return the bytes from `start` to `end`, without a copy if possible."""
         pieces: list[memoryview] = []
         for chunk in (self._head, *self._rest.chunks):
             if start < len(chunk) and end > 0:
@@ -57,7 +57,7 @@ class SharedFrame:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def hold(self, more: int) -> int:
-        """Count `more` outboxes (1 or -1) that hold it; return the change of the bytes of all outboxes."""
+        """Note that one outbox more (1) or less (-1) holds the frame; return the change of all outboxes' bytes."""
         is_last = self._rest.holders == (0 if more > 0 else 1)
         self._rest.holders += more
         return more * (weight(len(self._head)) + is_last * weight(self._rest.size))
@@ -73,7 +73,7 @@ class Outbox:
 
     def __init__(self, budget: ByteCount) -> None:
         self._budget = budget
-        # Lists: an empty deque takes 760 bytes, and most connections are idle.
+        # `ready` and `held` are lists: an empty deque takes 760 bytes.
         self.ready: list[Frame] = []
         self.held: list[tuple[int, Frame]] = []
         self._cut = 0  # bytes of the first frame that were taken already
@@ -86,19 +86,19 @@ class Outbox:
         self._count(frame, 1)
 
     def hold(self, frame: Frame, number: int) -> None:
-        """Queue a frame at the end, until this number is durable."""
+        """Queue a frame at the end, to be held until step `number` is on disk."""
         self.held.append((max(number, self.held[-1][0] if self.held else 0), frame))
         self._count(frame, 1)
 
     def release(self, number: int) -> bool:
-        """Release the frames up to this number; return whether others still wait."""
+        """Make held frames ready for steps up to `number`; return whether others are still held."""
         count = bisect_right(self.held, number, key=_number)
         self.ready += [frame for _, frame in self.held[:count]]
         del self.held[:count]
         return bool(self.held)
 
     def take(self) -> bytes | memoryview:
-        """Return about one piece of the ready frames."""
+        """Remove and return about `PIECE_BYTES` of the ready frames."""
         if len(self.ready[0]) > PIECE_BYTES:
             return self._take_part(self.ready[0])
         count = taken = 0
@@ -122,13 +122,13 @@ class Outbox:
         return part
 
     def handed(self, size: int) -> None:
-        """Set the bytes that the transport has not sent."""
+        """Note how many bytes the transport has not sent."""
         self.bytes += size - self._handed
         self._budget.bytes += size - self._handed
         self._handed = size
 
     def clear(self, *, but_begun: bool = False) -> None:
-        """Drop the frames; with `but_begun`, keep the rest of a begun one."""
+        """Drop the frames; with `but_begun`, keep the rest of a frame that is partly sent."""
         begun = self.ready[:1] if but_begun and self._cut else []
         for frame in (*self.ready[len(begun) :], *(frame for _, frame in self.held)):
             self._count(frame, -1)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from store.protocol.connection import ServerConnection
     from store.protocol.wire import Sorry
 
-# Errors of a connection that the client closed; with TLS, without an alert. (After a timeout, the network failed.)
+# Errors of a connection that the client closed; with TLS, without an alert. A timeout is a network failure.
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 PEER_BYTES = 8 * 1024  # memory of an idle connection
-PIECES_AT_ONCE = 4  # pieces written to one peer before other peers: a megabyte, up to a millisecond with TLS
-LEAVE_WITHIN = 5.0  # seconds for the last frames; S9 promises 10 in all
+PIECES_AT_ONCE = 4  # pieces written to one peer before other peers: a megabyte
+LEAVE_WITHIN = 5.0  # seconds in which a closing connection may send its last frames
 
 
 class Host(Protocol):
@@ -43,7 +43,7 @@ class Host(Protocol):
         """Handle `size` received bytes in the buffer."""
 
     def read_on(self, peer: Peer) -> None:
-        """Carry out the pending requests of a peer, and read it again, if possible."""
+        """Carry out the pending requests of a peer, and read from it again, if possible."""
 
     def write_later(self, peer: Peer) -> None:
         """Write more to a peer after other peers had their turn."""
@@ -68,13 +68,13 @@ class Peer(asyncio.BufferedProtocol):
         self.outbox: Outbox = Outbox(outboxes)
         self.bytes_out: int = 0
         self.connection: ServerConnection
-        self.unread: Iterator[Any] | None = None  # received requests that wait for room or a turn
+        self.unread: Iterator[Any] | None = None  # received requests that wait for room or for a turn
         self.stalled: Any = None  # the next request of `unread`, if it waits for the disk
         self.work: Any = None
         self.inbox_bytes: int = 0  # bytes of an incomplete frame, or of waiting requests
-        self._inbox_since = 0.0  # when one of these requests was last carried out, on the server's clock
+        self._inbox_since = 0.0  # when a request was last carried out, on the server's clock
         self.batch_bytes: int = 0  # bytes of the requests being carried out
-        self._to_hear = 0.0  # bytes received by `_marked_at` and not carried out
+        self._to_hear = 0.0  # bytes that had arrived at the time `_marked_at` and are not carried out
         self._marked_at = self._heard_at = -math.inf  # all requests received before `_heard_at` are carried out
         self.gone: bool = False  # closing or closed: its requests are ignored
         self.lags: bool = False  # it was logged that the peer reads too slowly
@@ -96,7 +96,7 @@ class Peer(asyncio.BufferedProtocol):
         """Handle an accepted connection."""
         self._transport = cast("asyncio.Transport", transport)
         self.secure = transport.get_extra_info("sslcontext") is not None
-        # With the limit 0, asyncio reports all unsent bytes, so that they are counted.
+        # With the limit 0, asyncio reports all unsent bytes.
         self._transport.set_write_buffer_limits(high=0)
         peername = transport.get_extra_info("peername")
         if peername:
@@ -117,7 +117,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         """Handle the client's end of stream."""
-        self.outbox.clear()  # the client does not wait for answers
+        self.outbox.clear()  # the client reads no more answers
         self.close(Closing.DROPPED)
         return False
 
@@ -176,26 +176,26 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def read_on(self) -> None:
-        """Resume a paused peer if its outbox has nothing to send."""
+        """Resume a paused peer's requests if no frame is ready to be sent."""
         if self.reading_paused and not self.outbox.ready and not self.gone:
             self._host.read_on(self)
 
     def resume_reading(self, now: float) -> None:
-        """Resume reading; the peer's silence during the pause does not count."""
+        """Resume reading; the pause is not the peer's silence (`frame_timeout`)."""
         if not self._transport.is_closing():
             self.reading_paused = False
             self.received_at = now
             self._transport.resume_reading()
 
     def count_inbox(self, size: int, *, progress: bool) -> None:
-        """Set the bytes of the received requests that are kept. With `progress`, a request was carried out."""
+        """Set the bytes of received requests that are not carried out. `progress`: one was carried out now."""
         if progress or not self.inbox_bytes:
             self._inbox_since = self.received_at
         self._inboxes.bytes += size - self.inbox_bytes
         self.inbox_bytes = size
 
     def inbox_cost(self, now: float) -> float:
-        """Return the bytes of unfinished requests times their age, which is highest for deliberately slow senders."""
+        """Return the bytes of unfinished requests times their age: high for deliberately slow senders."""
         return self.inbox_bytes * (1.0 + now - self._inbox_since)
 
     def note_all_carried_out(self) -> None:
@@ -208,7 +208,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def waiting_for(self, now: float) -> float:
         """Return how many seconds, at most, a request of this peer has waited, unread or not carried out."""
-        # A peer that never stops sending always has waiting requests. So only bytes received by `_marked_at` count.
+        # Count only bytes that arrived by `_marked_at`: an endless sender always has waiting requests.
         if self._to_hear <= 0:
             self._heard_at, self._marked_at = self._marked_at, now
             held: int = self._transport.get_extra_info("held_bytes", 0)  # received, but not decrypted
@@ -218,7 +218,7 @@ class Peer(asyncio.BufferedProtocol):
     def refuse(self, sorry: Sorry) -> None:
         """Send the reason of a refusal, and close the connection."""
         if not self.gone:
-            self.outbox.clear(but_begun=True)  # the client must not read the message as the rest of a begun frame
+            self.outbox.clear(but_begun=True)  # without the rest of a begun frame, the message is misread
             self.outbox.queue(wire.encode_sorry(sorry))
             self.close()
 

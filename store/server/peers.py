@@ -24,7 +24,7 @@ class Peers:
         self.table = table
         self.outboxes: ByteCount = ByteCount()
         self.inboxes: ByteCount = ByteCount()
-        # Outboxes may always hold this much, so that a full store stays readable.
+        # Outboxes may always hold this many bytes, so that a full store can still be read.
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
     def hang_up(self, peer: Peer, sorry: Sorry) -> None:
@@ -45,14 +45,14 @@ class Peers:
 
     @property
     def lasting_bytes(self) -> int:
-        """The `held_bytes` within the reserves; bytes beyond the reserves are freed by closing peers."""
+        """The `held_bytes`, of outboxes and inboxes only up to their reserves; closing peers frees the rest."""
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
         return outboxes + inboxes + self.table.bytes + self.durability.pending_commits.bytes
 
     @property
     def outboxes_hold_too_much(self) -> bool:
-        """True if a peer must be closed, unless sending makes room."""
+        """True if outboxes take too much memory: a peer must be closed, unless sending makes room."""
         return self._is_too_much(self.outboxes.bytes, self.outboxes_kept_back)
 
     def make_room_in_outboxes(self) -> None:
@@ -83,7 +83,7 @@ class Peers:
             peer.abort()
 
     def close_costliest_inboxes(self, now: float) -> None:
-        """Close the peer with the largest and oldest unfinished requests, if they take too much."""
+        """While unfinished requests take too much memory, close the peer with the largest and oldest."""
         while self._is_too_much(self.inboxes.bytes, self._limits.frame_bytes_max):
             costliest = max(self._there, key=lambda peer: peer.inbox_cost(now))
             what = (

@@ -1,7 +1,7 @@
 """Pure: the changes that are not on disk yet, and the replies that must wait for them (promise S3).
 
 Keep-alives, and reads of keys whose changes are on disk, are answered even while the disk hangs. A reply never names a
-later revision than the disk has.
+later revision than that on disk.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.messages import Request, Response
 
-PREFIX_LOOKS_MAX = 1024  # changed keys compared with a prefix; if there are more, listings wait for the disk
+PREFIX_LOOKS_MAX = 1024  # changed keys compared with a listing's prefix; if there are more, it waits for the disk
 
 
 class PendingCommits:
     """The changes that wait for the disk, and their bytes."""
 
     def __init__(self, *, durable: int, revision: int) -> None:
-        self.durable: int = durable  # the number of the last step on disk ...
-        self.revision: int = revision  # ... and the store's revision after it
-        self.appended: int = durable  # the number of the last step
+        self.durable: int = durable  # the number of the last step on disk
+        self.revision: int = revision  # the store's revision after the last step on disk
+        self.appended: int = durable  # the number of the last step in the journal
         self.bytes: int = 0
         self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after the step, facts
         self._last_revision = revision
@@ -49,7 +49,7 @@ class PendingCommits:
             _, (size, self.revision, facts) = self._steps.popitem(last=False)
             self.bytes -= size
             for what in _what_changed(facts):
-                if self._changed.get(what, number + 1) <= number:  # a later step has not changed it again
+                if self._changed.get(what, number + 1) <= number:  # no later step changed `what`
                     del self._changed[what]
 
     def wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
@@ -58,15 +58,15 @@ class PendingCommits:
             return self.durable, response
         number = self.appended if isinstance(response, Failed) else self._number_of(request)
         if isinstance(response, Listing | Counted | Pong):
-            # The reply is also true at the revision after step `number`: no key in it has changed since. A long
-            # listing may have an earlier revision, which it keeps.
+            # The reply is also true at the revision after step `number`, as no key in it has changed since. A long
+            # listing of an earlier revision keeps its revision.
             on_disk_by_then = self.revision if number <= self.durable else self._steps[number][1]
             if response.revision > on_disk_by_then:
                 response = response.replace(revision=on_disk_by_then)
         return number, response
 
     def _number_of(self, request: Request[Any]) -> int:
-        """Return the last step that the reply may reflect."""
+        """Return the number of the last step whose changes the reply may show."""
         match request:
             case Guarded(when=when, request=guarded):
                 return max(self._number_of(guarded), self._last_of(condition.key for condition in when))

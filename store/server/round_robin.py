@@ -1,6 +1,6 @@
 """Pure: the order of peers' turns, so that a small request does not wait long behind large ones (promise S11).
 
-A peer with little to do is served at once. A peer that has used up its turn waits behind all others.
+A peer that has used up its turn waits behind all others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ P = TypeVar("P")
 
 
 class RoundRobin(Generic[P]):
-    """The peers that wait. `came` counts peers ever queued for a first turn; `spent` has the seconds of this pass."""
+    """The peers that wait. `came`: how many were ever queued for a first turn; `spent`: seconds used in this pass."""
 
     __slots__ = ("_fresh", "_used", "came", "spent")
 
     def __init__(self) -> None:
-        self._fresh: OrderedDict[P, int] = OrderedDict()  # peers without a turn yet, by arrival number
+        self._fresh: OrderedDict[P, int] = OrderedDict()  # peers that wait for their first turn; their numbers
         self._used: OrderedDict[P, None] = OrderedDict()  # peers that have used up a turn
         self.came: int = 0
         self.spent: float = 0.0
@@ -40,7 +40,7 @@ class RoundRobin(Generic[P]):
 
     @property
     def over(self) -> bool:
-        """True if this pass has used its time."""
+        """True if this pass has used all its time (`PASS`)."""
         return self.spent >= PASS
 
     @property

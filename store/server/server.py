@@ -50,7 +50,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 WARN_EVERY = 5.0  # seconds between checks of the limits
 LOOK_EVERY = 0.1  # seconds; leases lapse at most this late. A third of `leases.STALL_AFTER`.
-LOOK_LEAST = 0.001  # seconds; a shorter time may be below the clock's resolution
+LOOK_LEAST = 0.001  # seconds; a shorter sleep may be below the clock's resolution
 SPARE_FILES = 64  # file descriptors left to the rest of the process
 SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// with ca=")
 
@@ -87,7 +87,7 @@ class Server:
         self._on_failure: list[Callable[[], None]] = []
         self._timer: asyncio.Task[None] | None = None
         self.table: ConnectionTable = ConnectionTable(engine.limits, clock)
-        # Tests pass `in_thread` and `stopwatch`: virtual time has no threads, and `clock` stands still during requests.
+        # Tests pass `in_thread` and `stopwatch`: their virtual time has no threads, and stands still during requests.
         self._durability = Durability(
             engine,
             journal,
@@ -127,7 +127,7 @@ class Server:
         return len(self._peers.by_id)
 
     def protocol(self, *, is_of_ours: bool = False) -> Peer:
-        """Return the protocol of a new connection; if `is_of_ours`, the connection does not keep the server running."""
+        """Return the protocol of a new connection; if `is_of_ours`, it does not keep the server running."""
         self._last_peer += 1
         outboxes, inboxes = self._peers.outboxes, self._peers.inboxes
         return Peer(self._conversations, self._last_peer, outboxes=outboxes, inboxes=inboxes, is_of_ours=is_of_ours)
@@ -177,7 +177,7 @@ class Server:
             now = self._clock()
             if self._engine.look(now=now):
                 await self._let_lapse()
-            self._peers.make_room_in_outboxes()  # new keys may have used the memory that was free
+            self._peers.make_room_in_outboxes()  # new keys may have used the free memory that outboxes counted on
             self._peers.make_room_in_listings()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2
@@ -190,10 +190,10 @@ class Server:
     async def _let_lapse(self) -> None:
         """Let due leases lapse, except those that pending requests may renew."""
         unheard = self._conversations.unheard(self._clock())
-        # Two passes of the loop: the second begins after every other socket was read once more.
+        # Before the second of two passes of the loop, every other socket has been read again.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
-        # Requests that wait for a turn may renew leases of another connection, as after a reconnect.
+        # First hear peers that wait for a turn: after a reconnect, they may renew their old connection's leases.
         await self._conversations.hear_newcomers()
         if not self._may_lapse():
             return
@@ -228,13 +228,13 @@ class Server:
                     peer.refuse(Sorry("limit", "the server is leaving"))
             with anyio.move_on_after(LEAVE_WITHIN, shield=True):
                 await self._handshakes.empty.wait()
-        finally:  # asyncio's own cancellation breaks through a shield
+        finally:  # also after a cancellation by asyncio, which ignores anyio's shield
             self._peers.abort()
             if self._timer is not None:
                 await cancel_and_wait(self._timer)
 
     def _timer_ended(self, timer: asyncio.Task[None]) -> None:
-        """Stop serving if a background task failed, by a defect or unreadable data."""
+        """Stop serving if a background task failed, because of a defect or unreadable data."""
         if not timer.cancelled() and (error := timer.exception()) is not None:
             log.critical("store %s stops serving: %s", self.store_id, error, exc_info=error)
             self._failure = error
@@ -244,7 +244,7 @@ class Server:
                 callback()
 
     def on_failure(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the server fails; the context of `serve` then raises the error at its end."""
+        """Call `callback` when the server fails; `serve` then raises the error at its end."""
         self._on_failure.append(callback)
 
 
@@ -254,8 +254,8 @@ def _check_place(host: object, port: object) -> None:
 
 
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
-    """Open the journal of a directory. Only this imports sqlite3, which a store in memory does not need."""
-    if str(data_dir) == "":  # as from an unset variable of a shell
+    """Open the journal of a directory. sqlite3 is imported only here, as a store in memory does not need it."""
+    if str(data_dir) == "":  # perhaps from an unset variable of a shell
         raise StoreUsageError("data_dir is empty; name a directory, or leave it out for a store in memory")
     try:
         from store.server import journal
@@ -310,7 +310,7 @@ async def serve(
         files = stack.enter_context(raised_file_limit())
         journal = None
         if data_dir is None:
-            # Random, so that a condition on a revision of an earlier store fails (R9); small, to take few bytes.
+            # Random, so that conditions on an earlier store's revisions fail (R9); small, to take few bytes.
             first = secrets.randbits(31)
             engine = Engine(store_id=secrets.token_hex(8), limits=limits, first_revision=first)
         else:
@@ -320,7 +320,7 @@ async def serve(
         server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
         allowed = files - open_files() - SPARE_FILES
         server.table.allow(allowed)
-        # uvloop would resolve a host in libuv's threads, which crash a forked child at its end.
+        # The libuv threads in which uvloop resolves a host crash a forked child at its end.
         listening = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
         async with _running(server, listening, bound_host, tls):
             log.info(

@@ -1,12 +1,12 @@
 """Shell: the table of all accepted connections, over TCP, TLS and HTTP (promises S7, S8).
 
-A connection is a *stranger* until the server has received its hello, with any required token. If there is no room for
-another stranger, strangers silent for a second are closed, first those of the address with the most; until there is
-room, new connections wait in the system's queue. If honest clients on busy machines need longer for their hello, all
-strangers get more time: closed clients would reconnect and add load.
+A connection is a *stranger* until the server has received its hello, with the token if one is required. If there is no
+room for another stranger, the server closes strangers that were silent for a second, first those of the address with
+the most. New connections wait in the system's queue until there is room. If honest clients on busy machines need longer
+for their hello, all strangers get more time: closed clients would reconnect and add load.
 
 Each address but loopback has a limit on connections. Wrong tokens do not block an address: a whole office may share it.
-One timer serves all connections: a timer for each was among the largest costs.
+One timer serves all connections: a timer per connection costs much.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 YIELD_AFTER = 1.0  # seconds of silence before a stranger may be closed; an honest client needs less
-YIELD_FACTOR = 3.0  # times the slowest recent hello of an honest client, if that is more ...
-YIELD_MOST = 8.0  # ... but at most this many seconds
+YIELD_FACTOR = 3.0  # a stranger may be silent for this many times an honest client's slowest recent hello
+YIELD_MOST = 8.0  # seconds of silence allowed at most, however slow honest clients are
 LATELY = 30.0  # seconds for which a slow hello counts as recent
-HELLO_FACTOR = 6  # times the handshake_timeout: the most for a hello while honest clients are slow
-STRANGERS_LEAST = 16  # the least limit on strangers
+HELLO_FACTOR = 6  # while honest clients are slow, a hello may take up to `handshake_timeout` times this
+STRANGERS_LEAST = 16  # the least limit on strangers, unless `handshakes_max` is lower
 BESIDE_SHARE = 4  # at most one stranger in this many may be an HTTP connection
 SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
 RAW_BYTES = 64 * 1024
 
 
 class Stranger(Protocol):
-    """A connection that can be closed."""
+    """A connection that the table can close."""
 
     def abort(self) -> None:
         """Close the connection at once."""
@@ -49,7 +49,7 @@ class Stranger(Protocol):
 @dataclass(slots=True)
 class _Row:
     address: str
-    since: float  # when it connected, or was last served
+    since: float  # when the connection was made, or its last request answered
     cost: int  # bytes
     beside: bool
     due: float = math.inf  # when it is closed
@@ -68,17 +68,17 @@ class ConnectionTable:
         self.bytes: int = 0
         self.refused: int = 0
         self.lines: RationedLog = RationedLog(clock)
-        # Buffers that all connections share: for encrypted bytes, and for decrypted ones.
+        # Buffers that all connections share: `raw` for encrypted bytes, `plain` for decrypted ones.
         self.raw: memoryview[int] = memoryview(bytearray(RAW_BYTES))
         self.plain: memoryview[int] = memoryview(bytearray(RAW_BYTES))
         self._connections: Counter[str] = Counter()
-        self._slowest = 0.0  # seconds that an honest client has taken ...
-        self._slowest_at = -math.inf  # ... and when that was
+        self._slowest = 0.0  # seconds that the slowest recent hello of an honest client took
+        self._slowest_at = -math.inf  # when that slowest hello arrived
         self._timer: asyncio.TimerHandle | None = None
         self.allow(limits.connections_max)
 
     def allow(self, most: int) -> None:
-        """Limit connections to `most`, which the system allows; half, or `STRANGERS_LEAST`, may be strangers."""
+        """Allow at most `most` connections, as the file limit does; half, or `STRANGERS_LEAST`, may be strangers."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))
 
@@ -98,7 +98,7 @@ class ConnectionTable:
         return tuple(self._rows)
 
     def came(self, who: Stranger, address: str, *, cost: int = 0, beside: bool = False) -> None:
-        """Register a connection; `beside` says that it leads to a page or metrics, not to the store."""
+        """Register a connection; `beside`: it leads to a page or metrics, not to the store."""
         row = self._rows[who] = self._strangers[who] = _Row(address, self.clock(), cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
@@ -107,7 +107,7 @@ class ConnectionTable:
         """Note that a connection has authenticated."""
         row, now = self._strangers.get(who), self.clock()
         if row is not None:
-            row.give_up = None  # it has no deadline now
+            row.give_up = None  # an authenticated connection has no deadline
             if now - row.since >= self._slowest or now - self._slowest_at > LATELY:
                 self._slowest, self._slowest_at = now - row.since, now
         self.mark_served(who)
@@ -143,7 +143,7 @@ class ConnectionTable:
         self.lines.write(log, logging.WARNING, why, *args)
 
     def refusal(self, address: str) -> str | None:
-        """Return why this address may not connect once more, or None."""
+        """Return why this address may not open another connection; None if it may."""
         if not self.has_room:
             return f"it has {len(self._rows)} connections, the most it takes (connections_max, or the file limit)"
         if self._connections[address] < self.limits.address_connections_max or is_loopback(address):
@@ -156,7 +156,7 @@ class ConnectionTable:
     def make_room(self, *, coming: int = 0, beside: bool = False) -> bool:
         """Close silent strangers if there is no room for one more; return whether there is room then.
 
-        `coming` connections were accepted, but are not registered yet.
+        `coming`: the number of accepted connections that are not registered yet.
         """
         while (silent := self._to_make_way(beside=beside)) is not None:
             self.went(silent)
@@ -174,11 +174,11 @@ class ConnectionTable:
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
     def _to_make_way(self, *, beside: bool) -> Stranger | None:
-        if not self._is_full(0, beside=beside):  # the `coming` connections are too new to be closed
+        if not self._is_full(0, beside=beside):  # the registered strangers leave room, so none is closed
             return None
-        among = beside and len(self._strangers) < self._strangers_max  # only the share of `beside` is used up
+        among = beside and len(self._strangers) < self._strangers_max  # the HTTP share is full: close HTTP strangers
         silent_since = self.clock() - max(YIELD_AFTER, min(self._patience(), YIELD_MOST))
-        if next(iter(self._strangers.values())).since > silent_since:  # the first has been silent for longest
+        if next(iter(self._strangers.values())).since > silent_since:  # even the longest silent one is too new
             return None
         silent = [
             (who, row.address)
@@ -194,7 +194,7 @@ class ConnectionTable:
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
     def expect(self, who: Stranger, seconds: float, give_up: Callable[[], None], *, patiently: bool = False) -> None:
-        """Call `give_up` if `who` is a stranger after `seconds`; if `patiently`, later if honest clients are slow."""
+        """Call `give_up` if `who` is a stranger after `seconds`; `patiently`: later if honest clients are slow."""
         row = self._rows.get(who)
         if row is not None:
             row.due, row.give_up, row.patiently = self.clock() + seconds, give_up, patiently

@@ -1,7 +1,6 @@
-"""Shell: accepts connections, a few at a time, while there is room; and closes the listener for good.
+"""Shell: accepts connections, a few at a time, while the connection table has room.
 
-asyncio's listener accepts a whole backlog in one step, and logs thousands of lines a second when files run out. Here
-connections wait in the system's queue while there is no room.
+asyncio's listener accepts a whole backlog in one step, and logs thousands of lines a second when no file can be opened.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-BACKLOG = 4096  # queued connections: a whole job that reconnects at once
-ACCEPT_AT_ONCE = 64  # connections, before the loop serves other sockets
+BACKLOG = 4096  # connections in the system's queue: a whole job that reconnects at once
+ACCEPT_AT_ONCE = 64  # connections accepted before the loop serves other sockets
 LOOK_AGAIN = 0.05  # seconds between looks for room
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-RETRY_AFTER = 0.5  # seconds, when files have run out
+RETRY_AFTER = 0.5  # seconds until the next try after a failed accept
 QUIET_FOR = 60.0  # seconds between log lines about a lack of files
 
 
 class TcpListener:
-    """Listening sockets, which `close` closes; for `beside` see `ConnectionTable.came`."""
+    """Accepts connections on listening sockets until `close`; for `beside` see `ConnectionTable.came`."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class TcpListener:
         self.socks: list[socket.socket] = list(socks)
         self._protocol = protocol
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()  # connections that are being handed over
+        self._tasks: set[asyncio.Task[None]] = set()  # each hands an accepted connection to a new protocol
         self._timer: asyncio.TimerHandle | None = None
         self._quiet_until = 0.0
 
@@ -70,7 +69,7 @@ class TcpListener:
             sock.close()
 
     async def wait_closed(self) -> None:
-        """Wait until every accepted connection is handed over."""
+        """Cancel, and wait for, the handing over of accepted connections."""
         await cancel_and_wait(*self._tasks)
 
     def _resume(self) -> None:
@@ -92,7 +91,7 @@ class TcpListener:
                 sock, _address = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionAbortedError:  # the client has closed it already
+            except ConnectionAbortedError:  # the client closed the connection before it was accepted
                 continue
             except OSError as error:
                 self._say_that_files_ran_out(error)
@@ -125,7 +124,7 @@ class TcpListener:
 
 
 class EndWhenAlone:
-    """Ends a server in another thread once no client is connected; then new clients are told to retry."""
+    """Lets the thread that ends a server wait until it has no clients; then new clients are told to retry."""
 
     def __init__(self, alone: Callable[[], bool]) -> None:
         self._alone = alone
@@ -140,17 +139,17 @@ class EndWhenAlone:
         self._loop = loop
 
     def note(self) -> None:
-        """Check, in the server's loop, if any client is connected."""
+        """End the wait, in the server's loop, if no client is connected."""
         if self._wanted and self._alone():
             self.rejects_clients = True
             self._left.set()
 
     def hand_over(self) -> None:
-        """Tell new clients from now on that another host may serve."""
+        """From now on, reject new clients, and tell them that another host may serve."""
         self.hands_over = True
 
     def wait_until_alone(self, within: float) -> bool:
-        """Wait in another thread until no client is connected, and reject new ones; return False on a timeout."""
+        """Wait, in another thread, until no client is connected, then reject new ones; return False on a timeout."""
         assert self._loop is not None, "only what is served can be left"
         self._wanted = True
         self._loop.call_soon_threadsafe(self.note)

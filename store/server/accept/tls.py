@@ -1,9 +1,9 @@
-"""Shell: TLS between a socket and the inner protocol, from the first byte of the handshake on (promise S8).
+"""Shell: TLS between a socket and the inner protocol (promise S8).
 
 asyncio's TLS drops failed handshakes silently, and takes 290 KiB a connection, which only the garbage collector frees.
 
-A client without TLS waits for a greeting. The server tells it, without TLS, that this port requires TLS. A failed
-handshake is logged with its reason. Handshakes count as connections, and end within `handshake_timeout`.
+A client without TLS waits for a greeting, so the server tells a silent client, unencrypted, that this port requires
+TLS. A handshake counts as a connection, and must end within `handshake_timeout`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from store.net.sockets import forget, let_go_in_children
 if TYPE_CHECKING:
     from store.server.accept.connection_table import ConnectionTable
 
-TLS_BYTES: Final = 24 * 1024  # of a connection, nearly all OpenSSL's
+TLS_BYTES: Final = 24 * 1024  # memory of a connection's TLS, nearly all OpenSSL's
 HANDSHAKE: Final = 0x16  # the type of a client's first record: RFC 8446, B.1
-RECORD_BYTES: Final = 16 * 1024  # the most of a decrypted record: RFC 8446, 5.1
-HANDSHAKE_BYTES: Final = 64 * 1024  # the most of a handshake, certificates included
-SILENCE: Final = 3.0  # seconds for the first byte of a client with TLS; a slower client must reconnect
+RECORD_BYTES: Final = 16 * 1024  # the most bytes of a decrypted record: RFC 8446, 5.1
+HANDSHAKE_BYTES: Final = 64 * 1024  # the most bytes of a client's handshake, certificates included
+SILENCE: Final = 3.0  # seconds for the first byte of a client with TLS
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
 
 _REASONS: Final = {
@@ -55,7 +55,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._context = context
         self._table = table
         self._within = table.limits.handshake_timeout
-        self._farewell = farewell  # for a client without TLS
+        self._farewell = farewell  # sent to a client that uses no TLS
         self._raw: asyncio.Transport
         self._name = "a client"
         self._came_at = 0.0
@@ -65,7 +65,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._agreed = self._ending = self._paused = False
         self._error: ssl.SSLError | None = None  # why the server aborted the connection
 
-    # called by the socket's transport
+    # the socket's transport calls:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Handle an accepted connection."""
@@ -73,7 +73,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         peername = transport.get_extra_info("peername")
         if peername:
             self._name = host_and_port(*peername[:2])
-        if not self._table.has_room:  # before the handshake, a client with TLS understands no message
+        if not self._table.has_room:  # no reason can be sent before the TLS handshake
             self._table.refused += 1
             self.abort()
             return
@@ -107,9 +107,9 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._decrypt()
             return
         agreed = self._shake_hands()
-        # Counted after the handshake: a first request of any size may follow its last message.
+        # Count bytes after the handshake, as a large request may arrive with the handshake's last message.
         self._said += nbytes
-        if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of an endless hello
+        if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of an endless handshake
             self._turn_away(f"it has agreed on nothing with {self._said} bytes")
 
     def eof_received(self) -> bool:
@@ -139,7 +139,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._inner.connection_lost(error or self._error)
         elif error is not None:
             self._hung_up()
-        # Breaks the reference cycle, to free OpenSSL's memory now.
+        # Break a reference cycle, to free OpenSSL's memory now.
         self._inner, self._tls, self._agreed = asyncio.BaseProtocol(), None, False
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ending = True
@@ -154,7 +154,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._send()
             return False
         except ssl.SSLError as error:
-            self._send()  # the reason, as an alert
+            self._send()  # OpenSSL's alert tells the client the reason
             self._turn_away(_describe(error))
             return False
         self._send()
@@ -166,7 +166,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         return True
 
     def _hung_up(self) -> None:
-        if self._tls is not None:  # clients that sent nothing are not logged: ports are probed often
+        if self._tls is not None:  # log only clients that sent something: ports are probed often
             self._turn_away(HUNG_UP)
 
     def _turn_away(self, why: str, farewell: bytes = b"") -> None:
@@ -198,10 +198,10 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         elif ended is not None and not isinstance(ended, ssl.SSLWantReadError):
             self._fail(ended)
         if self._tls is not None:
-            self._send()  # TLS itself may answer, as to a key update
+            self._send()  # TLS may answer what was read, as a key update
 
     def _read_into(self, room: memoryview) -> tuple[int, ssl.SSLError | None]:
-        """Decrypt into `room`; return the size, and the error, if any."""
+        """Decrypt into `room`; return the number of bytes, and the final error, if any."""
         assert self._tls is not None, "the TLS session exists"
         size = 0
         try:
@@ -230,10 +230,10 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         if data and not self._raw.is_closing():
             self._raw.write(data)
 
-    # called by the inner protocol
+    # the inner protocol calls:
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return information; `held_bytes` were received and not decrypted yet."""
+        """Return information; `held_bytes` counts bytes received and not decrypted yet."""
         ours = {"sslcontext": self._context, "ssl_object": self._tls, "held_bytes": self._incoming.pending}
         return ours[name] if name in ours else self._raw.get_extra_info(name, default)
 
@@ -243,7 +243,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return
         rest, encrypted = memoryview(data), []
         try:
-            while rest:  # one record at a time: OpenSSL keeps its largest buffer
+            while rest:  # one record at a time, as OpenSSL's buffer never shrinks
                 rest = rest[self._tls.write(rest[:RECORD_BYTES]) :]
                 encrypted.append(self._outgoing.read())
         except ssl.SSLError as error:
@@ -252,7 +252,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.write(b"".join(encrypted))
 
     def close(self) -> None:
-        """Say goodbye, and close after the last written byte."""
+        """Say goodbye, and close once all written bytes are sent."""
         if self._ending:
             return
         self._ending = True
@@ -277,14 +277,14 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Resume decryption after the caller has returned, first of bytes received before."""
+        """Resume decryption, after the caller has returned, with bytes received before."""
         if self._paused and not self.is_closing():
             self._paused = False
             asyncio.get_running_loop().call_soon(self._go_on)
             self._raw.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set when the inner protocol is told to pause."""
+        """Set at which numbers of unsent bytes the inner protocol pauses and resumes."""
         self._raw.set_write_buffer_limits(high, low)
 
     def get_write_buffer_size(self) -> int:
@@ -295,5 +295,5 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 def _describe(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is none that this server trusts: {error.verify_message}"
-    reason = getattr(error, "reason", None) or str(error)  # Python's own errors have none
+    reason = getattr(error, "reason", None) or str(error)  # Python's own errors have no reason
     return _REASONS.get(reason, reason)
