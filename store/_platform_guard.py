@@ -1,7 +1,4 @@
-"""At import, raises an `ImportError` with a remedy on a system where the store does not run.
-
-Without this check a user on Windows would get an error about a missing module `fcntl`.
-"""
+"""At import, raises an `ImportError` with a remedy on a system where the store does not run, such as Windows."""
 
 import sys
 

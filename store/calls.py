@@ -1,6 +1,6 @@
-"""The methods of a store, one per kind of request, over its `call`.
+"""The methods of a store: each makes one kind of request by `call`.
 
-The blocking calls run the same coroutines: over a blocking store (`AtOnce`) each ends in one step (`finished`).
+Blocking calls run the same coroutines over `AtOnce`, where they never wait: `finished` runs each in one step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from store.messages import Condition, Entry, KeyGroup, Note, Operation, Request
 
-DELETED_AT_ONCE = 4096  # keys per request of `delete_prefix`
+DELETED_AT_ONCE = 4096  # keys per request of `delete_prefix` to a server of an older release
 
 R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
@@ -34,7 +34,7 @@ A_co = TypeVar("A_co", covariant=True)
 P = ParamSpec("P")
 
 Keys: TypeAlias = "Iterable[str]"
-Entries: TypeAlias = "list[Entry]"  # inside the classes, `list` is a method
+Entries: TypeAlias = "list[Entry]"  # in the classes below, `list` is a method
 KeyGroups: TypeAlias = "list[KeyGroup]"
 Notes: TypeAlias = "list[Note]"
 MaybeEntries: TypeAlias = "list[Entry | None]"
@@ -53,9 +53,9 @@ class LeaseTerms(TypedDict, total=False):
     """The options of `grant` and `kept_lease`, in seconds.
 
     Attributes:
-        disconnect_ttl: The most that the lease has left once its connection has ended.
-        gone_ttl: The same once its process seems dead: all its connections closed without a goodbye.
-            Default: 0.1 for `grant` with `disconnect_ttl`, else off.
+        disconnect_ttl: The longest that the lease may last after its connection has ended.
+        gone_ttl: The longest that the lease may last after all connections of its process have closed without a
+            goodbye. Default: 0.1 for `grant` with `disconnect_ttl`, else off.
         timeout: The time for the grant.
     """
 
@@ -97,11 +97,11 @@ def _there(entries: Iterable[Entry | None]) -> list[Entry]:
 
 
 class Cuts:
-    """The ends of one client's connections, for the keepers of its leases. Safe to use from several threads.
+    """Tells the keepers of a client's leases that a connection has ended. Safe to use from several threads.
 
     After the end of a connection the server may expire a lease early; a restarted server gives each lease its full
-    TTL. So listeners are called with the time of each end; with infinity once connecting is refused; and
-    with the time at which it is no longer refused. `look` checks for an end: some clients read only during a call.
+    TTL. So listeners are called with the time of each end, with infinity once connecting is refused, and with the time
+    at which it is accepted again. `look` lets a client that reads only during calls check its connections.
     """
 
     def __init__(self, time: Callable[[], float], look: Callable[[], object] = lambda: None) -> None:
@@ -116,8 +116,8 @@ class Cuts:
         self._tell(self._time())
 
     def attempted(self, error: OSError | UnicodeError | None) -> None:
-        """Note the error of an attempt to connect, or None."""
-        refused = type(error) is ConnectionRefusedError  # a server that says why it refuses raises a subclass
+        """Note the error of an attempt to connect; None if it succeeded."""
+        refused = type(error) is ConnectionRefusedError  # a server's own refusal is of a subclass
         if refused != self._refused:
             self._refused = refused
             self._tell(math.inf if refused else self._time())
@@ -129,7 +129,7 @@ class Cuts:
 
 
 class Calls(ABC):
-    """The calls of a store. `cuts` is None if the store ends no lease early with its connection."""
+    """The calls of a store. `cuts` is None if no lease ends early with a connection."""
 
     cuts: Cuts | None = None
     _failed: StoreError | None = None
@@ -141,7 +141,7 @@ class Calls(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close the client. The leases that it kept expire by their terms."""
+        """Close the client. Leases that the client kept expire by their terms."""
 
     async def put(
         self,
@@ -181,7 +181,7 @@ class Calls(ABC):
         """Delete all keys that start with `prefix`; return their number.
 
         More keys than `writes_max` are deleted in several steps. `when` is checked at each step, and keys written after
-        the first step stay. A later error has `maybe_applied`, and says how many keys were deleted.
+        the first step stay. An error after the first step has `maybe_applied`, and says how many keys are gone.
         """
         left, when = self._left(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):
@@ -191,7 +191,7 @@ class Calls(ABC):
         while True:
             try:
                 done = await self.call(_guarded(request, when), timeout=left())
-            except Unsupported:  # an older release deletes the keys that exist at each step
+            except Unsupported:  # an older server: delete the keys that exist at each step
                 request = messages.DeletePrefix(prefix=prefix, at_most=DELETED_AT_ONCE)
                 continue
             except StoreError as error:
@@ -219,10 +219,10 @@ class Calls(ABC):
     ) -> messages.CompareAndSetResult:
         """Write a key if its mod_revision (0: it must not exist) or its value is as expected.
 
-        If they are not as expected, no error is raised, and the result has the present entry.
+        If the key is not as expected, no error is raised, and the result has its present entry.
 
         Raises:
-            StoreUsageError: Not exactly one expectation was given; it is a `ValueError`.
+            StoreUsageError: None or both of the expectations were given; the error is a `ValueError`.
         """
         request = messages.CompareAndSet(
             key=key,
@@ -255,8 +255,8 @@ class Calls(ABC):
     ) -> messages.TransactionResult:
         """Do `then` if all conditions hold, else `otherwise`, at one revision.
 
-        `grants` are leases with random ids from `CHOSEN_LEASE_LEAST` on. A lease is granted if a key is put on it and
-        it does not exist.
+        `grants` are leases with random ids, chosen by the caller, of at least `CHOSEN_LEASE_LEAST`. Each is granted if
+        a key is put on it, and it does not exist yet.
         """
         request = messages.Transact(
             when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants)
@@ -286,7 +286,7 @@ class Calls(ABC):
         return (await self.call(messages.Stats(), timeout=timeout)).figures
 
     async def groups(self, *, timeout: float | None = None) -> KeyGroups:
-        """Return the size of each group of keys (those with the same first two parts); etcd: `Unsupported`."""
+        """Return the size of each group of keys (those with the same first two parts); etcd raises `Unsupported`."""
         found: list[KeyGroup] = []
         more, left = True, self._left(timeout)
         while more:
@@ -322,7 +322,7 @@ class Calls(ABC):
 
     @property
     def failure(self) -> StoreError | None:
-        """The error that made this client unusable, if any: the store was replaced, or rejected it."""
+        """The error that made this client unusable, if any: the store was replaced, or rejected the client."""
         return self._failed
 
     def on_connection(self, callback: Callable[[bool], None]) -> None:
@@ -335,7 +335,7 @@ class Calls(ABC):
             callback(connected)
 
     def bound_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  not all stores know
-        """Shorten pauses between attempts to connect to the seconds that `remaining` returns."""
+        """Limit the pauses between attempts to connect by the seconds that `remaining` returns."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -355,7 +355,7 @@ class Lease:
         self.ttl: float = ttl  # as granted
 
     async def keep_alive(self, *, note: bytes = b"", timeout: float | None = None) -> None:
-        """Renew the lease once. The store keeps a note of at most 128 bytes until the next time: see `Calls.notes`."""
+        """Renew the lease. The store keeps `note` (at most 128 bytes) until the next renewal: see `Calls.notes`."""
         await self._store.call(messages.KeepAlive(lease=self.id, note=note), timeout=timeout)
 
     async def revoke(self, *, timeout: float | None = None) -> None:
@@ -415,13 +415,13 @@ class Block(contextlib.AbstractContextManager[T]):
             raise
 
     def _exit_context(self, error: BaseException) -> None:
-        # for an error that a signal's handler raised around the context
+        # If a signal's handler has raised the error, the context may still be entered: leave it.
         with contextlib.suppress(Exception):
             finished(self._context.__aexit__(type(error), error, error.__traceback__))
 
 
 class AtOnce(Calls):
-    """A blocking store as `Calls`; its coroutines never wait."""
+    """Makes `Calls` of a blocking store; the coroutines never wait."""
 
     def __init__(self, store: BlockingCalls) -> None:
         self.blocking = store

@@ -42,14 +42,14 @@ async def connect(
         token: The secret that both sides prove to know; not for etcd.
         tls: A client-side context; by default the system's certificates are trusted.
         user: The user to log in as; for etcd.
-        password: The user's.
+        password: The password of `user`.
         timeout: Seconds for connecting, and for each call without its own `timeout`.
 
     Raises:
         ConnectionLost: No store answered in time.
         AuthenticationError: The server rejected the token, or did not prove that it knows it.
-        ProtocolError: The server is not a store, or one of another version.
-        ImportError: etcd needs the extra `etcd`.
+        ProtocolError: The server is not a store, or a store of another version.
+        ImportError: The URL is of etcd, and the extra `etcd` is not installed.
     """
     secret = checked_token(url, token=token, user=user, password=password, timeout=timeout)
     if is_etcd(url):
@@ -58,7 +58,7 @@ async def connect(
 
         cluster = Cluster.parse(url)
         async with etcd.Client(cluster, tls=tls, user=user, password=password, timeout=timeout) as client:
-            # Typed as the usual client; `interface.Store` has what all stores share.
+            # The etcd client is typed as the usual one; only the members of `interface.Store` are common to both.
             yield cast("Client", client)
         return
     address = Address.parse(url)

@@ -16,7 +16,7 @@ class StoreError(Exception):
 class ConnectionLost(StoreError):
     """The connection broke before the answer."""
 
-    # pickle copies an error by the message alone, and sets the attribute afterwards.
+    # The default is for pickle, which makes an error from its message alone, and sets `maybe_applied` afterwards.
     def __init__(self, message: str, *, maybe_applied: bool = True) -> None:
         super().__init__(message)
         self.maybe_applied = maybe_applied
@@ -39,11 +39,11 @@ class ProtocolError(StoreError):
 
 
 class AuthenticationError(StoreError):
-    """Client or server could not prove that it knows the token, or TLS refused."""
+    """The client or the server could not prove that it knows the token, or TLS rejected a certificate."""
 
 
 class LimitExceeded(StoreError):
-    """A limit of the server was passed. The message names the value, the limit and the remedy."""
+    """A limit of the server was passed."""
 
 
 class LeaseNotFound(StoreError):
@@ -59,7 +59,7 @@ class Unsupported(StoreError):
 
 
 class WaitEnded(StoreError):
-    """The client ended the wait (`BlockingStore.end_waits`); it changed nothing."""
+    """The client ended the wait (`BlockingStore.end_waits`); nothing was changed."""
 
 
 class WatchCompacted(StoreError):

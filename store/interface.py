@@ -2,7 +2,7 @@
 
 A store on another system (an etcd cluster, a fake in tests) implements `call` and `watch` and inherits the rest.
 
-Every call takes `timeout=` in seconds, by default the client's own; `wait` has none. Write calls take `when=`,
+Every call takes `timeout=` in seconds. The default is the client's own, and none for `wait`. Write calls take `when=`,
 conditions made by `store.when`; if one is false, nothing is written.
 
 An etcd cluster promises less (docs/promises.md, docs/operating.md), and differs:
@@ -43,7 +43,7 @@ DEFAULT_TIMEOUT = 30.0  # seconds per call, unless the client or the call has an
 
 
 class Watch(ABC):
-    """The changes under a prefix, in order. Iteration can be left and resumed, also within a revision."""
+    """The changes under a prefix, in order. A reader may leave the iteration and resume it, also within a revision."""
 
     _rest: Iterator[Event] = iter(())  # the events of a revision that the reader has not taken yet
 
@@ -59,7 +59,7 @@ class Watch(ABC):
 
     @abstractmethod
     def batches(self) -> AsyncIterator[list[Event]]:
-        """Yield a list of events per revision. A large snapshot has several lists; the last ends in `synced`."""
+        """Yield a list of events per revision. A large snapshot has several lists; the last ends with `synced`."""
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         for event in self._rest:
@@ -88,7 +88,7 @@ class Store(Calls):
     """
 
     tells_causes: bool = True
-    operations_max: int = 126  # any store allows these; used until its own limits are known
+    operations_max: int = 126  # every store allows so many; used until the store's own limit is known
     writes_max: int = 126
     lease_ttl_max: float = math.inf
     fail_over: float = 0.0
@@ -96,8 +96,8 @@ class Store(Calls):
     durable: bool = True
     name: str
     _made_in: bytes
-    _loop: asyncio.AbstractEventLoop  # set when the store is opened
-    _keeping: Keeping | None = None  # made for the first lease that is kept
+    _loop: asyncio.AbstractEventLoop
+    _keeping: Keeping | None = None
 
     def check_usable(self) -> None:
         """Raise the client's fatal error, `UsedAfterFork`, or `StoreUsageError` in another event loop."""
@@ -128,7 +128,7 @@ class Store(Calls):
 
     @property
     def server(self) -> str:
-        """The server at the other end of the connection, if the store has several."""
+        """The server at the other end of the connection; "" unless the store has several."""
         return ""
 
     def fail(self, error: StoreError) -> None:
@@ -172,7 +172,7 @@ class BlockingWatch(ABC):
         """Yield one list of events per revision."""
 
     def __iter__(self) -> Iterator[Event]:
-        # No call between taking and yielding an event: a signal's handler could raise there.
+        # Make no call between taking and yielding an event: a signal's handler could raise there, and lose the event.
         yield from self._rest
         for rest in map(iter, self.batches()):
             self._rest = rest

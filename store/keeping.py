@@ -2,7 +2,7 @@
 
 A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
 clock (promise R9). Once the client has noticed the end of a connection, a lease with `disconnect_ttl` or `gone_ttl` is
-valid only for that time.
+valid only for so many more seconds.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
-LATE = 1.0  # seconds by which a keep-alive may be late before its note says so
+LATE = 1.0  # seconds; if a keep-alive is later than this, its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
-LOOK_SHARE = 0.1  # a blocking client looks for lost connections after this share of `away_ttl` ...
-LOOK_LEAST = 0.03  # ... but at least this many seconds apart
-RELEASE_WITHIN = 2.0  # seconds to revoke a lease; else it expires by itself
-RELEASE_SOON = 0.2  # seconds to revoke a lease if the store did not answer, which ended the block
+LOOK_SHARE = 0.1  # the share of `away_ttl` between two checks of a blocking client for lost connections
+LOOK_LEAST = 0.03  # seconds; the shortest time between two checks of a blocking client for lost connections
+RELEASE_WITHIN = 2.0  # seconds to revoke a lease; a lease that is not revoked expires by itself
+RELEASE_SOON = 0.2  # seconds to revoke a lease after a block that ended because the store did not answer
 
 
 class Belief:
@@ -52,10 +52,10 @@ class Belief:
     def __init__(self, sent_at: float, ttl: float, cuts: Cuts | None, terms: LeaseTerms) -> None:
         self.renewed_at: float = sent_at  # when the last acknowledged renewal was sent
         self.ttl: float = ttl
-        self.cut_at: float = math.inf  # the first end of a connection without a renewal since
-        # Without `cuts`, the store ends no lease with its connection.
+        self.cut_at: float = math.inf  # when a connection ended first since the last renewal; else infinity
+        # A store without `cuts` ends no lease early when a connection ends.
         away_ttls = (terms.get("disconnect_ttl"), terms.get("gone_ttl")) if cuts is not None else ()
-        # The grant refuses values that are no numbers.
+        # Ignore values that are no numbers: the grant rejects them.
         self.away_ttl: float = min((each for each in away_ttls if isinstance(each, int | float)), default=math.inf)
 
     @property
@@ -64,11 +64,11 @@ class Belief:
         return min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
 
     def note_cut(self, cut_at: float) -> None:
-        """Note that a connection ended at `cut_at`; infinity says that no server is there (`Cuts`)."""
+        """Note that a connection ended at `cut_at`; at infinity, no server runs, and no lease ends early."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def renewed(self, sent_at: float, *, cut_before: float) -> None:
-        """Note an acknowledged renewal, which cancels a cut before `cut_before`."""
+        """Note an acknowledged renewal; it makes up for the end of a connection before `cut_before`."""
         self.renewed_at = sent_at
         if self.cut_at <= cut_before:
             self.cut_at = math.inf
@@ -85,8 +85,8 @@ class Belief:
 class Keeping:
     """The leases kept over one store client, in its event loop.
 
-    `on_silence` gets the time at which a keep-alive was sent that has had no answer for `UNANSWERED` seconds, and None
-    after the next answer.
+    If a keep-alive has no answer for `UNANSWERED` seconds, `on_silence` is called with the time of its sending; after
+    the next answer, `on_silence` is called with None.
     """
 
     def __init__(self, store: Calls) -> None:
@@ -170,7 +170,7 @@ class HeldLease:
         self.id: int = id
         self.ttl: float = ttl
         self.kept: bool = False
-        self.lost: str | None = None  # the reason why it was lost
+        self.lost: str | None = None  # the reason why the lease was lost; None if it was not
         self.task: asyncio.Task[None] | None = None  # renews it
         self._wanted = False  # `renew_now` was called
         self._sleeping: asyncio.Future[None] | None = None
@@ -184,10 +184,10 @@ class HeldLease:
         note: NoteOf | None = None,
         terms: LeaseTerms | None = None,
     ) -> None:
-        """Keep the lease until its release. The request that granted it was sent at `sent_at`, on the client's clock.
+        """Keep the lease until its release. The request for the grant was sent at `sent_at`, on the client's clock.
 
         If the lease is lost, `on_lapse` gets the reason. `note` returns the note of a keep-alive; its argument is
-        True if the store was out of reach. `terms` are the grant's, if they may end the lease early.
+        True if the store was out of reach. `terms` are options of the grant that may end the lease early.
         """
         assert not self.kept, "a lease is granted once"
         self.kept = True
@@ -209,10 +209,9 @@ class HeldLease:
         self._look()
 
     def _look(self) -> None:
-        """Note the loss of the lease if its time is over: timers are late after the event loop was blocked."""
+        """Note the loss of the lease if its time is over; else set a timer, as a sleep in `_keep` may last longer."""
         if self not in self._keeping.kept:
             return
-        # A sleep in `_keep` may last longer than the lease. So this timer fires when the lease may be gone.
         if self._timer is not None:
             self._timer.cancel()
         if (lost := self._belief.lost(self._keeping.store.time())) is not None:
@@ -250,7 +249,7 @@ class HeldLease:
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
                     keeping.note_answer()
                     belief.renewed(sent_at, cut_before=now())
-                    # The pause counts from the sending: the end of a connection may have delayed the answer.
+                    # Count the pause from the sending of the keep-alive: a lost connection may have delayed the answer.
                     pause = max(sent_at + renew_every - now(), 0.0)
                     if self._wanted:  # `renew_now` was called since the sending, for a newer note
                         pause = 0.0
@@ -260,18 +259,17 @@ class HeldLease:
                 except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
                     how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
                     log.log(how, "lease %d was not renewed: %r", self.id, error)
-                    pause = retry_pause(self.ttl)  # retry, or sooner on a new connection
+                    pause = retry_pause(self.ttl)  # the time until a retry; a new connection retries at once
                     if keeping.store.failure is not None:
                         self._lapse(str(keeping.store.failure))
             self._look()
 
     def check(self) -> None:
-        """Raise `LeaseNotFound` if it is lost."""
+        """Raise `LeaseNotFound` if the lease is lost."""
         self._look()
         _check(self.id, self.lost)
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep until `renew_now` or a timeout; cheaper than a scope of anyio."""
         self._sleeping = asyncio.get_running_loop().create_future()
         try:
             await asyncio.wait([self._sleeping], timeout=max(seconds, 0.0))
@@ -310,7 +308,7 @@ async def _granted(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, 
 async def renewed_if_old(
     lease: Lease, sent_at: float, time: Callable[[], float], *, timeout: float | None = None
 ) -> float:
-    """Renew a lease whose grant took long; return when the last request was sent."""
+    """Renew a lease if its grant took long; return the time at which the last request was sent."""
     now = time()
     if now < sent_at + lease.ttl / RENEWALS_PER_TTL:
         return sent_at
@@ -359,8 +357,6 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
 
 
 class _Keeper:
-    """Grants, renews and revokes a lease, in a thread, where no signal's handler runs."""
-
     lease: Lease
 
     def __init__(
@@ -380,7 +376,7 @@ class _Keeper:
         return self._lost
 
     def start(self) -> None:
-        # Runs in a thread without signals: a handler could interrupt `Thread.start`.
+        # Called in a new thread, where no signal's handler can interrupt `Thread.start`.
         try:
             threading.Thread(target=self._run, name="keep a lease", daemon=True).start()
         except Exception as error:  # noqa: BLE001 - any error must end the holder's wait
@@ -458,7 +454,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
         return self._keeper.lost
 
     def check(self) -> None:
-        """Raise `LeaseNotFound` if it is lost."""
+        """Raise `LeaseNotFound` if the lease is lost."""
         _check(self.id, self.lost)
 
     def __enter__(self) -> Self:
@@ -477,19 +473,18 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        lost = self.lost  # read first: once `left` is set, no loss is noted
+        lost = self.lost  # read before `left` is set: afterwards no loss is noted
         self._keeper.left.set()
-        if self._made_in is process_identity():  # a forked child does not have the thread
+        if self._made_in is process_identity():  # in a forked child, the thread does not exist
             self._keeper.over.wait(_release_within(kind))
         if kind is None:
             _check(self.id, lost)
 
 
 def _note_of(note: NoteOf | None, away: bool) -> bytes:
-    """Return the note of a keep-alive, or b"" if it fails or is too long."""
     try:
         said = b"" if note is None else note(away)
-    except Exception:  # raised by the caller's `note`
+    except Exception:
         log.exception("a lease is renewed without its note, which cannot be made")
         return b""
     return said if len(said) <= NOTE_BYTES_MAX else b""

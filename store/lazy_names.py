@@ -1,6 +1,6 @@
 """Names of a package that are loaded at first use (PEP 562).
 
-Loading them all takes some 120 ms of CPU; commands, process pools, and scripts that only catch an error need few.
+Loading all names takes some 120 ms of CPU.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def lazy_names(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package whose names are loaded at first use.
 
-    `homes` has the names of each module, separated by spaces; without names, the module itself. `explain` makes the
-    error of a failed import.
+    `homes` maps each module to its names, separated by spaces, or to "" for the module itself. `explain` returns the
+    error to raise if an import fails.
     """
     home_of = {name: module for module, names in homes.items() for name in names.split()}
     home_of |= {module.rpartition(".")[2]: module for module, names in homes.items() if not names}

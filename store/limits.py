@@ -22,7 +22,7 @@ class Limits:
     """The limits of a server, in bytes, counts or seconds.
 
     docs/limits.md has the meaning of each and the effect past it. The constants of the class are the same for every
-    server. A request that gets `LimitExceeded` has changed nothing, and does not disturb other clients.
+    server.
     """
 
     frame_bytes_max: int = _limit(
@@ -98,27 +98,27 @@ class Limits:
     )
 
     # Per request or client:
-    key_bytes_max: ClassVar[int] = 2 * KIB  # a key or watched prefix, in UTF-8
+    key_bytes_max: ClassVar[int] = 2 * KIB  # of a key or a watched prefix, in UTF-8
     operations_max: ClassVar[int] = 16_384  # conditions of a transaction, or keys that a request reads or waits for
     writes_max: ClassVar[int] = 2_048  # operations of a transaction, or keys deleted at one revision
     watches_max: ClassVar[int] = 4_096  # open watches and parked waits of a connection
-    waits_bytes_max: ClassVar[int] = 8 * MIB  # keys and conditions of its parked waits, with their bookkeeping
-    session_replies_max: ClassVar[int] = 4_096  # kept until acknowledged: the limit of mutations in flight ...
-    session_replies_bytes_max: ClassVar[int] = 8 * MIB  # ... and the same in bytes
+    waits_bytes_max: ClassVar[int] = 8 * MIB  # keys and conditions of a connection's waits, with their bookkeeping
+    session_replies_max: ClassVar[int] = 4_096  # replies that a client has not acknowledged
+    session_replies_bytes_max: ClassVar[int] = 8 * MIB  # bytes of the replies that a client has not acknowledged
     frame_timeout: ClassVar[float] = 30.0  # seconds of silence in the middle of a frame
     # Of all clients together:
     replies_bytes_max: ClassVar[int] = 256 * MIB  # replies kept until acknowledged
     handshakes_max: ClassVar[int] = 1_024  # unauthenticated connections
-    journal_bytes_max: ClassVar[int] = 64 * MIB  # changes not on disk yet
+    journal_bytes_max: ClassVar[int] = 64 * MIB  # bytes of changes that are not on the disk yet
 
     @classmethod
     def used_by(cls) -> dict[str, str]:
-        """Return, by limit of the whole store, the figure of `stats` that counts towards it."""
+        """Map each limit of the whole store to the figure of `stats` that it bounds."""
         return {each.name: each.metadata["used"] for each in fields(cls) if each.metadata["used"]}
 
     @property
     def sessions_max(self) -> int:
-        """Sessions, connected or not: two for each connection."""
+        """The most sessions, connected or not: twice `connections_max`."""
         return 2 * self.connections_max
 
     @property
@@ -140,7 +140,7 @@ class Limits:
                 raise ValueError(f"{name} ({getattr(self, name)}) has no room for {for_what}: make it at least {least}")
 
 
-# Cached: called for each node that joins, and by a coordinator for every member, with few addresses.
+# Cached: called often, with few different addresses.
 @functools.lru_cache(maxsize=1024)
 def is_loopback(address: str) -> bool:
     """Return True if an address leads back to the host that uses it."""
@@ -148,5 +148,5 @@ def is_loopback(address: str) -> bool:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address == "localhost"
-    mapped = getattr(ip, "ipv4_mapped", None)  # as "::" sees clients that use IPv4
+    mapped = getattr(ip, "ipv4_mapped", None)  # a socket on "::" sees IPv4 clients so
     return (mapped or ip).is_loopback

@@ -1,9 +1,9 @@
 """The messages of the store: one record per request, response and event, with the meaning of its fields.
 
 A request's type names its response: `Put` is a `Request[Written]`, so `call(Put(...))` returns a `Written`. The words
-are etcd's: the *revision* of the store increases by one per change; a key's `create_revision` and `mod_revision` are
-those of its creation and last change; keys on a *lease* are deleted when it lapses. Times are durations in seconds,
-never deadlines.
+are etcd's. The *revision* of the store increases by one per change. The `create_revision` and `mod_revision` of a key
+are those of its creation and its last change. Keys on a *lease* are deleted when the lease ends. Times are durations in
+seconds, never deadlines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from store import errors
 from store.records import Record, Unfit, shown
 
-CHOSEN_LEASE_LEAST = 2**62  # lease ids chosen by clients; a server's own are below
+CHOSEN_LEASE_LEAST = 2**62  # the least lease id that a client may choose; ids that a server chooses are below
 GONE_TTL = 0.1  # seconds that a lease outlives its process; a living process reconnects in a few ms
 
 
@@ -56,8 +56,8 @@ closed, or its keeper's process died. Also "" if the store does not say (an etcd
 class Event(Record, kw_only=True):
     """One change seen by a watch.
 
-    `synced` ends a snapshot, which stands for every change up to `revision`. `reset` says that history was lost: forget
-    everything seen so far, a new snapshot follows.
+    `synced` ends a snapshot, which replaces every change up to `revision`. `reset` says that changes were lost: the
+    reader must forget everything seen so far, and a new snapshot follows.
     """
 
     kind: EventKind
@@ -91,7 +91,7 @@ class Target(IntEnum):
     VALUE_IF_ANY = 4
 
 
-# Looking up an enum's member takes as long as the rest of a comparison.
+# Variables, as looking up an enum's member would take as long as the rest of a comparison.
 _MOD_REVISION, _CREATE_REVISION, _VALUE, _EXISTS, _VALUE_IF_ANY = Target
 _EXPECTED: tuple[type, ...] = (int, int, bytes, bool, bytes)
 
@@ -116,7 +116,7 @@ class Condition(Record, kw_only=True):
     def holds(self, entry: Entry | None) -> bool:
         """Return True if the condition holds for a key's entry."""
         target = self.target
-        if target is _MOD_REVISION:  # compared first: the commit of a large round has thousands of these conditions
+        if target is _MOD_REVISION:  # compared first: one transaction may have thousands of these conditions
             return (entry.mod_revision if entry else 0) == self.expected
         if target is _CREATE_REVISION:
             return (entry.create_revision if entry else 0) == self.expected
@@ -160,7 +160,7 @@ class Listing(Response, code=66):
 
 
 class ListingPart(Response, code=78):
-    """Entries of a long listing; more follow under the same id, the last in a `Listing`."""
+    """Some entries of a long listing; more follow under the same request id, the last ones in a `Listing`."""
 
     entries: tuple[Entry | None, ...]
 
@@ -214,7 +214,7 @@ class LeaseState(Response, code=72, kw_only=True):
 
 
 class Watching(Response, code=73, kw_only=True):
-    """A watch was opened at `revision`. Changes from its start up to `revision` are sent first, then later ones."""
+    """A watch was opened at `revision`. The server sends the changes from the watch's start on."""
 
     revision: int
 
@@ -236,7 +236,7 @@ class Figures(Response, code=76, kw_only=True):
 
 
 class KeyGroup(Record, kw_only=True):
-    """The keys that begin with `name`; `age` is the seconds since its first key, or the server's start."""
+    """The keys that begin with `name`; `age` is seconds since the first was made, or the server's start."""
 
     name: str
     keys: int
@@ -260,7 +260,7 @@ class Note(Record, kw_only=True):
 
 
 class DeletedOlder(Response, code=81, kw_only=True):
-    """The number of deleted keys, the last revision whose keys were deleted, and the key to continue after, or ""."""
+    """How many keys were deleted, up to which revision of their last change, and the key to continue after, or ""."""
 
     count: int
     revision: int
@@ -274,7 +274,7 @@ class NotePage(Response, code=80, kw_only=True):
     more: bool
 
 
-NOTE_BYTES_MAX = 128  # bytes of a keep-alive's note; each lease keeps the last note
+NOTE_BYTES_MAX = 128  # bytes of a keep-alive's note
 
 
 class FailureKind(IntEnum):
@@ -285,9 +285,9 @@ class FailureKind(IntEnum):
     LEASE = 2
     CONDITION = 3
     COMPACTED = 4
-    FORGOTTEN = 5  # applied, but the reply is not kept: `ConnectionLost(maybe_applied=True)`
+    FORGOTTEN = 5  # the request was applied, but its reply is not kept: `ConnectionLost(maybe_applied=True)`
     UNSUPPORTED = 6  # unknown to the server
-    OTHER = 255  # never sent; stands for any kind of a later release
+    OTHER = 255  # never sent; stands for any kind that only later releases know
 
 
 ERRORS: dict[FailureKind, type[errors.StoreError]] = {
@@ -339,7 +339,7 @@ class Delete(Request[Counted], code=3):
 
 
 class Add(Request[Added], code=4):
-    """Add to the decimal number of a key. A missing key counts from 0 and is put on `lease`; others keep theirs."""
+    """Add to the decimal number of a key. A missing key counts from 0, on `lease`; others keep their lease."""
 
     key: str
     amount: int
@@ -349,7 +349,7 @@ class Add(Request[Added], code=4):
         """Return the sum for a key's entry; `StoreUsageError` if it is no number, or the sum has more than 64 bits."""
         held = b"0" if entry is None else entry.value
         digits = held.removeprefix(b"-")
-        # Python's int() accepts underscores and blanks.
+        # Check the digits, as Python's int() also accepts underscores and blanks.
         if not digits.isdigit() or len(digits) > 20:
             raise errors.StoreUsageError(f"{shown(self.key)} holds {shown(held)}, which is no decimal number to add to")
         total = int(held) + self.amount
@@ -405,11 +405,11 @@ class DeletePrefix(Request[Counted], code=9, kw_only=True):
 
 
 class DeleteOlder(Request[DeletedOlder], code=25, kw_only=True):
-    """Delete some keys that start with `prefix` and follow `after`, if last written up to `revision`."""
+    """Delete some of the keys that start with `prefix`, sort after `after`, and were last written up to `revision`."""
 
     prefix: str
     after: str = ""
-    revision: int | None = None  # by default the present revision
+    revision: int | None = None  # None: the present revision
 
 
 class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
@@ -443,11 +443,11 @@ class Grant(Request[Granted], code=14, kw_only=True):
     ttl: float
     disconnect_ttl: float | None = None
     gone_ttl: float | None = None
-    id: int | None = None  # of a transaction's `grants`: at least `CHOSEN_LEASE_LEAST`
+    id: int | None = None  # only in a transaction's `grants`: at least `CHOSEN_LEASE_LEAST`
 
 
 class Transact(Request[TransactionResult], code=11, kw_only=True):
-    """If all of `when` hold, do `then`, else `otherwise`, at one revision. A branch writes a key once."""
+    """If all of `when` hold, do `then`, else `otherwise`, at one revision. Each branch may write a key once."""
 
     when: tuple[Condition, ...]
     then: tuple[Operation, ...]
@@ -465,14 +465,14 @@ Guardable = Operation | GetMany | List | Count | DeletePrefix | DeleteOlder | Co
 
 
 class Guarded(Request[R_co], code=13):
-    """Do `request` if all of `when` hold, else fail with `CONDITION`. A guarded `Wait` fails once one is false."""
+    """Do `request` if all of `when` hold, else fail with `CONDITION`. A `Wait` fails once a condition is false."""
 
     when: tuple[Condition, ...]
     request: Annotated[Request[R_co], Guardable]
 
 
 class KeepAlive(Request[Granted], code=15, kw_only=True):
-    """Renew a lease; this connection becomes its keeper. A `note` replaces the earlier one: see `ListNotes`."""
+    """Renew a lease, and tie it to this connection. A `note` replaces the earlier one: see `ListNotes`."""
 
     lease: int
     note: bytes = b""
@@ -499,7 +499,7 @@ class Watch(Request[Watching], code=18, kw_only=True):
 
 
 class Cancel(Request[Done], code=19, kw_only=True):
-    """End the watch or the parked wait of this id, on this connection."""
+    """End the watch or the wait whose request, on this connection, has the id `target`."""
 
     target: int
 
@@ -513,13 +513,13 @@ class Stats(Request[Figures], code=21, kw_only=True):
 
 
 class ListGroups(Request[GroupPage], code=22, kw_only=True):
-    """List the groups of keys whose names follow `after`."""
+    """List the groups of keys whose names sort after `after`."""
 
     after: str
 
 
 class ListNotes(Request[NotePage], code=24, kw_only=True):
-    """List the notes of the leases of keys that start with `prefix` and follow `after`."""
+    """List the notes of the leases of keys that start with `prefix` and sort after `after`."""
 
     prefix: str
     after: str = ""
@@ -554,7 +554,7 @@ def checked(request: Request[Any]) -> Request[Any]:
         raise errors.StoreUsageError(str(error)) from None
 
 
-# The server keeps the replies to these until acknowledged: repeating them would change more, or fail.
+# The server keeps the replies to these requests until acknowledged, as a repeated one must not be applied twice.
 MUTATIONS = frozenset((Put, Delete, Add, Append, DeletePrefix, DeleteOlder, CompareAndSet, Transact, Grant, Revoke))
 TAKE_AWAY = (Get, Delete, DeletePrefix, DeleteOlder, Revoke)
 
@@ -568,11 +568,11 @@ def mutates(request: Request[Any]) -> bool:
 
 
 def operations_of(request: Request[Any]) -> tuple[Any, ...]:
-    """Return the operations of both branches of a transaction, or any other request, without its guard."""
+    """Return the operations of both branches of a transaction, or else the request itself, without its guard."""
     inner = request.request if type(request) is Guarded else request
     return (*inner.then, *inner.otherwise) if type(inner) is Transact else (inner,)
 
 
 def waits(request: Request[Any]) -> bool:
-    """Return True if a request is answered only after an event."""
+    """Return True if a request is a `Wait`, guarded or not: its answer may take any time."""
     return type(request) is Wait or (type(request) is Guarded and type(request.request) is Wait)

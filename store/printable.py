@@ -61,7 +61,7 @@ def without_durations(text: str) -> str:
 
 
 def _escaped(letter: str) -> str:
-    # C: control, format (which turns the direction of writing), surrogate, unassigned; Z: separators of lines.
+    # Escape the categories C (control and format characters, surrogates, unassigned) and Z (but not blanks: Zs).
     if letter == " " or letter.isprintable() or unicodedata.category(letter) == "Zs":
         return letter
     return letter.encode("unicode_escape").decode("ascii")

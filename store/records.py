@@ -5,9 +5,9 @@
         value: bytes
         ttl: float | None = None
 
-A record is a tuple of its fields: it is made and compared in C, and msgpack packs it directly. Type checkers take it
-for a frozen dataclass. A `code` comes first in the tuple, and tells kinds of records apart. Records without a code are
-equal if their fields are, so do not mix their kinds in `==`, sets or keys.
+A record is a tuple of its fields: it is made and compared in C, and msgpack packs it directly. A `code`
+comes first in the tuple, and tells kinds of records apart. Records without a code are equal if their fields are, so do
+not mix their kinds in `==`, sets or keys.
 
 `Put.read` makes a record of a received tuple, and `Put.check` checks one before it is sent, by the same rules:
 
@@ -15,11 +15,10 @@ equal if their fields are, so do not mix their kinds in `==`, sets or keys.
 - `float` also takes an `int`, `bytes` any buffer, and `tuple[X, ...]` a list.
 - A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any text.
 - A member of a `StrEnum` is its word; its `_missing_` converts unknown words.
-- A `Mapping` is a dict, and `tuple[X, Y]` has one element of X and one of Y.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y; `Annotated[str,
   TextAs(f)]` takes a text, which becomes f(text).
-- A field missing at the end has its default, and extra fields (of a later release) are ignored. So new fields go at the
-  end, with a default.
+- A field missing at the end has its default, and extra fields (of a later release) are ignored. So a new field goes to
+  the end of its record, with a default.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ from typing import (
     get_type_hints,
 )
 
-CHECKED_AT_ONCE = 1024  # elements of an array: about a millisecond
+CHECKED_AT_ONCE = 1024  # elements of an array between two pauses: about a millisecond
 TYPES_NOTED_MOST = 64  # combinations of field types that are cached per kind of record
 
 T = TypeVar("T")
 R = TypeVar("R", bound="Record")
-Steps = Generator[None, None, T]  # work in several steps, with others served in between
+Steps = Generator[None, None, T]  # work with pauses, in which the caller serves other peers
 
 _new: Any = tuple.__new__
 _ROW = namedtuple("_ROW", [f"at_{place}" for place in range(64)])  # type: ignore[misc]  # accessors written in C
@@ -65,11 +64,11 @@ class UnknownWord(Unfit):
 
 
 class _NotOf(Unfit):
-    """A value is not of this type. The caller, which knows the field, raises `Unfit`."""
+    """A value is not of the expected type. The caller, which knows the field's name, raises `Unfit` instead."""
 
 
 def shown(value: object) -> str:
-    """Return a value for errors and logs, shortened: it may be megabytes long, or deep."""
+    """Return a value for errors and logs, shortened: a value may be megabytes long, or deeply nested."""
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 128):
@@ -152,7 +151,7 @@ def _exactly(type_: type) -> _Kind:
 
 def _member(type_: type[IntEnum]) -> _Kind:
     members = {member.value: member for member in type_}
-    other = type_.__members__.get("OTHER")  # stands for all members of later releases
+    other = type_.__members__.get("OTHER")  # the member that stands for all members of later releases
 
     def read(value: Any) -> Any:
         if type(value) is bool or not isinstance(value, int):
@@ -218,7 +217,7 @@ class _Many(_Kind):
 
 
 class AnyOf(_Kind):
-    """A union of other types, and of either one record without a code or several with codes."""
+    """The values of a union: of plain types, and of either one record without a code or several records with codes."""
 
     def __init__(self, kinds: Iterable[Any]) -> None:
         of = [get_origin(each) or each if _is_record(each) else each for each in kinds]
@@ -275,7 +274,7 @@ class _Shape:
         self._record = record
         self._length = len(record.fields) + (record.code is not None)
         self._make: Callable[[Any], Any] = self._fit if hasattr(record, "unfit") else functools.partial(_new, record)
-        # Makers by the types of all fields: the hot path has time for one lookup.
+        # Maps the types of all fields to the function that makes such a record: one lookup per record is fast.
         self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
 
     @functools.cached_property
@@ -354,7 +353,7 @@ class RecordType(type):
             setattr(made, each, getattr(_ROW, f"at_{place}"))
         taken = "".join(f", {each}=defaults[{each!r}]" if each in body else f", {each}" for each in fields)
         values = "".join(f"{each}, " for each in (fields if code is None else (code, *fields)))
-        # Like `namedtuple`: as fast as a written function; the names are from our own sources.
+        # `eval` makes a function as fast as a written one; the names are from this package's sources.
         made.__new__ = eval(f"lambda cls{taken}: new(cls, ({values}))", {"new": _new, "defaults": made.defaults})  # noqa: S307
         shape = _Shape(made)
         made.read, made.read_in_steps = shape.read, shape.read_in_steps
@@ -377,7 +376,7 @@ else:
 
 
 class Record(_Base, metaclass=RecordType):
-    """Base of records: the names of its fields, the defaults of the last ones, and the code, or None."""
+    """Base of records, with the names of the fields, the defaults of the last fields, and the code, or None."""
 
     if TYPE_CHECKING:
         fields: ClassVar[tuple[str, ...]]
@@ -393,7 +392,7 @@ class Record(_Base, metaclass=RecordType):
             """Do the same as `read`, with a pause after each thousand elements of an array."""
 
         def unfit(self) -> str | None:
-            """Return an error of the fields together; subclasses may define this."""
+            """Return an error if the fields do not fit together; subclasses may define this."""
 
     else:
 

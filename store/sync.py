@@ -71,7 +71,7 @@ def serve(
     While a caller holds the interpreter lock, the server stops, too; this time does not count against leases. In a
     forked child, leaving the context does nothing.
     """
-    from store.server import server as async_server  # a client needs neither it nor sqlite3
+    from store.server import server as async_server  # imported late: clients need neither the server nor sqlite3
 
     return Serving(
         async_server.serve(
@@ -81,7 +81,7 @@ def serve(
 
 
 class Serving(contextlib.AbstractContextManager["Server"]):
-    """A server and its thread. Not a generator: see `Held`."""
+    """A server and its thread."""
 
     def __init__(self, serving: contextlib.AbstractAsyncContextManager[Server]) -> None:
         self._serving = serving

@@ -13,7 +13,7 @@ class WatchCursor:
         if snapshot and start_revision is not None:
             raise StoreUsageError("a watch starts with a snapshot or at start_revision, not both")
         self._prefix, self._snapshot = prefix, snapshot
-        self._next = start_revision  # where to resume; None until the watch is open, with its snapshot complete
+        self._next = start_revision  # revision to resume at; None until the watch is open, its snapshot complete
         self._seen_any = False
 
     @property
@@ -39,14 +39,14 @@ class WatchCursor:
         last = events[-1]
         self._seen_any = last.kind != "reset"
         if last.kind == "synced" or self._next is not None:
-            self._next = last.revision + 1  # no watch can resume within a snapshot
+            self._next = last.revision + 1  # not set within a snapshot, where no watch can resume
 
     def nothing_before(self, revision: int) -> None:
-        """Note that a later answer has shown that everything up to this revision has arrived."""
+        """Note that all events up to this revision have arrived, as a later answer shows."""
         if self._next is not None:
             self._next = max(self._next, revision + 1)
 
     def compacted(self) -> bool:
-        """Note that history is gone; return whether the watch goes on, with a reset and a new snapshot."""
+        """Note that the changes to resume from are lost; return True if a `reset` and a new snapshot follow."""
         self._next = None
         return self._snapshot

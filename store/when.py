@@ -1,7 +1,6 @@
 """Conditions as Python expressions: `when.mod_revision(key) == 7`, `when.exists(key)`.
 
-`==` on a term like `mod_revision(key)` makes a `Condition`. `!=` is refused: Python would turn it into False, and the
-transaction would lack its condition.
+`!=` is refused: Python would turn it into False, and the transaction would lack its condition.
 """
 
 from __future__ import annotations

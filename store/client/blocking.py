@@ -172,7 +172,7 @@ class Client(interface.BlockingStore):
                     channel.idle_since = now  # retry later
                     return
                 self._free.remove(channel)
-            except (IndexError, ValueError):  # other threads have taken the channels
+            except (IndexError, ValueError):
                 return
             self.shared.drop(channel)
 
@@ -195,7 +195,7 @@ class Client(interface.BlockingStore):
         return not channel.leases
 
     def _close_free(self) -> None:
-        with contextlib.suppress(IndexError):  # no free channel is left
+        with contextlib.suppress(IndexError):
             while True:
                 self._free.pop().close(farewell=True)
 

@@ -197,7 +197,7 @@ class Channel:
             self._reach(deadline, check)
             self._shake_hands(deadline)
         except BaseException as error:
-            self._drop()  # a connection whose handshake failed is unusable
+            self._drop()
             if not isinstance(error, TimeoutError):  # the next pause grows, but not after a timeout (a slow server)
                 self._attempt += 1
             raise
@@ -235,7 +235,7 @@ class Channel:
             self._shared.cuts.attempted(error)
             if not isinstance(error, TimeoutError) or time.monotonic() < deadline:
                 raise
-            if self._problem == dialing.NEVER_ANSWERED:  # keep an earlier problem, which says more than a timeout
+            if self._problem == dialing.NEVER_ANSWERED:
                 self._problem = dialing.describe(TimeoutError())
             raise _Expired from None
         self._shared.cuts.attempted(None)
@@ -260,7 +260,7 @@ class Channel:
         try:
             while self.connection.welcomed is None:
                 until = deadline if self.connection.met else min(greeted_by, deadline)
-                for item in self.receive(until):  # the first read does the TLS handshake
+                for item in self.receive(until):
                     if isinstance(item, bytes):
                         self._send(item)
         except ssl.SSLCertVerificationError as error:
@@ -323,7 +323,7 @@ class Channel:
     def _read(self, deadline: float) -> bytes:
         assert self.sock is not None
         now = time.monotonic()
-        pulse: Pulse | None = None  # made after a first silence of `LOOK` seconds: most answers come sooner
+        pulse: Pulse | None = None  # made only if needed: most answers come soon
         while True:
             if now >= deadline:
                 raise _Expired
@@ -354,7 +354,6 @@ class Channel:
         return pulse
 
     def _look_up(self, sock: socket.socket, pulse: Pulse, now: float) -> None:
-        """Act on silence: ping the server, or raise `TimeoutError` to reconnect."""
         line = Line(*outstanding(sock), welcomed=self.connection.welcomed is not None)
         say, _ = pulse.look(now, line)
         if say is Say.PING:
@@ -387,7 +386,7 @@ class Channel:
             if time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
                 raise _Expired
-            if stuck >= HEARTBEAT:  # the server has stopped reading
+            if stuck >= HEARTBEAT:
                 raise TimeoutError
 
     def _limit(self, sock: socket.socket, left: float) -> float:
@@ -397,7 +396,6 @@ class Channel:
         return within
 
     def _tell(self, request: Request[Response]) -> None:
-        """Make a request whose answer is ignored."""
         item = self.connection.ask(request, None)
         frame = self.connection.encode(item)
         self.connection.abandon(item)
@@ -425,7 +423,6 @@ class Channel:
         return f"{lost}{self._problem}{self._shared.addresses.where()}"
 
     def _give_up(self, item: InFlight) -> None:
-        """Abandon a request; if it is a wait, end the wait at the server, too."""
         self._abandon(item)
         if waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:

@@ -1,7 +1,6 @@
 """Shell: the awaited client of a store: requests as awaitables, watches as async iterators.
 
-A call waits on a future in its `InFlight` record, so it goes on across a reconnect. `WatchCursor` says from which
-revision each watch resumes after a reconnect.
+A call waits on a future in its `InFlight` record, so it goes on across a reconnect.
 """
 
 from __future__ import annotations
@@ -279,7 +278,6 @@ class Client(Reconnecting):
         link.end_search()
 
     def _welcomed(self, welcome: Welcome) -> None:
-        """Handle the server's welcome: send all unanswered requests again, in order."""
         self.connected = True
         self._outages.over(self.time())
         self._met_or_failed.set()
@@ -341,7 +339,6 @@ class Client(Reconnecting):
             raise
 
     async def _ask_in_turn(self, request: Request[R], timeout: float | None) -> tuple[InFlight, asyncio.Future[R]]:
-        """Send a request once few enough are in flight, after the requests of earlier callers."""
         came_at = self.time()
         with anyio.move_on_after(timeout):
             async with self._turns:
@@ -375,7 +372,6 @@ class Client(Reconnecting):
         return self._failed is not None or (self._writable and asked < min(IN_FLIGHT_MAX, max(most // 2, 1)))
 
     def _send(self, item: InFlight) -> None:
-        """Enqueue a request; all requests of one pass of the event loop are written together."""
         try:
             frame = self._connection.encode(item)
         except StoreError as error:
@@ -410,7 +406,6 @@ class Client(Reconnecting):
             item.timer.cancel()
         self._connection.abandon(item)
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
-            # A watch or a wait must end at the server, too.
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
             if item.sent and self.connected:

@@ -5,7 +5,7 @@ healed, or for ever behind a firewall that has forgotten it. So the client tries
 silence (promise R8).
 
 If the server is silent, but its system acknowledges all data, the server is busy, or a proxy has lost it. For such a
-server the client waits longer: a multiple of its longest recent silence. Leases that may expire shorten all waits.
+server the client waits longer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LEAST = 0.05  # seconds; the shortest wait, so that an expired lease causes no b
 
 
 class Patience:
-    """The waiting times of one client. `rng` gives the pauses their jitter."""
+    """The waiting times of one client."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -50,9 +50,9 @@ class Link(asyncio.Protocol):
         self.turn: asyncio.Event = asyncio.Event()  # set once the connection has ended, or the server is silent
         self.search: anyio.CancelScope | None = None  # of the search for a fresh connection; None if there is none
         self.farewell: str = ""
-        self._error: Exception | None = None  # the error that ended the connection
+        self._error: Exception | None = None
         self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
-        self._timer: asyncio.TimerHandle | None = None  # the timer of the next `_look`
+        self._timer: asyncio.TimerHandle | None = None
         self._look_due = 0.0  # the time of the next `_look`, which uvloop's timers do not tell
         self._looks_soon = False
 
@@ -75,7 +75,7 @@ class Link(asyncio.Protocol):
     def take_up(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
         self.pulse = Pulse(self._owner.patience, self._loop.time())
-        self.expect_answer()  # the server's greeting and welcome are due
+        self.expect_answer()
         early, self._early = self._early or [], None
         for data in early:
             self._owner.received(self, data)
@@ -211,7 +211,7 @@ class Reconnecting(interface.Store):
         self._connection = ClientConnection(
             session_id=secrets.token_bytes(16), process=process or self._made_in, token=token, name=name
         )
-        self._link: Link | None = None  # the connection in use
+        self._link: Link | None = None
         self._previous: Link | None = None  # the replaced connection; open until the new one's welcome (R20)
         self._trying: Link | None = None  # a new connection on which the server has not sent bytes yet
         self._parked: set[int] = set()  # ids of the waits in flight, which `IN_FLIGHT_MAX` does not count
@@ -270,7 +270,7 @@ class Reconnecting(interface.Store):
 
     @property
     def _addresses(self) -> Addresses | None:
-        return self._dial.addresses if isinstance(self._dial, TcpDial) else None  # None in memory, without TCP
+        return self._dial.addresses if isinstance(self._dial, TcpDial) else None
 
     @property
     def met(self) -> bool:

@@ -1,8 +1,8 @@
 """Shell: checks, copies and restores durable stores: `rdzv check`, `backup` and `restore`.
 
 Checks and copies change nothing, and work beside a running server. A copy is one file, verified before it gets its
-name. A restored store gets a new identity. With the old one, clients would assume that writes after the copy still
-exist, and two clients might hold one lock.
+name. A restored store gets a new identity. With the old identity, clients would assume that writes after the copy
+still exist, and two clients might hold one lock.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def found(path: Path, store_id: str) -> None:
     partial = _unfinished(path)
     make_file(partial)
     with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
-        database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # no effect after the first table
+        database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # must be set before the first table is made
         database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {rows.SCHEMA} PRAGMA user_version={rows.FORMAT};")
         database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
         database.execute("COMMIT")
@@ -83,7 +83,7 @@ def back_up(directory: Path, target: Path) -> Report:
 
 
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
-    """Create a store from a copy, without the sessions, whose clients know the old identity; or `StoreUsageError`."""
+    """Create a store from a copy, or raise `StoreUsageError`. Sessions go: their clients know the old identity."""
     with reporting(source):
         if not source.is_file():
             raise StoreUsageError(f"{source} is no file: name one that rdzv backup has made")
@@ -122,7 +122,7 @@ def _copy(source: Path, target: Path) -> None:
             contextlib.closing(open_to_read(source)) as whole,
             contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as taken,
         ):
-            whole.backup(taken)  # in one step: the lock for reading does not delay writers
+            whole.backup(taken)  # copies in one step: the lock for reading does not delay writers
             taken.execute("PRAGMA journal_mode=DELETE")  # no separate log file
         with partial.open("rb") as file:
             os.fsync(file.fileno())
@@ -143,8 +143,7 @@ def _find(path: Path) -> None:
 
 
 def _load(database: sqlite3.Connection) -> Saved:
-    """Return all of a store, after SQLite's own check, in a transaction that stays open."""
-    database.execute("BEGIN")  # reads as of one moment, while a server writes
+    database.execute("BEGIN")  # read as of one moment, though a server may write
     (health,) = database.execute("PRAGMA integrity_check(1)").fetchone()
     if health != "ok":
         raise sqlite3.DatabaseError(health)

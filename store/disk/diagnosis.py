@@ -27,7 +27,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def refusal(path: Path, size: int = PROBE_BYTES) -> OSError | None:
-    """Return the system's error when opening a file, or when writing `size` bytes beside it, or None."""
+    """Test if a file can be opened, and `size` bytes be written beside it; return the system's error, or None."""
     probe, numbers = path.with_name(f".{path.name}.probe"), []
     try:
         if path.exists():
@@ -81,7 +81,7 @@ def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
 
 
 def _is_damage(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):  # an error without a code is about contents
+    if isinstance(error, sqlite3.Error):  # without a code, it counts as damage
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         return code & 0xFF in DAMAGE
     return not isinstance(error, OSError | MemoryError)

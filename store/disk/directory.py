@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 FILE = "store.sqlite3"
-UNFINISHED = "store.sqlite3.new"  # the name of an incomplete store: an empty database counts as damaged
+UNFINISHED = "store.sqlite3.new"  # the name of a store until it is complete: an empty database counts as damaged
 LOCK = "lock"
 MARK = "durable"
 RESERVE = "reserve"
-RESERVE_BYTES = 8 * 1024 * 1024  # the growth of the database by a log of 4 MiB, and DELETES_BYTES
-DELETES_BYTES = 4 * 1024 * 1024  # the log of some deletes, until the log restarts
+RESERVE_BYTES = 8 * 1024 * 1024  # enough to copy a log of 4 MiB into the database, and for DELETES_BYTES
+DELETES_BYTES = 4 * 1024 * 1024  # the growth of the log by some deletes, until it restarts
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 REMEDIES = {
     errno.ENOSPC: "make room there",
@@ -68,7 +68,7 @@ def take_lock(directory: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(OSError):  # a full disk must not prevent the lock
             file.truncate(0)
-            # Unbuffered: closing a buffered file would try to write again.
+            # Write unbuffered: after an error, closing a buffered file would write again.
             os.write(file.fileno(), b"%d\n" % os.getpid())
     except BlockingIOError:
         file.seek(0)
@@ -78,7 +78,7 @@ def take_lock(directory: Path) -> IO[str]:
             f"data_dir {directory} is in use by another server (process {process}): stop that one, or use another "
             f"directory"
         ) from None
-    except OSError as error:  # such as a network file system without locks
+    except OSError as error:  # for example, of a network file system without locks
         file.close()
         raise StoreUsageError(f"data_dir {directory} cannot be locked: {in_words(error)}") from error
     return file
@@ -93,7 +93,7 @@ def release_lock(file: IO[str]) -> None:
 
 @contextlib.contextmanager
 def holder(directory: Path) -> Iterator[str | None]:
-    """Yield the process that serves a directory; if there is none, yield None, and lock the directory."""
+    """Yield the id of the process that serves a directory; if there is none, yield None, and lock the directory."""
     try:
         file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - held open
     except OSError:
@@ -120,7 +120,7 @@ def _make(directory: Path, *, mode: int = 0o777) -> None:
 
 
 def make_file(path: Path) -> None:
-    """Create an empty file for its owner; SQLite copies its mode to the files beside it."""
+    """Create an empty file that only its owner may open; SQLite gives its log the same mode."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
@@ -136,7 +136,7 @@ def sync_directory(directory: Path) -> None:
 def put_in_place(partial: Path, path: Path) -> None:
     """Give a complete file its final name, durably.
 
-    If a database was moved away without its log, SQLite would apply that log to the new file. The log may hold
+    If a database was moved away without its log, SQLite would apply that log to the new file. The old log may hold
     acknowledged changes, so it is renamed.
     """
     left = path.with_name(f"{path.name}-wal")
@@ -149,7 +149,7 @@ def put_in_place(partial: Path, path: Path) -> None:
             "with -wal after that file's name, and beside it, it is read again",
             *(left, aside.name),
         )
-    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)  # only an index of that log
+    path.with_name(f"{path.name}-shm").unlink(missing_ok=True)  # it is only an index of the old log
     os.replace(partial, path)
     sync_directory(path.parent)
 
@@ -169,11 +169,11 @@ def warn_if_open_to_others(directory: Path) -> None:
 
 
 class Mark:
-    """The file that names the last durable group.
+    """The file with the number of the last group of changes that is durable.
 
     SQLite cannot tell a damaged or missing end of its log from an end that was never written. The mark shows such
-    damage, and an old copy of the store. The mark is written after a group is durable and before the group is
-    acknowledged. It is not synced, which would take as long as the group: after a power loss, the mark may be older.
+    damage, and that the store is an old copy. The mark is written after a group is durable and before the group is
+    acknowledged. The mark is not synced, which would take as long as for the group: it may be older after a power loss.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -181,7 +181,7 @@ class Mark:
         self._file: int | None = None
 
     def read(self) -> tuple[str, int] | None:
-        """Return the id of the store and the number of its last durable group, or None."""
+        """Return the id of the store and the number of its last durable group; None if it cannot be read."""
         try:
             text, _, seal = self._path.read_text(encoding="utf-8").strip().rpartition(" ")
             store_id, number = text.split()
@@ -195,7 +195,7 @@ class Mark:
         return None
 
     def refuse_to_found(self, path: Path) -> None:
-        """Raise `StoreUsageError` if the mark is left of a store whose database was deleted."""
+        """Raise `StoreUsageError` if there is a mark: it is of a store whose database was deleted."""
         if (marked := self.read()) is not None:
             raise StoreUsageError(
                 f"{path} is gone, and {self._path} says that it held write {marked[1]} of store {marked[0]}: put it "
@@ -211,7 +211,7 @@ class Mark:
             if self._file is None:
                 self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY, 0o600)
                 if os.fstat(self._file).st_size > len(line):
-                    os.ftruncate(self._file, 0)  # another program wrote the file
+                    os.ftruncate(self._file, 0)  # too long for a mark: another program wrote the file
             os.pwrite(self._file, line, 0)
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class Reserve:
                 finally:
                     os.close(number)
             except OSError:
-                self._cut(self.bytes)  # part of the space may have been allocated
+                self._cut(self.bytes)  # give back the part that was allocated
                 return False
             self.bytes = size
             return True

@@ -1,11 +1,10 @@
 """A store as rows of SQLite: the tables, the rows of a group of changes, and a whole store read back (S3).
 
 SQLite has no checksums outside its write-ahead log, so the last column of each row is the CRC-32 of the others. It
-shows damage, but not malice.
+shows damage, but not forgery.
 
-`FORMAT` numbers the layouts: of the tables, and of the events and replies in them, which are encoded as on the wire. A
-release that changes a layout increases the number (a test has a digest of every layout), and adds a function to
-`MIGRATIONS`, which has functions for all released formats.
+`FORMAT` is the version of the layouts: of the tables, and of the events and replies in them (encoded as on the wire). A
+release that changes a layout increases `FORMAT`, and adds a function to `MIGRATIONS`. A test notes each layout.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
         compacted = max(compacted, facts.compacted)
         leases.update(facts.leases)
         last_lease = max(last_lease, facts.last_lease)
-        # Sessions first: if a step replaces an id's session, its replies belong to the new one.
+        # Sessions before replies: if a step replaces a session, the step's replies belong to the new session.
         for session_id, session in facts.sessions.items():
             sessions[session_id] = session
             replies.pop(session_id, None)
@@ -127,10 +126,10 @@ def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) 
 
 
 def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the placeholders and the fields of many rows at a time; their numbers are powers of two.
+    """Yield the placeholders and the fields of several rows at a time; the number of rows is a power of two.
 
-    So few statements are cached, and few are executed: at each execution Python's sqlite3 releases the GIL, which a
-    busy event loop then holds for milliseconds.
+    Powers of two make few different statements, which are cached. Few statements are executed: at each, Python's
+    sqlite3 releases the GIL, which a busy event loop may then hold for milliseconds.
     """
     rows, at = list(rows), 0
     while at < len(rows):
@@ -166,7 +165,7 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
 
 
 def refusal_of(facts: Facts, why: str) -> Facts:
-    """Return the facts to store of a step that the disk rejected: its replies are errors."""
+    """Return the facts to store instead of those that the disk rejected: the replies become errors."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)
     replies = [replace(reply, response=answer) for reply in facts.replies]
@@ -174,7 +173,7 @@ def refusal_of(facts: Facts, why: str) -> Facts:
 
 
 def last_group(database: sqlite3.Connection) -> tuple[str, int]:
-    """Return the store's identity, and the number of its last group."""
+    """Return the store's identity, and the number of its last group of changes."""
     meta = dict(database.execute("SELECT name, value FROM meta WHERE name IN ('store_id', 'group')").fetchall())
     return str(meta["store_id"]), int(meta.get("group", 0))
 

@@ -1,7 +1,7 @@
 """Shell: verifies that a data directory holds a whole store of a known format, without lost changes.
 
-A store of an older format is migrated (promise S12) in one transaction. Only a backup allows a return to the older
-release.
+A store of an older format is migrated (promise S12) in one transaction. After that, only a backup allows a return
+to the older release.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ log: logging.Logger = logging.getLogger(__name__)
 
 def open_to_read(path: Path) -> sqlite3.Connection:
     """Return a connection that changes nothing, even when it is closed."""
-    # On a read-only mount SQLite cannot create its log's index.
+    # On a read-only mount SQLite cannot create the index of its log, unless the file is said to be immutable.
     read_only = os.statvfs(path).f_flag & os.ST_RDONLY and not path.with_name(f"{path.name}-wal").exists()
     how = "immutable=1" if read_only else "mode=ro"
     return sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True, isolation_level=None, timeout=30)
 
 
 def verify(directory: Path, *, served: bool = False) -> int:
-    """Return a store's format; raise if the store is damaged or has lost changes. A `served` log is not checked."""
+    """Return a store's format; raise if the store is damaged or has lost changes. If `served`, ignore its log."""
     path = directory / FILE
-    marked = Mark(directory).read()  # read before the database: a server may write to both meanwhile
+    marked = Mark(directory).read()  # read the mark before the database: a server may write both meanwhile
     with contextlib.closing(open_to_read(path)) as database:
         database.execute("BEGIN")
         (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -89,7 +89,7 @@ def carry_over(path: Path, found: int) -> None:
         database.executescript("PRAGMA synchronous=FULL; PRAGMA fullfsync=ON; BEGIN EXCLUSIVE;")
         for step in range(found, rows.FORMAT):
             rows.MIGRATIONS[step](database)
-        rows.load(database)  # raises if the result is inconsistent; closing then rolls it back
+        rows.load(database)  # raises if the migrated store is inconsistent; closing then rolls back
         database.execute(f"PRAGMA user_version={rows.FORMAT}")
         database.execute("COMMIT")
     log.warning("%s was carried over from format %d to %d", path, found, rows.FORMAT)

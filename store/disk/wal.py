@@ -1,11 +1,11 @@
 """Pure: detects that SQLite's write-ahead log has lost durable changes.
 
-SQLite reads its log up to the first damaged frame, and takes the rest for a write that a crash cut off. But with
+SQLite reads its log up to the first damaged frame, and ignores the rest, as if a crash had cut it off. But with
 `synchronous=FULL`, frames are written only after the previous transaction is on the disk. So a valid frame after a
 commit that SQLite does not read proves that the commit was durable, and was damaged later.
 
-The layout is described at https://sqlite.org/walformat.html. Frames with other salts than the log's header are from
-before the log's restart; frames with other checksums are from a rolled-back transaction.
+The log's layout is described at https://sqlite.org/walformat.html. Frames with other salts than the log's header are
+from before the log's restart; frames with other checksums are from a rolled-back transaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 HEADER = struct.Struct(">8I")
 FRAME = struct.Struct(">6I")
-MAGIC = 0x377F0682  # the header's first number; one more if checksums are of big-endian words
+MAGIC = 0x377F0682  # the log's first number; one more if checksums are of big-endian words
 MX_FRAME_AT = 16  # where the -shm file has the number of frames that SQLite reads
 
 
@@ -38,7 +38,7 @@ def is_damaged(file: IO[bytes], *, size: int, count_of_frames_read: int) -> bool
     magic, _, page_size, _, *salts, check1, check2 = HEADER.unpack(head)
     order = ">" if magic & 1 else "<"
     if magic & ~1 != MAGIC or _checksum(head[: HEADER.size - 8], order, (0, 0)) != (check1, check2):
-        return size > HEADER.size  # the header is synced before the first frame
+        return size > HEADER.size  # damaged after it was written: the header is synced before the first frame
     frame_bytes = FRAME.size + page_size
     for index in range(count_of_frames_read, (size - HEADER.size) // frame_bytes - 1):
         file.seek(HEADER.size + index * frame_bytes)

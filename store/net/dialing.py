@@ -150,7 +150,7 @@ def describe(error: BaseException) -> str:
     if isinstance(error, ssl.SSLEOFError):
         return IN_THE_HANDSHAKE
     if isinstance(error, ssl.SSLError):
-        reason = getattr(error, "reason", None) or str(error)  # TLS errors raised by Python itself have no `reason`
+        reason = getattr(error, "reason", None) or str(error)
         return f"TLS failed: {_TLS_IN_WORDS.get(reason, reason)}"
     if isinstance(error, ConnectionRefusedError):
         return NOBODY_LISTENS

@@ -1,7 +1,4 @@
-"""Shell: the identity of this process and of its loopback network.
-
-By the process's id a server knows which connections are of one process (R20), and a client detects a forked child.
-"""
+"""Shell: the identity of this process and of its loopback network."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Shell: connecting to a host with several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
 
 Attempts start a quarter of a second apart, or at once after a failure, and the first connection wins. IPv6 and IPv4
-addresses alternate, so a dead network costs one pause. The address that worked last is tried first, and addresses that
-failed are tried last. This race replaces asyncio's, which may leak the winning socket if cancelled, and which uvloop
-and blocking sockets lack.
+addresses alternate, so a dead network costs one pause. This race replaces asyncio's, which may leak the winning socket
+if cancelled, and which uvloop and blocking sockets lack.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Addresses:
 
     def _look_up_aside(self) -> None:
         try:
-            self._look_up()  # if it is late, the next attempt uses the result
+            self._look_up()
         except (OSError, UnicodeError) as error:
             self._problem = error
 

@@ -1,8 +1,7 @@
 """Shell: sockets: quick sending, early notice of a dead peer, `fork()` and signals.
 
 While a forked child holds its parent's sockets open, the peer does not notice the parent's death. So sockets are
-registered here, and a forked child replaces them by `/dev/null`, which keeps their numbers in use. A signal's handler
-may raise any exception in a system call, even `TimeoutError`: see `raised_by_handler`.
+registered here, and a forked child replaces them by `/dev/null`, which keeps their numbers in use.
 """
 
 from __future__ import annotations
@@ -101,7 +100,6 @@ def _queued_bytes(sock: Any) -> tuple[int, int]:
 
 
 def _unanswered_probes(sock: Any) -> int:
-    """Return the number of TCP probes without an answer; 0 if unknown."""
     option = getattr(socket, "TCP_INFO", None)
     if option is not None:
         with SystemErrorsSuppressed(OSError):

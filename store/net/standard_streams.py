@@ -14,7 +14,7 @@ import sys
 def open_standard_streams(*, for_command: bool = False) -> None:
     """Open closed descriptors 0, 1, 2 on `/dev/null`; `for_command` also replaces the stream objects."""
     # Let the system choose the number: another thread may take a free number meanwhile.
-    with contextlib.suppress(OSError):  # no file can be opened, as the caller's next `open` will say
+    with contextlib.suppress(OSError):
         while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
             os.set_inheritable(number, True)
         os.close(number)

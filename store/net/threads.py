@@ -116,7 +116,7 @@ class Call(Generic[T]):
         except BaseException:
             if there.is_closed():
                 work.close()
-            else:  # the loop runs: a signal's handler has raised the error
+            else:
                 self.cancel()
             raise
 
@@ -132,11 +132,11 @@ class Call(Generic[T]):
         self.over.set()
 
     async def end(self) -> None:
-        """Wait until the call is over. Cancelling this wait does not cancel the call."""
+        """Wait until the call is over."""
         here, over = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop has closed
+            with contextlib.suppress(RuntimeError):
                 here.call_soon_threadsafe(over.set)
 
         self.over.call(wake)
@@ -303,7 +303,7 @@ class Held(contextlib.AbstractContextManager[T]):
 
     def __exit__(self, *_: object) -> None:
         self._thread.soon(self._left.set)
-        with contextlib.suppress(asyncio.CancelledError):  # the thread was stopped at the process's end
+        with contextlib.suppress(asyncio.CancelledError):
             self._holding.wait()
 
 

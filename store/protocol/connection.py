@@ -1,9 +1,9 @@
-"""Sans-I/O: the state of a peer on either side of a connection, from hello to goodbye.
+"""Sans-I/O: the client's and the server's side of a connection, from hello to goodbye.
 
-`ClientConnection` outlives its connections: it numbers the requests, and keeps unanswered requests, which are repeated
-after a reconnect (promises S2, S10).
+`ClientConnection` outlives its connections: it numbers the requests, and keeps unanswered ones, which the client
+repeats after a reconnect (promises S2, S10).
 
-Both sides prove that they know the token (promise S8): see docs/protocol.md.
+Client and server prove that they know the token (promise S8): see docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Secret: TypeAlias = bytes | Callable[[], bytes | None] | None
 
-FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # the limit of a client's frames until its first welcome
+FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # the limit of a client's frames until a first welcome has the server's
 
 LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl_max")
 """The limits that a client applies itself, from the welcome."""
@@ -47,7 +47,7 @@ def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
     parts = (
         role.encode(),
         b"%d" % hello.version,
-        b"%d-%d" % (greeting.version_min, greeting.version_max),  # or an attacker could force an older version
+        b"%d-%d" % (greeting.version_min, greeting.version_max),  # or an attacker could force an old version
         greeting.store_id.encode(),
         greeting.nonce,
         hello.nonce,
@@ -101,7 +101,7 @@ class ServerConnection:
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
         """Yield the client's messages. After a `Hello` the caller calls `welcome` before the next item.
 
-        None marks a pause in the decoding of a large request: the caller serves other peers meanwhile. After
+        A None among them is a pause in decoding a large request: the caller serves other peers meanwhile. After
         `ProtocolError` or `AuthenticationError` the caller closes the connection.
         """
         for body in self._reader.feed(data):
@@ -154,7 +154,7 @@ class InFlight:
     waiter: Any
     mutates: bool
     sent: bool = False
-    abandoned: bool = False  # its caller no longer waits
+    abandoned: bool = False
     timer: Any = None  # ends its caller's wait
     parts: list[Entry | None] = field(default_factory=list)  # the received parts of a long listing
 
@@ -197,7 +197,7 @@ class ClientConnection:
         self._process = process  # 16 random bytes, constant for this process; empty if not given
         self._secret = token  # the shared secret, or a function that returns it for each connection
         self._token: bytes | None = None
-        self._name = name  # the server's address, for error messages
+        self._name = name
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
         self._nonce = b""
         self._greeting: Greeting | None = None
@@ -205,7 +205,7 @@ class ClientConnection:
         self._last_id = 0
         self._session: int | None = None  # the session's number in the last welcome
         self._unanswered: OrderedDict[int, None] = OrderedDict()  # sent mutations, oldest first
-        self.in_flight: dict[int, InFlight] = {}  # by request id, in order
+        self.in_flight: dict[int, InFlight] = {}  # requests without an answer, by id, oldest first
         self.welcomed: Welcome | None = None
         self.resumed: bool = False  # True if the last welcome was to the same session
         self.store_id: str | None = None
@@ -236,12 +236,12 @@ class ClientConnection:
         return self._greeting is not None
 
     def may_retry(self, error: StoreError) -> bool:
-        """Return True if another attempt may succeed: the server was full, or a proxy may have answered for it."""
+        """Return True if another attempt may succeed: the server was full, or a proxy may have answered instead."""
         in_place_of_it = self.store_id is not None and self.welcomed is None
         return isinstance(error, LimitExceeded) or (in_place_of_it and not isinstance(error, StoreReplaced))
 
     def receive(self, data: bytes | memoryview) -> Iterator[bytes | Welcome | Reply | Events | Lagged | Bye]:
-        """Yield the server's messages; bytes among them must be sent at once. After an error the caller disconnects."""
+        """Yield the server's messages; the caller must send any bytes among them at once."""
         for body in self._reader.feed(data):
             item = self._decode(body)
             if isinstance(item, Reply):
@@ -252,7 +252,7 @@ class ClientConnection:
                 self._note_revision(whole.response)
                 yield whole
             elif isinstance(item, Events):
-                if item.events:  # empty if this release knows none of the events
+                if item.events:  # no events: this release knows none of them
                     self.seen_revision = max(self.seen_revision, item.events[-1].revision)
                     yield item
             elif isinstance(item, Sorry):
@@ -260,7 +260,7 @@ class ClientConnection:
             elif isinstance(item, Greeting):
                 yield self._answer_greeting(item)
                 if item.token_wanted and self._token is None:
-                    # A hello without proof was sent first, so that the server logs the missing token, too.
+                    # The hello without a proof is already sent, so that the server logs the missing token, too.
                     raise AuthenticationError(
                         f"{self._name} wants a token, and none was given: pass token= or token_file="
                     )
@@ -331,7 +331,7 @@ class ClientConnection:
                 f"{self._name} could not prove that it knows the token: it is not the server meant"
             )
         if self.store_id is not None and self._greeting.store_id != self.store_id:
-            # Checked only at the welcome, which carries the proof: any server can send a greeting.
+            # Compare ids only once the server has proved that it knows the token: any server can send a greeting.
             raise StoreReplaced(
                 f"the store at {self._name} is not the one this client knew: {self.store_id} has been replaced by "
                 f"{self._greeting.store_id}, so its data is gone"
@@ -375,7 +375,7 @@ class ClientConnection:
         return frame
 
     def lost_for_good(self) -> list[InFlight]:
-        """After a welcome to a new session, forget and return the sent mutations, which may have been applied."""
+        """After a welcome to a new session, forget and return the sent mutations: each may have been applied."""
         lost = [item for item in self.in_flight.values() if item.maybe_applied and not self.resumed]
         for item in lost:
             self._forget(item)

@@ -1,10 +1,8 @@
-"""Pure: counts the elements that a msgpack body claims to hold, before any of them is made.
+"""Pure: counts the elements that a msgpack body claims to hold, before any of them is decoded.
 
 A byte on the wire, such as an empty array, can take seventy bytes of memory, and msgpack allocates the length that an
 array claims. So `wire` counts the elements of bodies larger than a few kilobytes, and rejects a body with more elements
 than any message may have.
-
-Empty arrays and maps, which cost most per byte, are counted separately: no message has more than a few.
 
 Counting reads the first byte of each element (https://github.com/msgpack/msgpack/blob/master/spec.md#formats), so a
 large value costs no more than a small one.
@@ -18,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
-# By first byte: the size of an element, or 0 if a length or a count follows the first byte ...
+# Indexed by an element's first byte: the element's size, or 0 if a length or a count follows the first byte.
 _SIZE = [
-    *[1] * 0xA0,  # from 0x00: small numbers, maps and arrays of up to 15
+    *[1] * 0xA0,  # from 0x00: small numbers, and maps and arrays of up to 15 entries
     *range(1, 33),  # from 0xA0: text of up to 31 bytes
     *[1] * 4,  # from 0xC0: nil, unused, false, true
     *[0] * 6,  # from 0xC4
@@ -29,16 +27,16 @@ _SIZE = [
     *[0] * 7,  # from 0xD9
     *[1] * 32,  # from 0xE0: small negative numbers
 ]
-# ... and the number of elements in a map or an array of up to 15.
+# Indexed by an element's first byte: the number of elements inside, if it is a map or array of up to 15 entries.
 _INSIDE = [*[0] * 0x80, *range(0, 32, 2), *range(16), *[0] * 0x60]
-# By first byte: how many bytes the length of the content, or the number of elements, has.
+# Map an element's first byte to the number of bytes of the length, or of the count, that follows it.
 _LENGTH = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}  # bytes, extensions, text
 _COUNT = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays, maps
-_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # they have one byte more, for their type
+_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # extensions have a byte for their type after the length
 _MAPS = (0xDE, 0xDF)
 _EMPTY = (0x80, 0x90)
-COUNTED_AT_ONCE = 8192  # elements: about a millisecond and a half
-EMPTY_MAX = 8  # a guarded transaction without conditions and operations has four
+COUNTED_AT_ONCE = 8192  # elements between two pauses: about 1.5 ms
+EMPTY_MAX = 8  # the most empty arrays and maps, which cost most per byte; a message has up to four
 
 
 def count_elements(body: memoryview | bytes, most: int) -> Generator[None, None, int]:

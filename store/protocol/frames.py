@@ -36,12 +36,11 @@ class FrameReader:
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
         """Take bytes, and yield the complete bodies, which are valid until the next call.
 
-        Bodies are cut one by one, as a buffer may hold tens of thousands. The caller exhausts the iterator before its
-        next call. `ProtocolError`: a frame is longer than allowed.
+        The caller exhausts the iterator before its next call. Raise `ProtocolError` if a frame is longer than allowed.
         """
         if self._held:
             self._held += data
-            if len(self._held) < self._wanted:  # otherwise each piece would copy all earlier pieces
+            if len(self._held) < self._wanted:  # wait: cutting each piece would copy all earlier ones
                 return
             data, self._held = self._held, bytearray()
         view = memoryview(data)
@@ -71,7 +70,7 @@ def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
 
 
 def frame(body: bytes, bytes_max: int | None = None) -> bytes:
-    """Return a body as a frame; `LimitExceeded` above `bytes_max`, where the peer would disconnect."""
+    """Return a body as a frame; `LimitExceeded` if it is longer than `bytes_max`: its peer would disconnect."""
     size = len(body)
     if bytes_max is not None and size > bytes_max:
         raise LimitExceeded(

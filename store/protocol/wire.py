@@ -1,7 +1,6 @@
 """Sans-I/O: messages to bytes and back: each frame's body is one msgpack array.
 
-docs/protocol.md has the conversation, and how a peer handles unknown messages (promise S12). Requests, responses and
-events are the records of `store.messages`.
+docs/protocol.md describes the messages' order, and how a peer handles unknown messages (promise S12).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from store.records import AnyOf, Record, Unfit, UnknownWord, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-VERSION_MIN = 1  # the oldest protocol version of this release
-VERSION = 1  # the newest protocol version of this release
+VERSION_MIN = 1
+VERSION = 1
 MAGIC = "rdzv"
 SORRY = "sorry"
 CANDIDATE, ENDED = "candidate", "ended"  # kinds of `Sorry`
@@ -32,34 +31,34 @@ EVENTS = 126
 LAGGED = 125
 PUSHES = range(100, 125)  # codes reserved for pushes of later releases
 EVENT_KINDS = frozenset(get_args(EventKind))
-_HEAD = struct.Struct(">IBBQ")  # length; array of 2: request id, 64 bits
-_EVENTS_HEAD = struct.Struct(">IBBQBB")  # length; array of 2: watch id, 64 bits; array of 2: EVENTS
+_HEAD = struct.Struct(">IBBQ")  # the start of a response's frame: its length, array of 2, request id of 64 bits
+_EVENTS_HEAD = struct.Struct(">IBBQBB")  # of events: length, array of 2, watch id, array of 2, EVENTS
 HANDSHAKE_BYTES_MAX = 4096  # the largest frame before the welcome
 NUMBER_MAX = 2**63 - 1  # the largest request id: SQLite's largest integer
 OPENING_ELEMENTS_MAX = 512  # the most elements of a hello or greeting, also in later versions
-ELEMENTS_PER_OPERATION = 12  # an operation has up to 6 elements, and may have more in later releases
-# A smaller request is decoded in one step without a count: at worst (nested arrays that each claim as many elements as
-# there are bytes) that takes a few milliseconds, and 27 MB.
+ELEMENTS_PER_OPERATION = 12  # an operation has up to 6 msgpack elements, and may have more in later releases
+# A request of at most so many bytes is decoded in one step, its elements uncounted. The worst one (nested arrays that
+# each claim as many elements as there are bytes) takes a few milliseconds, and 27 MB.
 STEP_BYTES = 4096
-RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client trusts its server, but bytes may be garbage
+RESPONSE_BYTES_MAX = 1024 * 1024 * 1024  # a client accepts no larger frame, even from a server that it trusts
 
 O = TypeVar("O", bound=Record)  # noqa: E741 - an opening message
 
-CHUNK_BYTES = 256 * 1024  # larger values are sent without a copy
+CHUNK_BYTES = 256 * 1024  # values of this size and larger ones are sent without a copy
 PACKER_BYTES = 256 * 1024  # a packer's buffer at its creation
 _idle_packers: list[msgpack.Packer] = []
 
 
 def _pack(fields: object) -> bytes:
     """Return an array as bytes, from any thread; packers are reused: making one takes longer than packing."""
-    # Take the packer out of the list: packing may start a garbage collection, which may switch threads.
+    # Take the packer out of the list while it packs: another thread may run meanwhile, in a garbage collection.
     try:
         packer = _idle_packers.pop()
     except IndexError:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
-    if len(packed) <= PACKER_BYTES:  # a packer with a larger buffer would keep it
-        _idle_packers.append(packer)  # not after an error, which may leave part of an array in the packer
+    if len(packed) <= PACKER_BYTES:  # do not reuse a packer whose buffer has grown
+        _idle_packers.append(packer)  # not after an error, which may leave part of an array in it
     return packed
 
 
@@ -126,7 +125,7 @@ class Events(NamedTuple):
 
 
 class Lagged(NamedTuple):
-    """The server's end of a slow reader's watch; all events up to `revision` were sent."""
+    """The server has ended the watch of a slow reader, and has sent it all events up to `revision`."""
 
     request_id: int
     revision: int
@@ -151,7 +150,7 @@ _unpack_opening = functools.partial(_unpack, max_array_len=OPENING_ELEMENTS_MAX,
 
 def _decode(body: memoryview | bytes, unpack: Callable[..., Any] = _unpack) -> tuple[Any, ...]:
     try:
-        fields = unpack(body)  # text as str, text or bytes as keys
+        fields = unpack(body)  # text becomes `str`; keys of maps may be text or bytes
     except Exception as error:  # msgpack raises several unrelated classes for garbage
         raise ProtocolError(f"a frame is not msgpack: {type(error).__name__}: {error}") from error
     if type(fields) is not tuple or len(fields) < 2:
@@ -188,7 +187,6 @@ def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
 
 
 def _check_version(fields: Any, kind: type[Record]) -> None:
-    """Raise an error that names the peer's version if it is unknown; versions come first in every layout."""
     versions = fields[: {Hello: 1, Greeting: 2}.get(kind, 0)] if type(fields) is tuple else ()
     told = bool(versions) and all(type(version) is int for version in versions)
     if told and not (versions[0] <= VERSION and versions[-1] >= VERSION_MIN):
@@ -196,7 +194,7 @@ def _check_version(fields: Any, kind: type[Record]) -> None:
 
 
 def other_version(oldest: int, newest: int, *, server: bool) -> str:
-    """Return the error message for a peer, the `server` or a client, with which no version is common."""
+    """Return the error message for a peer (the `server`, or a client) that shares no version with this release."""
     theirs = f"version {oldest}" if oldest == newest else f"versions {oldest} to {newest}"
     ours = f"version {VERSION}" if VERSION_MIN == VERSION else f"versions {VERSION_MIN} to {VERSION}"
     if server:
@@ -221,17 +219,17 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any], *,
     checked_request = checked(request)
     try:
         return frame(_pack((request_id, acknowledged, checked_request)), bytes_max)
-    except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair
+    except (TypeError, ValueError, OverflowError, BufferError) as error:  # of an int of 65 bits, half a surrogate pair
         raise StoreUsageError(f"{type(request).__name__} cannot be sent: {error}") from None
 
 
 def elements_max(operations_max: int) -> int:
-    """Return the limit of elements per request: so high that `operations_max`, whose error says more, applies first."""
+    """Return the limit of elements per request, which is passed only after `operations_max`, whose error says more."""
     return 1000 + ELEMENTS_PER_OPERATION * operations_max
 
 
 def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | Bye:
-    """Return id, acknowledgement and request of a frame of up to `STEP_BYTES`; or a goodbye."""
+    """Decode up to `STEP_BYTES` bytes; return a request's id, the id it acknowledges, and the request, or a goodbye."""
     fields = _decode(body)
     if fields[0] == BYE:
         return _bye(fields)
@@ -247,7 +245,7 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Decode a request as `decode_request` does, with pauses; one of more than `elements_max` is `Excessive`."""
+    """Decode a request as `decode_request` does, with pauses; too many elements make it an `Excessive`."""
     try:
         count = yield from count_elements(body, elements_max)
     except ValueError as error:
@@ -275,13 +273,12 @@ def _check_numbers(fields: Sequence[Any]) -> None:
 
 
 def _numbers_of(body: memoryview | bytes) -> tuple[int, int]:
-    """Return an undecoded request's own and acknowledged id: at most nine bytes each, after the array's length."""
     start = msgpack.Unpacker(max_buffer_size=64, max_array_len=0, max_map_len=0, ext_hook=_no_extensions)
     start.feed(body[:64])
     try:
         start.read_array_header()
         numbers = start.unpack(), start.unpack()
-    except Exception as error:  # msgpack's error for garbage, or for more than 64 bytes
+    except Exception as error:
         raise ProtocolError("a request does not begin with its id and the acknowledged one") from error
     _check_numbers((*numbers, None))
     return numbers
@@ -293,7 +290,7 @@ def encode_response(request_id: int, response: Response) -> bytes:
 
 
 def encode_in_chunks(said: Response | tuple[Event, ...]) -> tuple[bytes, ...]:
-    """Encode a response or events, without a head, for all readers; a large value is a chunk of its own, not copied."""
+    """Encode a response or events once for all readers, without a head; a large value is a chunk of its own."""
     chunks: list[bytes] = []
     small: list[bytes] = []
     for part in _parts(said):
