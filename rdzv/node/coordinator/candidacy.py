@@ -1,8 +1,8 @@
-"""Shell: the election: a node takes the role of coordinator whenever it is free.
+"""Shell: the election: if a run has no coordinator, one of its nodes takes that role.
 
-Every node whose settings the run has accepted stands for election. The role is a key on a lease of its own, with a
-short TTL (`role`). The revision that created the key is the *term*. An election takes one round trip, reading the last
-round's members another, and the commit a third.
+Every node whose settings the run has accepted is a candidate. The role is a key on a lease of its own, with a short TTL
+(`role`). The revision that created the key is the *term*. A new coordinator can commit a round after three round trips:
+the election, reading the last round's members, the commit.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Candidacy:
 
     link: Link
     part: Part
-    _running: asyncio.Task[None] | None = None  # an election, or a term
+    _running: asyncio.Task[None] | None = None  # this node's election or term; None if neither runs
     _failed_with: str | None = None
-    _lost_terms: int = 0  # terms in a row that ended because the lease lapsed
+    _lost_terms: int = 0  # how many of this node's terms in a row ended because the role's lease lapsed
 
     def begin(self, role: Role | None) -> None:
-        """Stand for election from now on; with `role`, which the arrival has taken, coordinate at once."""
+        """Be a candidate from now on. If this node's arrival has taken the `role`, coordinate at once."""
         self.link.resign = self._step_down
         self.link.follower.listeners.add(self)
         if role is not None:
@@ -53,7 +53,7 @@ class Candidacy:
             self.changed()
 
     def changed(self) -> None:
-        """Start an election if the role is free. The follower calls this when the head has changed."""
+        """Start an election if the run has no coordinator. The follower calls this when the head has changed."""
         if self._is_free and self._running is None:
             self._run(None)
 
@@ -65,7 +65,7 @@ class Candidacy:
     @property
     def _is_free(self) -> bool:
         head = self.link.follower.head
-        # While a closed run has members, one of them coordinates.
+        # A closed run needs a coordinator while it has members.
         is_wanted = head.closed is None or self.part.is_member
         return head.coordinator is None and is_wanted and self.link.follower.error is None
 
@@ -85,7 +85,7 @@ class Candidacy:
             self._running = None
 
     async def _lead_and_survive(self, role: Role | None) -> None:
-        """Coordinate until the term ends. After any error the node stays a candidate, or the run might be stuck."""
+        """Coordinate until the term ends. After an error, return: this node may be the only candidate."""
         try:
             if role is None:
                 await self._take_role()
@@ -93,10 +93,10 @@ class Candidacy:
                 await self._hold_office(role, None)
         except OverruledError as error:
             self.part.overruled(error.settings)
-            await anyio.sleep_forever()  # until this node's departure cancels the task
+            await anyio.sleep_forever()  # this node is about to leave the run, which cancels the task
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was lost: %s", self.part.keys.run_id, error)
-        except Exception as error:  # for example, the store has no room even for the report
+        except Exception as error:  # for example, the store is full
             if repr(error) != self._failed_with:
                 log.exception(
                     "run %s: node %s cannot coordinate, and tries again", self.part.keys.run_id, self.part.node_id
@@ -127,7 +127,7 @@ class Candidacy:
                     grants=(role.grant,),
                 )
         except BaseException:
-            await role.lease.release()  # it is unknown if the role was taken
+            await role.lease.release()  # the transaction may have taken the role
             raise
         self.link.answered_in(stopwatch.seconds)
         if taken.succeeded:
@@ -139,7 +139,7 @@ class Candidacy:
         self.link.follower.take_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
         with self.link.follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
-            while self._is_free:  # until the watch delivers the coordinator
+            while self._is_free:  # wait until the watch delivers the other node's role
                 await known.sleep_until(None)
 
     @property
@@ -148,13 +148,13 @@ class Candidacy:
         return self.part.keys.round, self.part.keys.progress, self.part.keys.history
 
     async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
-        """Coordinate until the role is lost; `found`: the entries of `_where_it_stands`, if read."""
+        """Coordinate until the role is lost. `found` has the entries of `_where_it_stands`; None if unread."""
         lost = anyio.CancelScope()
 
         def lapsed(reason: str) -> None:
             log.info("run %s: node %s stops coordinating: %s", self.part.keys.run_id, self.part.node_id, reason)
             self._lost_terms += 1
-            # By this node's clock the lease has lapsed, but a store that was suspended would keep it for its TTL.
+            # Revoke the role's lease: a store that was suspended would keep it for another TTL.
             revoking = Lease(self.link.store, id=role.lease.id, ttl=role.lease.ttl).revoke()
             self.link.start(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
             lost.cancel()
@@ -176,5 +176,5 @@ class Candidacy:
 
 
 def be_ready_to_coordinate(link: Link, part: Part, role: Role | None) -> None:
-    """Let a node stand for election from now on; `role` is given if its arrival has taken it."""
+    """Make a node a candidate for coordinator. If its arrival has taken the `role`, it coordinates at once."""
     Candidacy(link, part).begin(role)

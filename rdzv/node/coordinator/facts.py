@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.node.coordinator.office import Office
 
-LOOKS_EVERY = 0.5  # seconds ...
-LOOKS_EVERY_PER_NODE = 0.0005  # ... or per node, if longer: a response has some 60 bytes of each
-# A lease with a smaller part of its TTL left is not being renewed: a renewed one has at least twice as much.
+LOOKS_EVERY = 0.5  # seconds between looks for stuck members, at least
+LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member between looks for stuck members, as the response grows with them
+# The share of its TTL below which a lease is not being renewed: a renewed lease has at least twice this share left.
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
-ASKED_ABOUT_MOST: Final = 256  # members; to ask the store about all of a larger round would take longer than `gone_ttl`
-# Seconds before each look at a lease: the store may notice a closed connection after the accuser does.
+ASKED_ABOUT_MOST: Final = 256  # live members; asking the store about each of more members would take over `gone_ttl`
+# Seconds before each look at an accused member's lease: the store may notice its end later than the accuser does.
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 
 
 async def gather(office: Office, asking: asyncio.Event) -> None:
-    """Queue the members' answers at which step to stop (`core.stopping`), once the first question is asked."""
+    """Queue members' answers at which step to stop (`core.stopping`), once `asking` is set."""
     await asking.wait()
     begun = office.keys.begun
     async with office.store.watch(begun, snapshot=True) as watch:
@@ -43,12 +43,12 @@ async def gather(office: Office, asking: asyncio.Event) -> None:
             if event.kind == "synced":
                 office.bring(Answered())
             elif event.kind == "put":
-                with contextlib.suppress(RendezvousStateError):  # not an answer of this program
+                with contextlib.suppress(RendezvousStateError):  # another program wrote the key
                     office.bring(Answered(event.key.removeprefix(begun), Begun.unpack(event.value)))
 
 
 async def look_for_stalls(office: Office, settings: Settings) -> None:
-    """Report stuck members, and a standstill of all, to the deciding task, until cancelled."""
+    """Report stuck members, and that no member makes progress, to the deciding task; until cancelled."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
         first_step_timeout=settings.first_step_timeout,
@@ -64,7 +64,7 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
         try:
             beats = await read_beats(office.store, office.keys)
         except StoreError:
-            continue  # the store is away: look again
+            continue  # the store did not answer: try again after the next pause
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.look(heard, round=round.number, now=office.store.time(), every=every)
         if verdict.standstill != view.standstill:
@@ -76,19 +76,19 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
 
 @dataclass(eq=False)
 class AccusationWatch:
-    """Asks the store about members with one accuser, during a coordinator's term.
+    """During a coordinator's term, asks the store about the leases of members that have one accuser.
 
-    One accuser is enough if the lease of the accused is not being renewed: its connections have closed, or its
-    keep-alives have stopped.
+    An accused member counts as stuck by one accusation if its lease is not being renewed: the member has closed its
+    connections, or sends no keep-alives.
     """
 
     office: Office
     gone_ttl: float
-    _asked: set[tuple[int, str, str]] = field(default_factory=set)  # (round, accused, by) that were looked into
+    _asked: set[tuple[int, str, str]] = field(default_factory=set)  # known accusations: (round, accused, by)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def look(self) -> None:
-        """Schedule requests about new accusations."""
+        """Schedule requests to the store about new accusations."""
         if self._new():
             self._news.set()
 
@@ -100,7 +100,7 @@ class AccusationWatch:
         return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
 
     async def run(self) -> None:
-        """Ask the store about the members in new accusations, until cancelled."""
+        """Ask the store about the accused members of each new accusation, until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -109,7 +109,7 @@ class AccusationWatch:
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
-                    with contextlib.suppress(StoreError):  # a second accuser, or the lease's end, decides
+                    with contextlib.suppress(StoreError):  # if the store does not answer, make no decision
                         self.office.bring(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:
@@ -121,8 +121,8 @@ class AccusationWatch:
     async def _doubted(self, number: int, accused: str, by: str) -> list[Stuck]:
         """Return the accused members whose leases are not being renewed.
 
-        If the accuser could not name a member (`SOMEBODY`), return only those whose leases end within `gone_ttl`, as
-        their process has ended: a proxy may have dropped connections of live ones.
+        If the accuser could not name the lost member (`SOMEBODY`), return the members whose leases end within
+        `gone_ttl`: their processes have ended. A longer lease may be of a live member whose connection broke.
         """
         view, why = self.office.view, self._why(accused, by)
         named, at_most = (view.live & {accused}, math.inf) if accused != SOMEBODY else (view.live - {by}, self.gone_ttl)
@@ -131,12 +131,12 @@ class AccusationWatch:
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _remaining(self, node_id: str, *, at_most: float) -> float:
-        """Return the share of its TTL that a lease has left; 1 if over `at_most` s are left, or there is none."""
+        """Return the share of its TTL that a node's lease has left; 1 if over `at_most` seconds, or without a lease."""
         record = await self.office.store.get(self.office.keys.node(node_id))
         if record is None or record.lease is None:
             return 1.0
         try:
             lease = await self.office.store.call(TimeToLive(lease=record.lease))
         except LeaseNotFound:
-            return 1.0  # the watch will report its end
+            return 1.0  # the lease has ended, which the watch will report
         return lease.remaining / lease.ttl if lease.remaining <= at_most else 1.0

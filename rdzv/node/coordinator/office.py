@@ -1,4 +1,4 @@
-"""Shell: the state that all tasks of a term share, and its writes, conditional on the term."""
+"""Shell: the state that the tasks of a coordinator's term share, and their writes to the store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Fact = Event | Stuck | Standstill | Answered
 
 SHARED_RENEWALS_PER_TTL = 4
-GIVE_BACK_WITHIN = 2.0  # seconds to revoke an unused lease
+GIVE_BACK_WITHIN = 2.0  # seconds that the end of a term waits for the store to revoke an unused lease
 
 
 @dataclass(eq=False, kw_only=True)
@@ -34,8 +34,8 @@ class Office:
 
     store: Store
     keys: Keys
-    view: View  # the state of the run, by which it decides
-    term: int  # the create_revision of the coordinator's key
+    view: View  # the state of the run, from which the coordinator decides
+    term: int  # the revision that created the coordinator's key
     run_lease: Lease
     wakeup: Wakeup = field(default_factory=Wakeup)  # wakes the deciding task
     inbox: deque[Fact] = field(default_factory=deque)  # facts that `view` does not have yet, in order of arrival
@@ -43,21 +43,21 @@ class Office:
 
     @property
     def in_office(self) -> tuple[Condition, ...]:
-        """The conditions of every write: this node is the coordinator."""
+        """The condition of each write by the coordinator: its term has not ended."""
         return (when.create_revision(self.keys.coordinator) == self.term,)
 
     @property
     def round_unchanged(self) -> Condition:
-        """The condition that the round in the store is that of `view`."""
+        """The condition that no round was written to the store after that of `view`."""
         round = self.view.round
         return when.mod_revision(self.keys.round) == (0 if round is None else round.revision)
 
     def put(self, key: str, value: bytes) -> Put:
-        """Return a write on the run's own lease."""
+        """Return a write of a key on the run's own lease."""
         return Put(key, value, lease=self.run_lease.id)
 
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
-        """Carry out `writes` at one revision; return it, or None if a condition in `also` does not hold."""
+        """Write in one transaction; return its revision, or None if a condition in `also` does not hold."""
         holder = (Get(self.keys.coordinator),) if also else ()
         result = await self.store.transact(when=(*self.in_office, *also), then=writes, otherwise=holder)
         if result.succeeded:
@@ -67,7 +67,7 @@ class Office:
         return None
 
     async def forget(self, number: int, term: int) -> None:
-        """Delete all keys of a round or of an attempt at it; the ranks last, by which `_clear_away` finds a round."""
+        """Delete a round's keys, or those of an attempt at it; the ranks last, as `_clear_away` looks for ranks."""
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.in_office)
         await self.store.delete_prefix(self.keys.attempt(number, term), when=self.in_office)
 
@@ -77,7 +77,7 @@ class Office:
         self.wakeup.changed()
 
     def begin(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:
-        """Start a task, named `what`, beside the deciding one; an error of it ends the term."""
+        """Start a task of the term, named `what`. If it raises, the term ends."""
 
         async def beside() -> None:
             try:
@@ -92,15 +92,15 @@ class Office:
 class SharedLease:
     """The lease of a round's shared store (promise R19).
 
-    Users' keys may be large, so they do not stay for `closed_ttl` as the run's own keys do.
+    Users' keys may be large, so after the run's end they are deleted sooner than the run's own keys.
     """
 
     def __init__(self, store: Store, *, ttl: float) -> None:
         self._store = store
         self._ttl = min(ttl, store.lease_ttl_max)
         self._lease: Lease | None = None
-        self._known = asyncio.Event()  # set once it is known if the last round's lease exists
-        self.used: bool = False  # a round has the lease, or the commit of one is pending
+        self._known = asyncio.Event()  # set once the first grant or renewal of a lease was tried
+        self.used: bool = False  # True if a round has this lease, or may have it after a pending commit
 
     async def take(self) -> int:
         """Return the id of a lease for a round that is about to be committed."""
@@ -110,12 +110,12 @@ class SharedLease:
         return self._lease.id
 
     async def keep(self, round: Round | None) -> None:
-        """Renew the lease until cancelled; begin with the lease of `round`, if any."""
+        """Renew the shared store's lease until cancelled: that of `round`, or a new one."""
         if round is not None and round.lease is not None:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
             await self._renew()
         else:
-            # Grant one now, so that no round waits for it; if that fails, `take` tries again.
+            # Grant the lease now, so that no round waits for it. If that fails, `take` grants one.
             with contextlib.suppress(StoreError):
                 self._lease = await self._store.grant(self._ttl)
         self._known.set()
@@ -127,13 +127,13 @@ class SharedLease:
         try:
             if self._lease is not None:
                 await self._lease.keep_alive()
-        except LeaseNotFound:  # no node has coordinated for so long that the last round has no member left
+        except LeaseNotFound:  # no node coordinated for the lease's TTL, so the last round has no members
             self._lease = None
         except StoreError:
-            pass  # more renewals follow before the lease ends
+            pass  # the lease lasts until after the next renewal
 
     async def give_back(self) -> None:
-        """Revoke the lease if it is unused; if that fails, it lapses."""
+        """Revoke the lease if no round uses it. If that fails, the lease expires."""
         if self._lease is not None and not self.used:
             with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
                 await self._lease.revoke()

@@ -1,19 +1,19 @@
 """Shell: a term of a coordinator: it watches the nodes, and carries out what `decide` returns.
 
-One task decides and acts: it calls `decide`, carries out the act, applies events until its own write is in its picture
-of the run, and decides anew. Other tasks queue facts for this task (`Office.bring`). So the picture does not change
-while an act awaits the store, or while `decide` runs in a thread.
+The deciding task calls `decide`, carries out the act that `decide` returned, applies events until its own write is in
+its picture of the run, and decides anew. The term's other tasks do not change the picture: they queue facts for the
+deciding task (`Office.bring`).
 
-Every write is conditional on the term, so a coordinator that was paused while another took over writes nothing. The
-keys of an attempt at a round have the term in their names, so those of a dead coordinator are never read (promise R7).
+The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
+have the term in their names, so a coordinator never reads the attempt of a dead one (promise R7).
 
-A commit is one transaction, conditional on all facts of the decision. If a fact has changed, nothing is written, and
-the next event leads to a new decision. The commit also writes the ranks; ranks that exceed one transaction are written
-before it.
+A round is committed by one transaction, conditional on all facts of the decision. If a fact has changed, the store
+writes nothing, and the coordinator decides anew at the next event. The transaction also writes the members' ranks;
+ranks that exceed one transaction are written before it.
 
-If a store accepts fewer conditions than there are members (etcd: 128), the coordinator first writes a marker among the
-nodes' keys, waits until its own watch delivers it, and decides anew: it then knows all earlier events. An event during
-the commit's round trip can still be missed; it counts as a loss after completion (promise R4).
+If a round has more members than a transaction may have conditions (etcd: 128), the coordinator first writes a marker
+among the nodes' keys. When its watch delivers the marker, the coordinator knows all earlier events, and decides anew. A
+node that is lost during the commit's round trip may then be in the round, as a loss after completion (promise R4).
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ORDER_WITHIN = 1.0  # seconds; a user's rank order that takes longer is reported as the reason for the wait
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
-SHARED_TTL_LEAST = 30.0  # seconds that a round's shared store outlives the last coordinator ...
-SHARED_TTL_FACTOR = 3  # ... or so many TTLs of a member, if longer: then no member is left to read it
-KEEP_HOUR_EVERY = 60.0  # seconds between notes of the run's time of day: a restarted store has lost the last one
-REFUSED_PAUSE = 0.2  # seconds before the next decision after a refused act, if no event comes
-OVERHEAD_BYTES = 40  # of a condition or a write, beside its key and value
-WRITE_BYTES_MOST = 1024 * 1024  # in one transaction; etcd accepts 1.5 MiB
+SHARED_TTL_LEAST = 30.0  # seconds that the keys of a round's shared store stay without a coordinator, at least
+SHARED_TTL_FACTOR = 3  # the keys of a round's shared store outlive their readers: they stay for three member TTLs
+KEEP_HOUR_EVERY = 60.0  # seconds between notes of the run's time of day; a store loses the note when it restarts
+REFUSED_PAUSE = 0.2  # seconds until the coordinator decides anew if the store refused a write and no event comes
+OVERHEAD_BYTES = 40  # the size of a condition or a write in a transaction, beside its key and value
+WRITE_BYTES_MOST = 1024 * 1024  # bytes that the coordinator puts into one transaction; etcd accepts 1.5 MiB
 
 
 class Term:
-    """One term of one coordinator. Keys that outlive the term are on `run_lease`."""
+    """One term of one coordinator. Keys on `run_lease` outlive the term."""
 
     def __init__(self, link: Link, role: Role, part: Part, *, run_lease: Lease) -> None:
         self._store = link.store
@@ -78,7 +78,7 @@ class Term:
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
         self._office = Office(store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease)
         self._picture = Picture(view=self._view, head=self._follower.head)
-        self._marked: Complete | None = None  # the decision whose ranks were written before the last marker
+        self._marked: Complete | None = None  # the round whose ranks were written ahead of its commit, or None
         self._said = ""
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
@@ -86,7 +86,7 @@ class Term:
         self._chronicle = Chronicle()
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
         self._hour_changed = asyncio.Event()
-        self._asking = asyncio.Event()  # set once members were asked where to stop
+        self._asking = asyncio.Event()  # set once members were asked at which step to stop
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Decide and act until cancelled; raise `ConditionFailed` if the role is lost."""
@@ -113,7 +113,7 @@ class Term:
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Restore the previous coordinator's state from the store. The watch opens concurrently."""
         head = self._follower.head
-        # Use the stored progress: the watched one may be older. As the picture's `told`, it is not written again.
+        # Use the progress as stored: the watch may still deliver an older one.
         progress = Progress.unpack_at(progress_entry.key, progress_entry.value) if progress_entry else None
         progress_at = head.progress_at if progress == head.progress else self._store.time()
         members: list[Member] = []
@@ -121,14 +121,14 @@ class Term:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(Member.unpack_all(entry.value))
         self._view.took_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
-        said_at = 0.0  # the time of day of the progress, if this node received it as it was written
+        said_at = 0.0  # when the progress was written; 0.0 if this node did not see it being written
         if progress is not None:
             said_at = 0.0 if progress != head.progress or head.progress_found else progress.absent.said_at
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
         if said_at:
             self._set_hour(said_at, at=progress_at)
         self._learn(told=progress, told_at=progress_at)
-        # An unreadable history is replaced by the next write.
+        # If the history cannot be read, begin an empty one, which the next write stores.
         remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
         waited = progress.absent.waited if progress is not None else None
         own = self._part.membership
@@ -148,7 +148,7 @@ class Term:
         self._hour_changed.set()
 
     async def _keep_hour(self) -> None:
-        """Keep a note of the time of day on the run's lease, for readers while no node coordinates."""
+        """Renew the run's lease with a note of the time of day, which is read while no node coordinates."""
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # try again later
@@ -173,7 +173,7 @@ class Term:
             if not isinstance(act, Resize | Expel):
                 self._chronicle.observe(act.progress, now=self._store.time())
             seen = await self._carry_out(act)
-            if seen is None:  # the store refused the write: a watch will deliver the reason
+            if seen is None:  # the store refused the write, as a key has changed: wait until a watch delivers it
                 deadline = self._store.time() + REFUSED_PAUSE
                 while not self._office.inbox and self._follower.head is head:
                     if not await self._office.wakeup.sleep_until(deadline):
@@ -181,15 +181,15 @@ class Term:
             await self._fold_until(seen or 0)
 
     def _learn(self, **changes: Any) -> None:
-        """Replace the picture by a changed copy; a `decide` that runs in a thread keeps the former one."""
+        """Replace the picture by a changed copy: `decide` may read the old one in a thread."""
         self._picture = replace(self._picture, **changes)
 
     async def _carry_out(self, act: Act) -> int | None:
-        """Carry out an act; return the revision to apply events up to before the next decision, None if refused."""
+        """Carry out an act. Return the revision whose events the next decision needs; None if refused."""
         match act:
             case Wait():
                 self._report_error(act.error)
-                if act.progress.phase is Phase.GATHERING:  # the last round's keys may leave newcomers no room
+                if act.progress.phase is Phase.GATHERING:  # make room in the store for newcomers' records
                     await self._clear_shared()
                 await self._office.wakeup.sleep_until(act.until)
                 return 0
@@ -223,7 +223,7 @@ class Term:
         return 0
 
     async def _decide(self) -> Act:
-        """Return the next act. A user's rank order runs in a thread: this loop also renews leases."""
+        """Return the next act. A user's rank order runs in a thread, so that it delays no lease's renewal."""
         deciding_now = partial(decide, self._picture, self._part.agreed.rules, now=self._store.time())
         if not callable(self._part.settings.rank_order):
             return deciding_now()
@@ -237,18 +237,18 @@ class Term:
             if progress != self._picture.told:
                 await self._report(Report(progress=progress))
             act = await deciding
-            # The last report named the slow order. If nothing is due now, replace that report.
+            # If no act is due, replace the report that named the slow rank order.
             return Report(progress=act.progress) if isinstance(act, Wait) else act
         finally:
             deciding.cancel()
 
     async def _fold_until(self, revision: int) -> None:
-        """Apply facts until the picture is complete up to this revision."""
+        """Apply queued facts until the picture has all events up to this revision."""
         inbox = self._office.inbox
         while True:
             now = self._store.time()
             if inbox:
-                self._learn(obstacle=None)  # the store may have had no room before, and have some now
+                self._learn(obstacle=None)  # the event may have made room in a full store
             while inbox:
                 fact = inbox.popleft()
                 if isinstance(fact, Event):
@@ -298,12 +298,12 @@ class Term:
         return 0
 
     def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
-        """Return a write of the progress; `hour` is the run's time of day, if the role does not have it yet."""
+        """Return a write of the progress, with `hour` or else the role's time of day in it."""
         said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.hour()))
         return self._office.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: BaseException | None) -> None:
-        """Log an error's traceback once, not at every attempt to complete a round."""
+        """Log the traceback of an error once, although each attempt to complete a round may raise it."""
         said = None if error is None else repr(error)
         if error is not None and said != self._failed_with:
             log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
@@ -317,7 +317,7 @@ class Term:
     # ------------------------------------------------------------------------------------------ the commit
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
-        """Commit. If the store is full, retry once without the last round's shared keys; if still full, report that."""
+        """Commit a round. If the store is full, delete the last round's shared keys; if still full, report it."""
         no_more_room = self._view.round is self._made_room_of
         try:
             return await self._commit(decision)
@@ -331,20 +331,20 @@ class Term:
             return 0
 
     async def _clear_shared(self) -> None:
-        """Delete the last round's shared keys, once; no member works with them any more."""
+        """Delete the keys of the last round's shared store, once; its members no longer use them."""
         last = self._view.round
         if last is not None and last is not self._made_room_of:
             self._made_room_of = last
             await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.in_office)
 
     async def _commit(self, decision: Complete) -> int | None:
-        """Commit a round, or write the marker first (see the module); return None if a condition failed."""
+        """Commit a round, or first write its marker, if it needs one; return None if a condition failed."""
         office, keys, last = self._office, self._keys, self._view.round
         marked, self._marked = self._marked, None
         if marked is not None and marked.is_of_the_same(decision):
-            decision = replace(decision, members=marked.members)  # a user's order may return other ranks this time
+            decision = replace(decision, members=marked.members)  # keep the written ranks, as a new order may differ
         elif marked is not None:
-            # Delete the earlier attempt: this one may have fewer buckets, and not overwrite all.
+            # Delete the earlier attempt's ranks: the new ranks may fill fewer keys, and leave some of the old.
             await office.forget(marked.number, office.term)
             marked = None
         members = [
@@ -392,14 +392,14 @@ class Term:
                 return await self._mark()
             del conditions[self._store.operations_max :]
             commit.append(Delete(keys.marker))
-        # Also delete the last round's shared keys: so even a full store has room once members learn of this round.
+        # Meanwhile delete the last round's shared keys: the new round's members need that room in a full store.
         committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
         result, _ = await together(committing, self._clear_shared())
         if not result.succeeded:
             text = "run %s: the commit of round %d was refused: something has just changed"
             log.info(text, keys.run_id, round.number)
             if not at_once:
-                # Delete this attempt, too: the next one may not overwrite all its buckets.
+                # Delete the ranks of the refused round: the next attempt may not overwrite all of them.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
             if take_settings(result, self._part.agreed):
                 self._view.resized(needed=self._part.agreed.rules.needed, now=self._store.time())
@@ -438,28 +438,28 @@ class Term:
             checked=len(members) > 1 and all(record.checks for record in decision.members),
             **name_arrivals([member.arrival for member in members]),
         )
-        self._shared.used = True  # before the commit, whose answer may be lost
+        self._shared.used = True  # even if the answer to the commit is lost, the round may have this lease
         return round
 
     async def _mark(self) -> int:
-        """Write the marker; return its revision: once the watch delivers it, all earlier events are known."""
-        marker = NodeRecord(node_id="", incarnation="", left=True)  # readers of nodes skip it
+        """Write the marker, and return its revision. The watch delivers earlier events before the marker."""
+        marker = NodeRecord(node_id="", incarnation="", left=True)  # `left`: readers of node records skip it
         in_office = self._office.in_office
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
 
 
 async def _clear_away(office: Office, round: Round | None) -> None:
-    """Delete the keys of older rounds, and of attempts by dead coordinators, without listing users' many keys."""
+    """Delete the keys of older rounds, and of attempts by dead coordinators; do not list users' keys."""
     keys = office.keys
     attempts: dict[tuple[int, int], None] = {}
     try:
         for entry in await office.store.list(keys.rounds, keys_only=True):
             number, _, rest = entry.key.removeprefix(keys.rounds).partition("/")
             term_of, slash, _ = rest.partition("/")
-            if slash and number.isdecimal() and term_of.isdecimal():  # any other key is not of this program
+            if slash and number.isdecimal() and term_of.isdecimal():  # else another program wrote the key
                 attempts[int(number), int(term_of)] = None
         for attempt in attempts:
-            # This term's attempts are being written and deleted concurrently.
+            # Skip this term's attempts, which the deciding task writes and deletes itself.
             if attempt[1] != office.term and (round is None or attempt != (round.number, round.term)):
                 await office.forget(*attempt)
     except ConditionFailed:
@@ -469,7 +469,7 @@ async def _clear_away(office: Office, round: Round | None) -> None:
 
 
 def _buckets(office: Office, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
-    """Return the writes of the ranks, in buckets by node id, and of the roster, by rank."""
+    """Return the writes of a round's ranks, in keys by node id, and of its roster, in keys by rank."""
     keys, number, term = office.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:

@@ -1,7 +1,7 @@
 """Shell: keeps the state of runs up to date for displays: a run is read again only if one of its keys has changed.
 
-Members' steps are sent with keep-alives and change no key. So steps are read at each refresh, but rarely while no
-member reports them.
+Members' steps change no key: nodes send them with keep-alives. Each refresh reads the steps; if no member reports any,
+only few refreshes do.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from store import Store
 
-FOLLOWED_FOR: Final = 30.0  # seconds after a run's last refresh
-IDLE_SHARE: Final = 0.002  # the share of time spent on reading steps while no member reports them
+FOLLOWED_FOR: Final = 30.0  # seconds after a run's last refresh until it is no longer followed
+IDLE_SHARE: Final = 0.002  # the most of its time that a reader spends on reading steps if no member reports any
 
 
 class FollowedRun:
-    """A run with its known state; `on_change` is called when one of its keys has changed."""
+    """A run and its last read state; it calls `on_change` when one of the run's keys has changed."""
 
     def __init__(self, store: Store, keys: Keys, on_change: Callable[[], object]) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class FollowedRun:
 
     @property
     def is_lost(self) -> bool:
-        """True if a watch of the run has ended: changes are no longer reported."""
+        """True if a watch of the run has ended, so that changes go unnoticed."""
         return any(task.done() for task in self._tasks)
 
     async def aclose(self) -> None:
@@ -68,14 +68,14 @@ class FollowedRun:
     async def _watch(self, prefix: str) -> None:
         try:
             async with self._store.watch(prefix) as watch:
-                self._mark()  # for changes before the watch was open
+                self._mark()  # the run may have changed before the watch was open
                 async for _ in watch.batches():
                     self._mark()
         except StoreError:
             self._mark()
 
     async def refresh(self) -> None:
-        """Read the changes; raise StoreError on failure."""
+        """Read the run again if it has changed; raise StoreError on failure."""
         await self._follower.synced.wait()
         if self._follower.error is not None:
             raise self._follower.error
@@ -117,13 +117,13 @@ class FollowedRun:
         return account(self._keys.run_id, history, now=status.now, waited=status.waited)
 
     def report(self) -> dict[str, Any]:
-        """Return the run's report, made once per reading of the run: its ages are as of that reading."""
+        """Return the run's report, whose ages are those of the last reading of the run."""
         if self._reported != self._version:
             self._report, self._reported = report(self.now()[0]), self._version
         return self._report
 
     def streamed(self) -> dict[str, Any]:
-        """Return the report without values that time alone changes; the same object until a change."""
+        """Return the report without ages and other values that grow with time; the same object until a change."""
         if self._streamed != self._version:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]
@@ -144,11 +144,11 @@ class FollowedRuns:
         self._store = store
         self._prefix = prefix
         self._runs: dict[str, FollowedRun] = {}
-        self.changed: set[str] = set()  # names of changed pages; a reader of a page removes its name
+        self.changed: set[str] = set()  # names of pages that changed since they were last read; the reader removes them
         self.listeners: Listeners = Listeners()
 
     def _has_changed(self, run_id: str) -> None:
-        self.changed |= {"", run_id, f"{run_id}/"}  # the list of runs, the report, the stream: no id has a slash
+        self.changed |= {"", run_id, f"{run_id}/"}  # three pages: the list of runs, the run's report, its stream
         self.listeners.changed()
 
     async def refreshed(self, run_id: str) -> FollowedRun:
@@ -163,11 +163,11 @@ class FollowedRuns:
         return self._runs[run_id]
 
     def hour(self, run_id: str) -> float:
-        """Return the time of day of a followed run; of another run, this machine's."""
+        """Return the time of day of a run, or this machine's if the run is not followed."""
         return self._runs[run_id].hour() if run_id in self._runs else time.time()
 
     async def summary_of(self, run_id: str) -> dict[str, Any]:
-        """Return the numbers of a run that is over, without following it."""
+        """Return the `summary` of a run that is over, without following the run."""
         run = FollowedRun(self._store, Keys(self._prefix, run_id), int)
         try:
             await run.refresh()

@@ -1,4 +1,4 @@
-"""Shell: one node's watch on the head of its run, and the listeners to its changes."""
+"""Shell: one node's watch on the head of its run (the keys that every node watches), and the head's listeners."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ASK_AGAIN_AFTER = 0.5  # seconds until the watch is opened again
+ASK_AGAIN_AFTER = 0.5  # seconds from a failed attempt to open the watch to the next
 
 
 class Follower:
-    """Follows the head of a run."""
+    """Keeps `head`, the state of a run that every node watches, up to date."""
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str = "") -> None:
         self._store = store
@@ -54,26 +54,26 @@ class Follower:
         self._node_id = node_id
         self._own_ban_keys = frozenset([keys.bans + node_id])
         self.head: Head = Head()
-        self.heard_at: float = 0.0  # the time of the store's last message, on this node's clock
-        # The revision and contents of the last ban of this node or of its attributes, also after it was lifted.
+        self.heard_at: float = 0.0  # when the watch last delivered events, on this node's clock
+        # The last ban of this node or of its attributes, with its revision, even if it was lifted; None without one.
         self.own_ban: tuple[int, Ban] | None = None
         self.before: LastCoordinator | None = None
-        self.resets: int = 0  # how often the watch was reset
+        self.resets: int = 0  # how often the watch began anew with a snapshot, so that events may be missing
         self.error: Exception | None = None  # the error that ended the watch
-        # Why the round's key cannot be unpacked: until it is replaced, no round completes.
+        # The error of unpacking the round's key, until another round replaces that key; None if there was no error.
         self.unreadable: RendezvousStateError | None = None
-        self.unanswered: StoreError | None = None  # the error of the last attempt to open the watch; another follows
-        self.opened_in: float | None = None  # seconds that the store took to open the watch
-        self.round_at: float | None = None  # when the round completed, on this node's clock, if this node saw it
+        self.unanswered: StoreError | None = None  # the error of the last failed attempt to open the watch
+        self.opened_in: float | None = None  # seconds that the store took to open the watch; None until it is open
+        self.round_at: float | None = None  # when this node saw the round complete; None if it did not
         self.synced: asyncio.Event = asyncio.Event()
-        # Called at every change, before the listeners, so that they see a current membership.
+        # Called at every change of the head, before the listeners: it updates the membership that they read.
         self.on_change: Callable[[], object] = int
         self.listeners: Listeners = Listeners()
-        self.seen: int = 0  # the last revision of the watch
-        self._anew: Head | None = None  # the head of an incomplete snapshot
+        self.seen: int = 0  # the revision of the watch's last event
+        self._anew: Head | None = None  # the head so far while a reset watch delivers its snapshot, or None
 
     def has_attributes(self, attributes: Mapping[str, str]) -> None:
-        """Set this node's attributes: a ban may name one of them."""
+        """Set this node's attributes, to notice bans of an attribute."""
         self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names(self._node_id, attributes))
 
     def tell(self) -> None:
@@ -93,7 +93,7 @@ class Follower:
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _follow(self) -> None:
-        """Open the watch and apply its events; return, to try again, if a busy server does not open it in time."""
+        """Open the watch and apply its events. If a busy server does not open it in time, return, to try again."""
         with Stopwatch(self._store.time) as opening:
             try:
                 async with self._store.watch(self._keys.head, snapshot=True) as watch:
@@ -119,14 +119,14 @@ class Follower:
             self.tell()
 
     def take_coordinator(self, there: object, *, revision: int) -> None:
-        """Set the coordinator from its key as read at a revision, unless the watch has a later one."""
+        """Set the coordinator from its key, which was read at a revision, unless the watch has seen that revision."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)
             self.tell()
 
     def take_closing(self, closed: Closed) -> None:
-        """Set the closing of the run, until the watch delivers it."""
+        """Note that the run is closed, before the watch delivers that."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.tell()
@@ -139,14 +139,14 @@ class Follower:
                 self.head, self._anew = self._anew or self.head, None
                 self.synced.set()
             case "reset":
-                # The old head holds until the new snapshot is complete: a closed run must not look open
-                # meanwhile. The last round is kept: round numbers only increase.
+                # Keep the old head until the snapshot is complete, so that a closed run does not look open. Keep the
+                # round for good: its successor has a higher number.
                 self._anew = Head(round=self.head.round)
                 self.resets += 1
             case "put" | "delete":
                 try:
                     self._change(event)
-                except RendezvousStateError as error:  # only this key is unreadable
+                except RendezvousStateError as error:  # ignore a key that cannot be unpacked
                     pass_over(event.key, error)
                     if event.key == self._keys.round:
                         self.unreadable = error
@@ -183,7 +183,7 @@ class Follower:
         def leaving() -> Leaving:
             drain, known = Drain.unpack(value), self.head.drains.get(key.removeprefix(keys.drains))
             if known is not None and known.revision == revision:
-                return known  # a watch that was reset delivers the same drain again
+                return known  # known already: a reset watch delivers the drain again
             return Leaving(until=now + drain.within, reason=drain.reason, revision=revision)
 
         if key == keys.coordinator:
@@ -192,7 +192,7 @@ class Follower:
             coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
-            # After a reset, keep the progress from before the closing: the new snapshot has only a later one.
+            # If the closing was known before a reset, keep its progress: the snapshot has only a later one.
             over = self.head.closed_over if self.head.closed is not None else self.head.progress
             return {"closed": Closed.of(value) if put else None, "closed_over": over if put else None}
         if key == keys.progress:
@@ -231,7 +231,7 @@ class Follower:
 
 @contextlib.asynccontextmanager
 async def following(store: Store, keys: Keys) -> AsyncIterator[Follower]:
-    """Follow the head of a run without a node; yield once the head is known. A failing store raises StoreError."""
+    """Follow the head of a run without a node; yield once the head is read, or raise StoreError."""
     follower = Follower(store, keys)
     task = asyncio.create_task(follower.run(), name=f"follow run {keys.run_id}")
     try:

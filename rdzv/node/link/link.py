@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ROUND_TRIPS_TO_RECONNECT = 3  # the connection, the greeting, the welcome
-SLOW = 0.5  # seconds for an answer; from then on the reason of a waiting node mentions it
-ANSWERS_KEPT = 3  # times of answers; the shortest counts as the round trip: the others may have been delayed
+ROUND_TRIPS_TO_RECONNECT = 3  # round trips of a reconnection: the connection, the greeting, the welcome
+SLOW = 0.5  # if the store takes this many seconds to answer, the reason of a waiting node says so
+ANSWERS_KEPT = 3  # answer times that a link keeps; the shortest counts as the round trip, others may be delayed
 IF_HOSTED = "if a node hosted this store, it ended with that node's process; a store of `rdzv serve` does not"
-SAY_AWAY_AFTER = 2.9  # seconds of disconnection before the first warning; later ones are ever rarer (R22)
-ASK_EVERY = 1.0  # seconds, while a caller waits, between checks that the store answers ...
-ASK_EVERY_PER_NODE = 0.01  # ... and per node: the store answers some 100 such requests a second in all ...
-# ... with this spread: all nodes hear from the store at the same moment, and would ask together.
+SAY_AWAY_AFTER = 2.9  # seconds that the store is disconnected before the first warning (R22)
+ASK_EVERY = 1.0  # seconds between checks that the store answers, at least, while a caller waits for it
+ASK_EVERY_PER_NODE = 0.01  # seconds between these checks per node, so that the store gets 100 requests a second
+# Random factor of the seconds between a node's checks that the store answers, so that nodes do not check together.
 ASK_SPREAD = (0.75, 1.25)
-ASK_EARLY = 0.01  # seconds; no timer for a shorter rest, which could fire at once, again and again
-RUN_RENEWALS_PER_TTL = 3  # renewals of the run's lease, by each node
-LOOK_WHETHER_GONE_EVERY = 0.2  # seconds, while the store is away; its client tries about as often
-LOOK_FOR_RUN_AFTER = 1.0  # seconds until the next attempt to renew the run's lease, after an error
+ASK_EARLY = 0.01  # seconds by which a check may be early: a timer for a shorter rest might fire at once, repeatedly
+RUN_RENEWALS_PER_TTL = 3  # how often each node renews the run's lease within its TTL
+LOOK_WHETHER_GONE_EVERY = 0.2  # seconds between looks whether a disconnected store's process is gone
+LOOK_FOR_RUN_AFTER = 1.0  # seconds from a failed renewal of the run's lease to the next attempt
 
 
 class StoreEndingError(StoreError):
@@ -50,24 +50,24 @@ class Link:
     """The state of one connection to one store."""
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
-        self.store = store  # the client; the caller closes it
+        self.store = store  # the store client, which the caller closes
         self.keeping: Keeping = Keeping(store)
         self.follower: Follower = Follower(store, keys, node_id=node_id)
-        self.known_run_lease: Lease | None = None  # the result of `run_lease`, if known
-        # Ends this node's candidacy for coordinator, within the given seconds; None if it is no candidate.
+        self.known_run_lease: Lease | None = None  # the run's own lease; None if not yet read or granted
+        # Ends this node's candidacy for coordinator within a number of seconds; None if the node is no candidate.
         self.resign: Callable[[float], Awaitable[None]] | None = None
-        self.back_at: float | None = None  # when the store was last reconnected, if it ever was
-        self.gone: ConnectionLost | None = None  # why the store was given up: its process and its data are gone
-        self.host: str = ""  # the URL with only the host of this store
-        self.release_within: float = RELEASE_WITHIN  # seconds; fewer after a withdrawal that the store did not answer
+        self.back_at: float | None = None  # when the store was last reconnected; None if never
+        self.gone: ConnectionLost | None = None  # the error if the store was given up, with its data
+        self.host: str = ""  # the URL of this store, without the hosts that could replace it
+        self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
-        # Seconds without a listener at that URL after which the node gives up a store that is in memory only. A store
-        # with a data directory comes back with its data, and an unreachable host proves nothing.
+        # If no process listens at the store's URL for this many seconds, the node gives the store up. It never gives up
+        # a store with a data directory, nor one whose host does not answer at all.
         self.gives_up_after: float = math.inf
-        self.was_told: bool = False  # this store has this node's knowledge of a lost store, or better
-        self.has_arrived: bool = False  # the store has accepted the node's arrival, so the node has the run's settings
+        self.was_told: bool = False  # True if this store has this node's knowledge of a lost store, or better
+        self.has_arrived: bool = False  # True if the store has accepted an arrival: this node has the run's settings
         self._keys = keys
-        self._closed_ttl = closed_ttl  # the TTL of the run's lease, if this node grants it
+        self._closed_ttl = closed_ttl  # seconds: the TTL of the run's lease, if this node grants that lease
         self._rng = rng
         self._keeping_run: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -77,8 +77,8 @@ class Link:
         self._is_counted: Callable[[], bool] = bool
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
-        self._telling: asyncio.Task[None] | None = None  # reports that the store is away
-        self._silent = False  # a request has had no answer for a while
+        self._telling: asyncio.Task[None] | None = None  # warns while the store does not answer
+        self._silent = False  # True if the connected store has not answered a request for a while
         self._closed = False
         store.on_connection(self._note_connection)
         self.keeping.on_silence = self._note_silence
@@ -104,7 +104,7 @@ class Link:
             await resign(within)
 
     async def aclose(self) -> None:
-        """End all tasks, then the leases: the node's record is deleted with its lease."""
+        """End all tasks, then revoke the node's leases, with which its record is deleted."""
         self._closed = True
         if self._asking is not None:
             self._asking.cancel()
@@ -117,11 +117,11 @@ class Link:
 
     @property
     def if_hosted(self) -> str:
-        """A hint that the store's host has ended, if it rejects connections; else ""."""
+        """If no process listens at the store's address, a hint that a node may have hosted the store; else ""."""
         return f"; {IF_HOSTED}" if not self.store.connected and self.store.last_problem == NOBODY_LISTENS else ""
 
     async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
-        """Wait until the store is connected (and answers, with `answering`), or lost; return False after `within` s."""
+        """Wait until the store is connected (`answering`: answers), or lost; return False after `within` seconds."""
         with anyio.move_on_after(within) as limit:
             while self.store.failure is None and (not self.store.connected or (answering and self._silent)):
                 self._reach_changed.clear()
@@ -129,10 +129,10 @@ class Link:
         return not limit.cancelled_caught
 
     def say_when_away(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
-        """Warn from now on when the store has been disconnected, or silent, for a while, and log its return.
+        """From now on, log when the store has been disconnected or silent for a while, and its return.
 
-        `who_waits` returns in words which callers wait now, or "". The store is asked between keep-alives only once the
-        coordinator has counted this node (`is_counted`): the number of nodes is unknown before.
+        `who_waits` returns in words what this node waits for, or "". Between keep-alives the link checks that the store
+        answers, once the coordinator has counted this node (`is_counted`); until then, the number of nodes is unknown.
         """
         self._who_waits, self._is_counted = who_waits, is_counted
         self._ask_in(self._asks_every)
@@ -147,7 +147,7 @@ class Link:
         self._asking = asyncio.get_running_loop().call_later(seconds, self._ask)
 
     def _ask(self) -> None:
-        """Ask the store for an answer if a caller waits and the store has sent nothing lately."""
+        """If a caller waits and the store has sent nothing lately, send a keep-alive, which the store must answer."""
         every, silent_for = self._asks_every, self.store.time() - self.follower.heard_at
         if silent_for < every - ASK_EARLY:
             self._ask_in(every - silent_for)
@@ -164,7 +164,7 @@ class Link:
             self._tell_of_absence(self.store.time(), SAY_AWAY_AFTER)
 
     def _note_silence(self, since: float | None) -> None:
-        """Note since when the store has not answered; None: it has answered, or is no longer asked."""
+        """Note since when the store owes an answer; None if it owes none."""
         self._silent = since is not None
         self._reach_changed.set()
         if since is not None:
@@ -176,7 +176,7 @@ class Link:
             self._telling = self.start(self._while_away(since, self.store.time() + first_after), what)
 
     async def _while_away(self, since: float, say_at: float) -> None:
-        """Warn from `say_at` on, ever more rarely, and log the store's return; give it up if its process is gone."""
+        """From `say_at` on, warn ever more rarely; log the store's return, or give it up if its process is gone."""
         run_id, within, said = self._keys.run_id, self.gives_up_after, False
         gone_since, told = math.inf, False
         while not await self.in_reach_again(
@@ -215,18 +215,18 @@ class Link:
     @property
     def round_trip(self) -> float:
         """The seconds that the store takes to answer: the shortest time of its last answers."""
-        # The watch's opening time counts until three answers have come: any one may have been delayed.
+        # Until three answer times are known, the time to open the watch counts as one: a single answer may be delayed.
         opened_in = self.follower.opened_in if len(self._answered_in) < ANSWERS_KEPT else None
         return min((*self._answered_in, *(() if opened_in is None else (opened_in,))), default=0.0)
 
     def slowness(self) -> str:
-        """Return an addition to a node's reason for waiting, if the store is slow."""
+        """Return words to add to a node's reason for waiting if the store is slow; else ""."""
         return f"; the store takes {self.round_trip:.1f} s to answer" if self.round_trip >= SLOW else ""
 
     # ------------------------------------------------------------------------------------------ leases
 
     def new_lease_id(self) -> int:
-        """Return an id for a lease that a transaction grants."""
+        """Return a random id for a lease that a transaction will grant."""
         return CHOSEN_LEASE_LEAST + self._rng.getrandbits(62)
 
     async def run_lease(self) -> Lease:
@@ -236,25 +236,25 @@ class Link:
         return self.known_run_lease
 
     def keep_run(self) -> None:
-        """Renew the run's lease from now on: a run lives as long as any of its nodes."""
+        """Renew the run's lease from now on, so that the run stays in the store while it has nodes."""
         if self._keeping_run is None or self._keeping_run.done():
             self._keeping_run = self.start(self._renew_run(), f"keep run {self._keys.run_id}")
 
     def stop_renewing_run(self) -> None:
-        """Stop renewing the run's lease; it lapses unless other nodes renew it."""
+        """Stop renewing the run's lease. If no other node renews it, the lease expires."""
         if self._keeping_run is not None:
             self._keeping_run.cancel()
             self._keeping_run = None
 
     async def _renew_run(self) -> None:
-        """Renew the run's lease, also of a closed run: its members may still need the keys on that lease."""
+        """Renew the run's lease, even if the run is closed: its members may still need keys on that lease."""
         while True:
             try:
                 lease = await self.run_lease()
                 await anyio.sleep(lease.ttl / RUN_RENEWALS_PER_TTL * self._rng.uniform(0.8, 1.0))
                 await lease.keep_alive()
             except LeaseNotFound:
-                self.known_run_lease = None  # the store was away for too long; the next arrival grants a new lease
+                self.known_run_lease = None  # the lease expired; the next arrival grants another one
                 return
-            except StoreError:  # the lease lasts for two more attempts
+            except StoreError:  # the lease lasts until after the next attempts
                 await anyio.sleep(LOOK_FOR_RUN_AFTER)

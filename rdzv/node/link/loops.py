@@ -1,8 +1,8 @@
 """Shell: the event loop that nodes live in, which their callers cannot block.
 
-There is one such loop per process, in its own thread, for async and blocking callers alike. While a caller is busy, its
-node follows the run, renews its leases, coordinates, and learns of losses. Only a caller that holds the interpreter
-lock (a C extension that does not release it) blocks its node; after its lease's TTL, such a node is dropped.
+Each process has one loop for its nodes, in a thread of its own, for async and blocking callers alike. While a caller is
+busy, its node follows the run, renews its leases, coordinates, and learns of losses. Only a C extension that does not
+release the interpreter lock blocks the nodes of its process; after a lease's TTL, a blocked node is dropped.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TURNS = 64  # nodes of one process that take a costly step at the same time: this blocks the loop for some 20 ms
-TURN_MOST = 5.0  # seconds that a node, perhaps waiting for an absent store, may keep others waiting
+TURNS = 64  # nodes of one process that may take a costly step at the same time, which blocks the loop for some 20 ms
+TURN_MOST = 5.0  # seconds after which a node in a costly step no longer keeps other nodes waiting
 
 
 def result_of(call: Call[T]) -> T:
-    """Return the result of a call once it is over; raise RendezvousStateError if it can never end."""
+    """Wait for a call, and return its result. If the call can never end, raise RendezvousStateError."""
     if _thread is not None and _thread.is_current and not call.over.is_set():
         raise RendezvousStateError(
             "a blocking call in the node thread, from a logging handler or a callback, would wait for itself; "
@@ -39,7 +39,7 @@ def result_of(call: Call[T]) -> T:
 
 
 class NodeLoop:
-    """The event loop that a node runs in; this class uses an existing loop, as in tests on virtual time."""
+    """The event loop that a node runs in: here an existing loop, as in tests; in `NodeThread`, a thread's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
@@ -89,7 +89,7 @@ class NodeThread(NodeLoop):
             return thread.run(work)
         except RuntimeError as error:
             if thread is not None and not thread.has_ended:
-                raise  # raised by a signal handler
+                raise  # a signal handler has raised it
             work.close()
             raise RendezvousStateError(f"the node thread has ended: {error}") from None
 
@@ -101,7 +101,7 @@ class NodeThread(NodeLoop):
     async def turn(self) -> AsyncIterator[None]:
         """Limit how many nodes of this process take a costly step at once: connecting, arriving, reading the rank.
 
-        If thousands of nodes took each step together, the loop would need seconds, and renew no lease meanwhile.
+        If thousands of nodes took such a step together, the loop would be busy for seconds, and renew no lease.
         """
         held = [_turns]
         await held[0].acquire()
@@ -110,7 +110,7 @@ class NodeThread(NodeLoop):
             if held:
                 held.pop().release()
 
-        # After `TURN_MOST` seconds, other nodes may proceed: this one may be waiting for an absent store.
+        # After `TURN_MOST` seconds let other nodes proceed: this node may be waiting for an absent store.
         over = asyncio.get_running_loop().call_later(TURN_MOST, give_back)
         try:
             yield
@@ -143,7 +143,7 @@ def _join(user: NodeThread) -> LoopThread:
 def _leave_thread(user: NodeThread, thread: LoopThread) -> None:
     global _thread
     with _lock:
-        if thread is not _thread:  # it is the parent's, and this is a forked child
+        if thread is not _thread:  # in a forked child, whose parent has that thread
             return
         _users.discard(user)
         if not _users:
@@ -152,7 +152,7 @@ def _leave_thread(user: NodeThread, thread: LoopThread) -> None:
 
 
 def _forget_in_child() -> None:
-    """Drop the parent's thread in a forked child, which starts its own if needed."""
+    """In a forked child, forget the parent's node thread; the child starts its own if needed."""
     global _thread, _users, _lock, _turns
     _thread, _users, _lock, _turns = None, set(), threading.Lock(), asyncio.Semaphore(TURNS)
 

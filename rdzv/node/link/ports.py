@@ -1,4 +1,4 @@
-"""Shell: the port that a node promises in case it becomes rank 0: free in both IPv4 and IPv6."""
+"""Shell: the port at which a node will listen if it becomes rank 0: free in both IPv4 and IPv6."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HeldPort:
         self._ports = range(int(first), int(last or first) + 1)
 
     def hold(self) -> int:
-        """Return the port, the same while it is held. If all are taken, return the first: it may become free."""
+        """Return the held port. If all are in use, return the first one, which may become free."""
         if self._socket is None:
             self._socket = next(filter(None, map(_bound, self._ports)), None)
             if self._socket is None:
@@ -31,7 +31,7 @@ class HeldPort:
                     self._ports[0],
                 )
                 return self._ports[0]
-            let_go_in_children(self, self._socket)  # in a forked child it would keep rank 0 from listening there
+            let_go_in_children(self, self._socket)  # a forked child must not keep the port in use
         port: int = self._socket.getsockname()[1]
         return port
 
@@ -49,11 +49,11 @@ def _bound(port: int) -> socket.socket | None:
         try:
             sock = socket.socket(family)
         except OSError:
-            continue  # this system lacks the address family
+            continue  # the system lacks this address family
         try:
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            if port:  # nodes of one machine may promise the same port: only one becomes rank 0
+            if port:  # several nodes of a machine may hold one port, as only one becomes rank 0
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(("", port))
         except OSError as error:

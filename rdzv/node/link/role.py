@@ -1,7 +1,7 @@
-"""Shell: the lease of the role of coordinator: its length, and its grant together with the role.
+"""Shell: the lease of the role of coordinator, which a transaction grants together with the role.
 
-The lease is short, so that a coordinator that is cut off is soon replaced. A slow store, many nodes, and each lost term
-make it longer: otherwise, under load, terms would end without a decision.
+The lease is short, so that a disconnected coordinator is soon replaced. The lease is longer if the store is slow, if
+the run has many nodes, and after each lost term: otherwise, under load, terms would end before a decision.
 """
 
 from __future__ import annotations
@@ -17,36 +17,35 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.node.link.link import Link
 
-ROLE_TTL = 3.0  # seconds that a coordinator that is paused or cut off may delay the others
-ROUND_TRIPS_PER_TERM = 10  # the least in a lease: taking over needs three, and a renewal must be answered in time
-SECONDS_PER_NODE = 0.001  # the least TTL per node: the store and the coordinator may be busy that long with many nodes
-TERM_MOST = 30.0  # seconds; a store that takes longer to answer than a tenth of that is too slow to use
-ELECTION_PER_NODE = 0.001  # seconds of random pause per known node, so that few try at once ...
-ELECTION_MOST = 1.0  # ... and at most this
-LOST_TERMS_MOST = 4  # more lost terms in a row make the lease and the pause no longer
-ROLE_DISCONNECT_TTL = 0.4  # seconds, less than a member's: a dead coordinator is replaced before its death is announced
+ROLE_TTL = 3.0  # seconds, at least, of the role's TTL: a paused coordinator may delay the run for that long
+ROUND_TRIPS_PER_TERM = 10  # round trips that the role's TTL covers at least; taking over needs three
+SECONDS_PER_NODE = 0.001  # seconds of the role's TTL per node, at least: many nodes keep the coordinator busy
+TERM_MOST = 30.0  # seconds, at most, of the role's TTL, without the time that the store's own failover takes
+ELECTION_PER_NODE = 0.001  # seconds per node of the longest pause before an election: few nodes then try at once
+ELECTION_MOST = 1.0  # seconds, at most, of that pause before a node's first election
+LOST_TERMS_MOST = 4  # each lost term in a row doubles the TTL and the pause, up to this many terms
+ROLE_DISCONNECT_TTL = 0.4  # seconds until a disconnected coordinator loses its role, at least
 
 
 class Role:
-    """The role of coordinator, which a transaction takes if it is free."""
+    """The role of coordinator, which a transaction gives to this node if no other node has it."""
 
     def __init__(self, link: Link, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:
         needed = max(ROLE_TTL, ROUND_TRIPS_PER_TERM * link.round_trip, SECONDS_PER_NODE * nodes)
-        # The role must outlast the store's own failover.
+        # While the store fails over to another server, no coordinator can renew its lease: keep the role until then.
         wanted = min(needed * 2.0 ** min(lost_terms, LOST_TERMS_MOST), TERM_MOST) + link.store.fail_over
         ttl = min(wanted, link.store.lease_ttl_max)
         self.lease: HeldLease = HeldLease(link.keeping, id=link.new_lease_id(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
-            # After a disconnection the role ends no later than a member's lease: the next coordinator announces the
-            # death.
+            # If a coordinator disconnects, end its role before its lease as a member: its successor reports the loss.
             disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnects_in, settings.disconnect_ttl)),
             gone_ttl=max(settings.gone_ttl, link.reconnects_in),
             id=self.lease.id,
         )
-        self.sent_at: float = link.store.time()  # when the request for the role was sent, on this node's clock
-        self.term: int = 0  # the revision that created the role's key, once taken
-        # Seconds that the run's time of day is ahead of this node's clock; see `rdzv.core.history`.
+        self.sent_at: float = link.store.time()  # when this node sent the request for the role, on its clock
+        self.term: int = 0  # the revision that created the role's key; 0 until this node has the role
+        # The run's time of day minus the time on this node's clock, in seconds; see `rdzv.core.history`.
         self.hour_offset: float = time.time() - self.sent_at
         self._clock = link.store.time
 
@@ -55,11 +54,11 @@ class Role:
         return self._clock() + self.hour_offset
 
     def note(self, _: bool) -> bytes:
-        """Return the note for each keep-alive: readers, whose clocks differ, add its age for the run's time of day."""
+        """Return the note for a keep-alive: the run's time of day, to which readers add the note's age."""
         return HourNote(hour=self.hour()).pack()
 
 
 def election_pause(nodes: int, *, lost_terms: int) -> float:
-    """Return the longest random pause before taking the role; the arguments are those of `Role`."""
-    # A node that lost the role by its lease's end lets others try first: they may be less busy.
+    """Return the seconds of the longest random pause before an election in a run with this many nodes."""
+    # If a node has lost the role as its lease expired, let less busy nodes try first.
     return min(ELECTION_PER_NODE * nodes, ELECTION_MOST) * 2.0 ** min(lost_terms, LOST_TERMS_MOST)

@@ -1,7 +1,7 @@
 """Shell: measures the store's answer times without the time for which this process itself was stopped.
 
-Leases are longer if the store answers slowly. If a stopped process counted the stop as the store's time, its next lease
-would be ten times as long, and its death would be noticed that late.
+A node's lease is longer if the store answers slowly. If a stopped process counted its own pause as the store's answer
+time, its next lease would be far too long, and its death would be noticed late.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STOOD_STILL = 1.0  # seconds; if a look is this late, the process was stopped: a busy machine delays it less
-LOOKS_EVERY = 0.1  # seconds: stopped time is known to this precision
+STOOD_STILL = 1.0  # if a timer is this many seconds late, the process was stopped; a busy machine delays timers less
+LOOKS_EVERY = 0.1  # seconds between timers: the precision of the stopped time
 
 
 class Stopwatch:
@@ -33,7 +33,7 @@ class Stopwatch:
         self.stop()
 
     def stop(self) -> float:
-        """Stop measuring; return the seconds, also if called again."""
+        """Stop measuring, and return the seconds; a second call returns the same."""
         if not self._next.cancelled():
             self._next.cancel()
             self._look()

@@ -14,7 +14,7 @@ class Wakeup:
         self._sleeping: asyncio.Future[None] | None = None
 
     def changed(self) -> None:
-        """Wake the sleeping task, or end the next sleep at once."""
+        """Wake the sleeping task; if it does not sleep, end its next sleep at once."""
         self._told = True
         if self._sleeping is not None:
             _wake(self._sleeping)
@@ -33,7 +33,7 @@ class Wakeup:
                 if timer is not None:
                     timer.cancel()
             if deadline is not None and loop.time() >= deadline:
-                break  # otherwise the timer was early, by less than its clock's resolution
+                break  # the deadline has come; a timer may fire slightly before it
         told, self._told = self._told, False
         return told
 

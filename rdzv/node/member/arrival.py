@@ -1,18 +1,18 @@
-"""Pure: a node's arrival at its run, as a state machine: its record in the store, and the possible next events.
+"""Pure: a node's arrival at its run, as a state machine: the state of its record in the store.
 
 A node has at most one record in its run. The coordinator takes the record into a round, and other nodes notice its
-deletion. `TRANSITIONS` has one line per event, with the states in which it is possible; any other change of the state
-is a defect, and raises at once.
+deletion. `TRANSITIONS` has one line per event: the states in which it may happen, and the state after each. Any other
+event is a defect, and raises at once.
 
-    ABSENT      no record of this node is in the store, as far as it knows
-    SENT        a record was sent, and the answer has not come: it may be stored, or not
+    ABSENT      the node knows of no record of its own in the store
+    SENT        the node has sent a record, which may be stored or not, as the answer is missing
     STANDING    the record is stored, and the node waits for a round
     TAKEN_IN    a round contains this very record: the node is a member
-    WITHDRAWN   the node is deleting its record; until that is done, no other is sent
+    WITHDRAWN   the node is deleting its record, and sends no other until that is done
 
-In any state the lease may lapse (`GONE`), or the caller give up (`WITHDRAW`). A late answer must not bring back an
-ended record: in ABSENT and WITHDRAWN, an answer changes nothing. A member that rejoins replaces its record; if the
-store refuses the new one (`KEPT`), the node is still a member.
+In any state the record's lease may lapse (`GONE`), or the caller give up (`WITHDRAW`). In ABSENT and WITHDRAWN a late
+answer to a sent record changes nothing. A member that rejoins replaces its record; if the store refuses the new record
+(`KEPT`), the node is still a member.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class State(Enum):
 class Happening(Enum):
     """An event that changes the state."""
 
-    SEND = "send"  # also again, if the last record's outcome is unknown
+    SEND = "send"  # also possible while the outcome of the last sent record is unknown
     WRITTEN = "written"
-    REFUSED = "refused"  # the store refused the record, and there is no earlier one
-    KEPT = "kept"  # the store refused the record, and the earlier one remains
+    REFUSED = "refused"  # the store refused the sent record, and the node has no earlier record
+    KEPT = "kept"  # the store refused the sent record, and the node's earlier record remains
     TAKE_IN = "take in"
     WITHDRAW = "withdraw"
-    GONE = "gone"  # not in the store any more: deleted, or lapsed with its lease
+    GONE = "gone"  # the record was deleted, or lapsed with its lease
 
 
 _ABSENT, _SENT, _STANDING, _TAKEN_IN, _WITHDRAWN = State
 
 TRANSITIONS: Final[Mapping[Happening, Mapping[State, State]]] = {
     Happening.SEND: {_ABSENT: _SENT, _SENT: _SENT, _TAKEN_IN: _SENT},
-    # In ABSENT, the lease lapsed after the record was sent, and the record with it.
+    # If the answer comes in ABSENT, the record's lease has lapsed since it was sent: the record is gone.
     Happening.WRITTEN: {_ABSENT: _ABSENT, _SENT: _STANDING, _WITHDRAWN: _WITHDRAWN},
     Happening.REFUSED: {_ABSENT: _ABSENT, _SENT: _ABSENT, _WITHDRAWN: _WITHDRAWN},
     Happening.KEPT: {_ABSENT: _ABSENT, _SENT: _TAKEN_IN, _WITHDRAWN: _WITHDRAWN},
@@ -69,39 +69,39 @@ class Arrival(Generic[L]):
 
     def __init__(self) -> None:
         self.state: State = State.ABSENT
-        self.record: NodeRecord | None = None  # the stored record, also while another is being sent
-        self.lease: L | None = None  # the lease of the record, while the node renews it
-        self.began: int = 0  # the revision of the first record, or 0; older drains are of an earlier process
+        self.record: NodeRecord | None = None  # the stored record, also while the node sends another; None without one
+        self.lease: L | None = None  # the lease of the node's records; None if it lapsed or is not renewed
+        self.began: int = 0  # the revision of this process's first record, or 0; an older drain is not for this process
         self._sent: NodeRecord | None = None
 
     @property
     def revision(self) -> int:
-        """The revision of the stored record; 0 if there is none."""
+        """The revision of the stored record; 0 without one."""
         return self.record.arrival if self.record is not None else 0
 
     def stands(self, revision: int) -> bool:
-        """Return True if the record of this revision is still stored, as far as is known."""
+        """Return True if the node knows of no end of its record of this revision."""
         return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
 
     def send(self, record: NodeRecord) -> None:
-        """Note that a record is being sent, on the present lease."""
+        """Note that the node sends a record, on `lease`."""
         assert self.lease is not None, "a record that is sent is on a lease that is kept"
         self._happens(Happening.SEND)
         self._sent = record
 
     def written(self, revision: int) -> bool:
-        """Note that the store has written the record; return False if the record has ended meanwhile."""
+        """Note that the store has written the sent record; return False if the node has given the record up since."""
         sent, self._sent = self._sent, None
         self._happens(Happening.WRITTEN)
         if self.state is not State.STANDING:
             return False
         assert sent is not None, "what was written was sent before"
-        self.began = min(self.began or revision, revision)  # lower: the first one in another store
+        self.began = min(self.began or revision, revision)  # a new store may give the record a lower revision
         self.record = sent.replace(arrival=revision)
         return True
 
     def refused(self) -> None:
-        """Note that the store has refused the record."""
+        """Note that the store has refused the sent record."""
         self._sent = None
         self._happens(Happening.REFUSED if self.record is None else Happening.KEPT)
 
@@ -121,11 +121,11 @@ class Arrival(Generic[L]):
 
     @property
     def in_doubt(self) -> bool:
-        """True if it is unknown whether a sent record is stored: only the end of its lease is sure to delete it."""
+        """True if a sent record may be stored or not: only the end of its lease is sure to delete it."""
         return self.state is State.SENT
 
     def withdraw(self) -> None:
-        """Note that the node begins to delete its record; after the deletion, call `gone`."""
+        """Note that the node begins to delete its record; `gone` notes the deletion."""
         self._happens(Happening.WITHDRAW)
 
     def _happens(self, happening: Happening) -> None:

@@ -1,4 +1,4 @@
-"""Shell: carries a node's knowledge of a run from a store that was lost to the next one."""
+"""Shell: if a store was lost, writes a node's knowledge of its run to the next store."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 def learn(part: Part, link: Link) -> None:
-    """Set `part.known` from the head of this link, whose store is lost, unless the node knows of a later store."""
+    """Set `part.known` from this link, whose store is lost, unless the node knows of a later lost store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
     told = head.lost_store
     if settings and told is not None and (head.round is None or not link.has_arrived):
-        # Use the settings that another node carried to this store: this node may know only its own, not the run's.
+        # If this node may not know the run's settings, use those that another node wrote to the store that is now lost.
         settings = told.settings or (settings if link.has_arrived else b"")
-    if settings and resized is not None:  # members adopt a resize when they next arrive
+    if settings and resized is not None:  # this node has not adopted the resize yet
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
     lost = known_of(
         head, revision=link.follower.seen, settings=settings, tally=part.tally, host=link.host, now=link.store.time()
     )
     if not part.settings.endpoint.has_successors:
-        lost = lost.replace(awaited=0)  # with a single host, no member can be at work in another store
+        lost = lost.replace(awaited=0)  # only one host can serve the store: no member can be in another store
     before = part.known
     if before is None or before.store_id == link.store.store_id or lost.generation > before.lost.generation:
         part.known = Known(link.store.store_id, lost)
 
 
 async def tell(part: Part, link: Link) -> None:
-    """Write what this node knows of a lost store to the new one, unless that knows better; raise StoreError."""
+    """Write this node's knowledge of a lost store to the new store, unless that has better; raise StoreError."""
     known, keys, store = part.known, part.keys, link.store
     if known is None or known.store_id == store.store_id or link.was_told:
         return
@@ -54,9 +54,9 @@ async def tell(part: Part, link: Link) -> None:
         lease = (await link.run_lease()).id
         writes: list[Operation] = [Put(keys.lost_store, lost.pack(), lease=lease)]
         for key, value in ((keys.settings, lost.settings), (keys.closed, lost.closed), (keys.tally, lost.tally)):
-            if value and round is None:  # a round that has completed here has used the present values
+            if value and round is None:  # keep the new store's value if a round used it
                 writes.append(Put(key, value, lease=lease))
-        if there is not None:  # the other node's knowledge is replaced as a whole
+        if there is not None:  # delete what another node wrote and this node does not know
             if there.closed and not lost.closed:
                 writes.append(Delete(keys.closed))
             writes.extend(Delete(keys.bans + name) for name in there.bans if name not in lost.bans)

@@ -1,4 +1,4 @@
-"""Shell: a node's health check before it joins (promise R17); a failure is written beside the run, for `status`."""
+"""Shell: a node's health check before it joins (promise R17). Failures are written to the store, for `status`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from store import Store
 
 
-UNFIT_MOST = 64  # nodes whose failed checks a run keeps: the latest
+UNFIT_MOST = 64  # failed health checks that a run keeps, the latest of each node
 
 
 async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
-    """Run the user's health check in the loop `there`; cancel it when the caller is cancelled."""
+    """Run the user's health check in the loop `there`; if the caller is cancelled, cancel the check."""
     call = Call(examine(check), there)
     try:
         return await call
@@ -31,7 +31,7 @@ async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any])
 
 
 async def examine(check: Callable[[], Any]) -> str | None:
-    """Run the user's health check; return why it failed, or None. It must return None or True, and not raise."""
+    """Run the user's health check; return why it failed, or None. A check passes if it returns None or True."""
     try:
         verdict = check()
         if inspect.isawaitable(verdict):
@@ -44,12 +44,12 @@ async def examine(check: Callable[[], Any]) -> str | None:
 
 
 async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
-    """Write a failed check, and raise RendezvousRefusedError; after a passed check, delete an earlier failure."""
+    """If the health check failed, write that and raise RendezvousRefusedError; else delete an earlier failure."""
     key = keys.unfits + node_id
     if failure is None:
-        await store.delete(key)  # the failure of an earlier check
+        await store.delete(key)  # an earlier check may have failed
         return
-    # A node that restarts again and again under new names must not fill the store.
+    # Delete the oldest failures, or a node that restarts under ever new names would fill the store.
     others = [entry for entry in await store.list(keys.unfits, keys_only=True) if entry.key != key]
     others.sort(key=lambda entry: entry.mod_revision, reverse=True)
     forgotten = [Delete(entry.key) for entry in others[UNFIT_MOST - 1 :]]

@@ -1,8 +1,8 @@
 """Shell: makes a node a member of the next round: it arrives, and waits for a round that contains its record.
 
-The state machine `arrival.Arrival` is told of each request and its outcome. One call of `next_rendezvous` writes one
-record; at each change of the head, `follow` returns what the change means for the node. Cancellation, timeout and
-leaving withdraw the record. During an outage of the store the node waits, within the join timeout.
+A call of `next_rendezvous` writes one record, which cancellation, timeout and leaving withdraw. At each change of the
+head, `follow` returns whether the node is in a round, waits, or is refused. During an outage of the store the node
+waits, within the join timeout.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; otherwise it has their ranks
-HEARD_WITHIN = 4.0  # seconds to wait for rank 0's verdict on a round: rank 0 first listens for a while
-HEAR_AFTER = 1.0  # seconds before a member waits for a verdict: most checks are over by then
-TICK = 0.25  # seconds of `_tried`; a pause of the process, however long, counts as one tick
-TRIED_LEAST = WITHIN / 2  # seconds of attempts, at least, before a node counts as cut off from rank 0
-CUT_OFF_MOST = 8  # addresses of unreached rank 0s that a node remembers
-TRY_AGAIN_AFTER = 1.0  # seconds until the next attempt to arrive, after an error of the store
-# Seconds until a node that is left out looks if rank 0 answers now; doubled after each look, and each time that it is
-# left out again, since its arrival interrupts the others.
+NAMES_WITHIN = 2.0  # seconds to read nodes' names for a message; after that, the message has their ranks
+HEARD_WITHIN = 4.0  # seconds that a member waits for rank 0's verdict on a round
+HEAR_AFTER = 1.0  # seconds until a member asks for rank 0's verdict; most checks have passed by then
+TICK = 0.25  # the seconds by which `_tried` grows at a time, also after a long pause of the process
+TRIED_LEAST = WITHIN / 2  # a node that tried for fewer seconds to reach rank 0 is not left out of the next round
+CUT_OFF_MOST = 8  # addresses that a node remembers because it did not reach rank 0 there
+TRY_AGAIN_AFTER = 1.0  # seconds, at most, from a failed attempt to arrive to the next
+# Seconds until a node that was left out, as it did not reach rank 0, tries to reach rank 0 again. They double after
+# each try, and each time that the node is left out, because each of its arrivals interrupts the other members.
 LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 
 
 @dataclass(eq=False)
 class Joining:
-    """Makes a node a member of the next round, for one call, and over one link."""
+    """One call of `next_rendezvous` over one link: makes a node a member of the next round."""
 
     part: Part
     leaving: Leaving
@@ -67,7 +67,7 @@ class Joining:
     clock: JoinClock
     be_ready_to_coordinate: Callable[[Link, Part, Role | None], None] = field(kw_only=True)
     _me: Me = field(init=False)
-    _tried: float = 0.0  # seconds of attempts to reach rank 0 in the last check, without pauses of the process
+    _tried: float = 0.0  # seconds that this process tried to reach rank 0, without its own pauses
 
     def _new_me(self, *, was_member: bool, left_out: str = "") -> Me:
         part = self.part
@@ -78,7 +78,7 @@ class Joining:
     async def join(self, examine: Callable[[], Awaitable[str | None]] | None) -> Membership:
         """Return once this node is a member of the next round; raise StoreReplaced if the store was replaced."""
         part, link = self.part, self.link
-        # Members of the last round, also those that have left it, are admitted before newcomers.
+        # `was_member`: the coordinator admits members of the last round, even if they left it, before newcomers.
         last, mine = link.follower.head.round, part.membership
         self._me = self._new_me(was_member=bool(last and mine and mine.round.revision == last.revision))
         part.refusal = None
@@ -91,7 +91,7 @@ class Joining:
                 if verdict is None:
                     part.unreached, part.cut_off, part.given_up, part.times_left_out = False, (), "", 0
                     return membership
-                # A process that was paused during the check has not tried, so it may reach rank 0 in the next round.
+                # If this process was paused during the check, it may still reach rank 0 in the next round.
                 is_left_out = membership.rank in verdict.left_out and self._tried >= TRIED_LEAST
                 part.unreached = membership.rank == 0 and not verdict.left_out
                 if is_left_out:
@@ -106,8 +106,8 @@ class Joining:
                 part.end_membership(f"the store is lost: {error}", dropped=True)
             with anyio.CancelScope(shield=True):
                 if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
-                    await link.step_down()  # a node that may not take part must not coordinate
-                is_late = isinstance(error, RendezvousTimeoutError)  # if the store is silent, let the record lapse
+                    await link.step_down()  # a node that the run refuses must not coordinate
+                is_late = isinstance(error, RendezvousTimeoutError)  # then hurry to delete the record
                 await self.leaving.leave(link, within=RELEASE_SOON if is_late else RELEASE_WITHIN)
             raise
         finally:
@@ -115,7 +115,7 @@ class Joining:
             part.port.release()
 
     async def _join_once(self) -> Membership:
-        """Write this node's record, as often as needed, until a round contains it; wait while the store is away."""
+        """Write this node's record until a round contains it; wait while the store is away."""
         part, link, clock = self.part, self.link, self.clock
         part.lapses, told = 0, False
         leaving = part.drained(link.follower.head)
@@ -128,7 +128,7 @@ class Joining:
                 membership = await self._wait_for_round()
                 if membership is not None:
                     return membership
-                # The lease or the record was lost during the wait: arrive again.
+                # The record was lost during the wait, so the loop arrives again. Count a lost lease.
                 part.lapses += part.arrival.lease is None
             except StoreError as error:
                 lacks_room = has_no_room(error) and link.follower.head.round is not None
@@ -141,7 +141,7 @@ class Joining:
                 part.wait_for(f"the store at {part.settings.endpoint.url} {what}: {error}")
                 if not clock.left(now):
                     raise part.timeout(link) from error
-                if lacks_room:  # the last round's shared keys are deleted once its members have gone
+                if lacks_room:  # the coordinator will delete the last round's shared keys
                     if not told:
                         log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
                     told = True
@@ -160,8 +160,7 @@ class Joining:
             await tell(part, link)
             async with self.part.loop.turn():
                 self._me, role = await Recording(part, link, self.clock).write(self._me)
-            # Not before the arrival: only now has the run accepted this node, and the settings by which it would
-            # decide.
+            # Only after the run has accepted this node and its settings may the node coordinate.
             if link.resign is None:
                 self.be_ready_to_coordinate(link, part, role)
             link.keep_run()
@@ -181,7 +180,7 @@ class Joining:
             raise part.timeout(link)
 
     async def _wait_for_round(self) -> Membership | None:
-        """Wait for a round that contains this node; return None if its record was lost."""
+        """Wait for a round that contains this node's record; return None if the record was lost."""
         part, link, follower = self.part, self.link, self.link.follower
         wakeup, loop = Wakeup(), asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
@@ -209,7 +208,7 @@ class Joining:
                     case Round() as round:
                         rank = round.rank_of(me.arrival) if round.arrivals else await self._read_rank(round)
                         if not part.arrival.stands(me.arrival):
-                            # the lease was lost during the read: the node is not in that round any more
+                            # the node lost its lease during the read, and with it its place in that round
                             continue
                         if rank is not None:
                             return part.become_member(round, rank, me, link, time=loop.time)
@@ -231,15 +230,15 @@ class Joining:
                         deadline = self.clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
-                        # freeze the text: once the record is gone, the live reason would be another wait's
+                        # keep the text for the error: `_reason_now` would return another once the record is gone
                         part.reason = part.reason
                         round_now = await self.leaving.give_up(link, me)
                         if round_now is None:
                             raise part.timeout(link)
-                        follower.take_round(round_now)  # committed in the last moment, it may contain this node
+                        follower.take_round(round_now)  # committed just before the timeout
 
     async def _until_rank_0_answers(self) -> None:
-        """Return once rank 0 answers, at the address that this node did not reach."""
+        """Return once rank 0 answers at an address where this node did not reach it before."""
         part, follower = self.part, self.link.follower
         pause = LOOK_AGAIN_FIRST * 2 ** (part.times_left_out - 1)
         while True:
@@ -254,7 +253,7 @@ class Joining:
                 return
 
     def _parked_reason(self, now: float) -> str | None:
-        """Return the present reason of a parked node; from any thread."""
+        """Return the reason for which this node waits, with current durations, or None; from any thread."""
         answer = follow(self._me, self.link.follower.head, now=now)
         return answer.reason + self.link.slowness() if isinstance(answer, Parked) else None
 
@@ -267,7 +266,7 @@ class Joining:
     # ------------------------------------------------------------------------------------------ the way to rank 0
 
     async def _why_not_reached(self, membership: Membership) -> Verdict | None:
-        """Return the verdict on this round, if its members check that they reach rank 0 and not all do."""
+        """Return rank 0's verdict if not all members reached rank 0; None if all did, or do not check."""
         part, round = self.part, membership.round
         if not round.checked:
             return None
@@ -282,18 +281,18 @@ class Joining:
             with part.listeners.listening(wakeup):
                 while not checking.done():
                     if membership.over is not None or membership.lost_ids:
-                        return None  # the caller learns of the loss as in any round
+                        return None  # a member is lost: return the round, whose caller learns of the loss
                     await wakeup.sleep_until(None)
             return checking.result()
         finally:
             await cancel_and_wait(checking)
 
     async def _check_the_way(self, membership: Membership) -> Verdict | None:
-        """Check that members reach rank 0. If not all do, rank 0 publishes a verdict, and the others wait for it."""
+        """Check that all members reach rank 0. If not, rank 0 publishes a verdict, for which the others wait."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
         async def names_of(ranks: Collection[int]) -> list[str]:
-            """Return nodes and addresses of these ranks, as far as the store gives them in a short time."""
+            """Return the names and addresses of members; only the ranks if the store is slow."""
             found: dict[int, str] = {}
             with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
                 for entry in await link.store.list(part.keys.roster(round.number, round.term)):
@@ -310,7 +309,7 @@ class Joining:
                 self._tried += TICK
 
         async def hear() -> None:
-            """After rank 0's verdict, stop trying if this process was paused: rank 0 no longer listens."""
+            """Wait for rank 0's verdict. After it rank 0 no longer listens, so a paused process stops trying."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
                 (entry,) = await link.store.wait([key], timeout=WITHIN + HEARD_WITHIN)
@@ -329,7 +328,7 @@ class Joining:
             return None
         problem = f"node {part.node_id} (rank {rank}): {problem}"
         verdict = Verdict(why=problem)
-        # Without a verdict from rank 0, another node becomes rank 0 of the next round.
+        # If rank 0 publishes no verdict in time, return this node's own, which leaves no node out.
         with anyio.move_on_after(HEARD_WITHIN), contextlib.suppress(StoreError, RendezvousStateError):
             if rank == 0:
                 needed = part.agreed.rules.needed

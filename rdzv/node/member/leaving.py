@@ -1,6 +1,7 @@
 """Shell: a node withdraws its record: its caller gives up, its join times out, or it leaves its round.
 
-A commit of a round after the withdrawal fails; a commit before it wins over a timeout.
+After a withdrawal the store rejects a round with that record. If a round was committed just before a join timed out,
+the node is a member of that round.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
     from rdzv.node.member.part import Part
     from store import Condition, TransactionResult
 
-HAND_OVER_WITHIN = 0.5  # seconds for a coordinator to see its own departure reported ...
-HAND_OVER_TRIPS = 2  # ... and round trips: a report is written, and comes back by its watch
-WITHDRAW_TRIPS = 4  # more round trips to withdraw a record: two writes, and the above
+HAND_OVER_WITHIN = 0.5  # seconds that a departing coordinator waits until its departure is reported
+HAND_OVER_TRIPS = 2  # round trips that it waits longer: the report is written, and its watch delivers it
+WITHDRAW_TRIPS = 4  # round trips of a withdrawal: two writes, and the report of the departure
 
 
 async def announce_move(part: Part, link: Link, *, after: float = 0.0) -> None:
-    """Announce the end of a store that this node hosts, if another host may follow: it completes no more rounds."""
+    """If this node hosts the store and another host may follow, announce the store's end: no round completes then."""
     if not (part.settings.endpoint.has_successors and link.hosts_store()) or link.follower.head.moves:
         return
     ttl, membership = after + part.settings.close_timeout, part.membership
     if membership is not None and not is_served_here(link.store.store_id):
-        # This node leaves with the store's own process. Like a node inside that process, it is not awaited afterwards.
+        # This node leaves together with the store's process, so note that the next store need not wait for this node.
         await link.store.put(part.keys.hosted + part.node_id, b"%d" % membership.round.revision, ttl=ttl)
     await link.store.put(part.keys.moving, b"", ttl=ttl)
 
@@ -56,9 +57,9 @@ class Leaving:
             await link.step_down(within=within if link.store.connected else 0.0)
 
     async def withdraw(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
-        """Withdraw the record as a voluntary departure; if that takes too long, let its lease lapse."""
+        """Delete the node's record as a voluntary departure. If that takes too long, let the record's lease lapse."""
         part = self._part
-        async with self._withdrawing:  # a caller that gives up, and one that closes the handler, may both come
+        async with self._withdrawing:  # a timeout and the closing of the handler may withdraw at the same time
             part.end_membership("this node has left it")
             in_doubt, lease = part.arrival.in_doubt, part.arrival.lease
             part.arrival.withdraw()
@@ -67,7 +68,7 @@ class Leaving:
                     return
                 if not in_doubt and await self._take_back(link, within):
                     return
-                # The record may be stored: do not renew its lease, so that it lapses.
+                # The record may still be stored: stop renewing its lease, so that the record lapses.
                 part.arrival.lease, link.release_within = None, RELEASE_SOON
                 await lease.release(within=within if in_doubt else RELEASE_SOON)
             finally:
@@ -97,12 +98,12 @@ class Leaving:
         stopped: bool = False,
         why: str = "",
     ) -> TransactionResult:
-        """Write that this node leaves, if its record is still that of `arrival`, then delete the record."""
+        """Mark this node's record as left, if its revision is still `arrival`, then delete the record."""
         record, lease = self._part.arrival.record, self._part.arrival.lease
         assert record is not None
         assert lease is not None
         key = self._part.keys.node(self._part.node_id)
-        # The record stays on its lease, so it ends even if this node dies before the deletion.
+        # Keep the record on its lease, so that it lapses if this node dies before the deletion.
         result = await link.store.transact(
             when=(when.mod_revision(key) == arrival, *conditions),
             then=(Put(key, record.replace(left=True, stopped=stopped, why=why).pack(), lease=lease.id),),
@@ -113,7 +114,7 @@ class Leaving:
         return result
 
     async def _see_departure_reported(self, link: Link, arrival: int) -> None:
-        """If this node coordinates, wait until its departure is reported: its successor would report a loss."""
+        """If this node coordinates, wait until it has reported its departure: its successor would report a loss."""
         reported = Wakeup()
         within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
         with link.follower.listeners.listening(reported), anyio.move_on_after(within):
@@ -124,23 +125,23 @@ class Leaving:
                 if not ours or head.round is None or not self._is_in(head.round, arrival):
                     return
                 if progress is not None and progress.round == head.round.number:
-                    # A departure anywhere but at the agreed step is a loss to the others.
+                    # The report may name this node as lost: a departure at another than the agreed step is a loss.
                     for reported_ids in (progress.departed_ids, progress.lost_ids):
                         if node_id in reported_ids or len(reported_ids) == NAMED_MOST:
                             return
                 await reported.sleep_until(None)
 
     def _is_in(self, round: Round, arrival: int) -> bool:
-        """Return True if a round has this node, also one committed while the node was giving up."""
+        """Return True if a round contains this node, even if the node has given up joining since."""
         membership = self._part.membership
         known = membership is not None and membership.round.number == round.number
         return known or round.rank_of(arrival) is not None
 
     async def give_up(self, link: Link, me: Me) -> Round | None:
-        """Withdraw the record; if a round has completed before, return the round, which wins over the timeout."""
+        """Delete the record after a timeout. If a newer round was committed before, return that round instead."""
         part = self._part
         if not link.store.connected:
-            return None  # the outcome cannot be read in time; the record will lapse
+            return None  # without a connection, let the record lapse
         known = link.follower.head.round
         unchanged = when.mod_revision(part.keys.round) == (known.revision if known else 0)
         result = await self._say_and_go(link, me.arrival, unchanged, otherwise=(Get(part.keys.round),))
@@ -148,5 +149,5 @@ class Leaving:
             (entry,) = result.results
             if isinstance(entry, Entry) and (known is None or entry.mod_revision != known.revision):
                 return Round.unpack(entry.value, revision=entry.mod_revision)
-        part.arrival.gone()  # the record is deleted, by this call or before
+        part.arrival.gone()  # the record is deleted
         return None

@@ -1,4 +1,4 @@
-"""Shell: events on which a node must act: a ban, a deleted record, a drain, a question at which step to stop."""
+"""Shell: acts on events: a ban, a deletion of the node's record, a drain, a question at which step to stop."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-LOOK_AGAIN_AFTER = 1.0  # seconds after the store has not answered
+LOOK_AGAIN_AFTER = 1.0  # seconds until the next check after a failed one
 
 
 class Noticing:
-    """Reacts to the events that concern its node, while a link is open."""
+    """Reacts to the events that concern a node, while its link to a store is open."""
 
     def __init__(self, part: Part, link: Link) -> None:
         self._part = part
@@ -37,20 +37,20 @@ class Noticing:
         self._follower.has_attributes(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._concerns_all
-        self._answered: Membership | None = None  # the round in which it has answered where to stop
+        self._answered: Membership | None = None  # the membership in which this node last answered where to stop
         self._wakeup = Wakeup()
 
     async def run(self) -> None:
-        """Check this node's state at each event that may concern it, and when a check is due."""
+        """Check this node's state at each event that may concern the node, and when a check is due."""
         with self._part.listeners.listening(self):
             again: float | None = None
-            self.changed()  # an event may have come since the link was made
+            self.changed()  # events may have come before this task listened
             while True:
                 await self._wakeup.sleep_until(again)
                 again = await self._look()
 
     def changed(self) -> None:
-        """Note an event, which may concern this node."""
+        """Wake the checking task if an event may concern this node."""
         concerns_all = self._concerns_all
         if self._part.is_member or concerns_all != self._seen:
             self._seen = concerns_all
@@ -61,7 +61,7 @@ class Noticing:
         return self._follower.own_ban, self._follower.resets
 
     async def _look(self) -> float | None:
-        """Check this node's state once; return when to check again, even without an event."""
+        """Check this node's state; return when to check again if no event comes, or None."""
         part, link, follower = self._part, self._link, self._follower
         again: float | None = None
         try:
@@ -85,13 +85,13 @@ class Noticing:
         return again
 
     async def _answer_where_to_stop(self, link: Link, membership: Membership) -> None:
-        """If the coordinator asks, answer which step the member has begun, once in a round (`core.stopping`)."""
+        """If the coordinator asks where to stop, write which step the member has begun, once in a round."""
         part, stop, lease = self._part, membership.head.stop, self._part.arrival.lease
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
             return
         if self._answered is not membership and lease is not None:
             begun = Begun(round=membership.round.number, step=membership.gate.ask())
-            # If the record has changed, the node has left this round, and does not answer for it.
+            # If the node's record has changed, the node has left this round: the store rejects its answer.
             await link.store.transact(
                 when=membership.fence(part.keys),
                 then=(Put(part.keys.begun + part.node_id, begun.pack(), lease=lease.id),),
@@ -99,10 +99,10 @@ class Noticing:
             self._answered = membership
 
     async def _notice_drain(self, link: Link, membership: Membership) -> float | None:
-        """Delete a drained member's record at the drain's deadline; before the deadline, return it.
+        """At a drain's deadline delete the member's record; before the deadline, return the deadline.
 
-        Before the deadline, a node that hosts the store announces the move to another host. The record is not marked as
-        `left`, so the others see a loss: the member may be in the middle of a step, in which they would wait for it.
+        Before the deadline, a node that hosts the store announces the store's move to another host. The record is not
+        marked as `left`, so the others see a loss: they may be waiting for the member in the middle of a step.
         """
         part = self._part
         leaving, record = part.drained(link.follower.head), part.arrival.record
@@ -110,32 +110,32 @@ class Noticing:
             await announce_move(part, link, after=left)
             return leaving.until
         if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
-            return None  # no record, or one is being sent: the answer wakes this task
+            return None  # if a record is being sent, its answer wakes this task
         if await self._delete(link, record) and membership.over is None and part.arrival.stands(record.arrival):
             reason = f": {leaving.reason}" if leaving.reason else ""
             part.put_out(link, f"it was to leave, and its time is over{reason}")
         return None
 
     async def _delete(self, link: Link, record: NodeRecord) -> bool:
-        """Delete this node's record; return False if it has changed: it is not in this round any more."""
+        """Delete this node's record; return False if another revision, of a later arrival, is stored."""
         key = self._part.keys.node(self._part.node_id)
         with contextlib.suppress(ConditionFailed):
             return await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
         return False
 
     async def _notice_ban(self, link: Link, ban: Ban) -> None:
-        """Handle a ban that came after the arrival. Even if it was lifted since, the record may have been deleted."""
+        """Handle a ban of this node that came after its arrival. Even a lifted ban may have deleted the record."""
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
             record = part.arrival.record
             part.put_out(link, f"this node is {ban}")
             if record is not None:
-                await self._delete(link, record)  # the operator deletes the record, too, unless interrupted
+                await self._delete(link, record)  # the operator may have been interrupted before that
         else:
             await self._see_whether_it_stands(link)
 
     async def _see_whether_it_stands(self, link: Link) -> None:
-        """Check that the record still exists: it may have been deleted without an event."""
+        """Check that this node's record is still stored: a reset watch may have missed its deletion."""
         part = self._part
         record = part.arrival.record
         if record is None or part.arrival.state not in (State.STANDING, State.TAKEN_IN):

@@ -1,4 +1,4 @@
-"""Shell: notes about a member's steps, sent with its node's keep-alives, and at once if the member becomes quiet."""
+"""Shell: notes about a member's steps, sent with keep-alives, or at once if the member becomes quiet."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAY_WAIT_AFTER = 1.5  # seconds of a wait in the round's store until it is logged
-LOOKS_PER_LIMIT = 4  # checks per time limit, while none applies and after one was exceeded
-NOTES_PER_LIMIT = 3  # the least notes per time limit: if others' notes show progress, a quiet member is stuck
+SAY_WAIT_AFTER = 1.5  # if a member waits this many seconds in the round's store, its node logs that
+LOOKS_PER_LIMIT = 4  # checks of a member's steps within a time limit, while none applies, or after one was exceeded
+NOTES_PER_LIMIT = 3  # notes about a member's steps within a time limit, at least
 
 
 class OwnBeats:
@@ -28,43 +28,43 @@ class OwnBeats:
 
     def __init__(self, settings: Settings) -> None:
         self._limits = (settings.stall_timeout, settings.first_step_timeout)
-        # etcd takes no note with a keep-alive: there a note is a write, sent only if a time limit needs it.
+        # On etcd, where each note is a write, send notes only if the settings have a time limit for steps.
         self._on = settings.endpoint.info.family == "tcp" or any(limit is not None for limit in self._limits)
         self._link: Link | None = None
-        # the membership whose member was reported as quiet, and since when the member has been quiet
+        # The membership whose member was last reported as quiet, and the time since which it was quiet; None before.
         self._told: tuple[Membership, float] | None = None
         self._renewed_every = settings.ttl / RENEWALS_PER_TTL
-        self._noted_at = -math.inf  # when `_attend_quiet` last sent a note between two keep-alives
+        self._noted_at = -math.inf  # when `_attend_quiet` last sent a note ahead of the next keep-alive
         self._say_wait_after = SAY_WAIT_AFTER
-        self._waits = False  # True if the last note said that the member waits
+        self._waits = False  # True if the last note reported a wait
 
     def note(self, membership: Membership | None, *, away: bool) -> bytes:
         """Return the note for the next keep-alive."""
         if membership is None or membership.over is not None:
             return b""
         waited, _ = membership.beats.longest_wait or (0.0, "")
-        was_waiting, self._waits = self._waits, waited >= WAITS_AFTER  # a note also says that a wait is over
+        was_waiting, self._waits = self._waits, waited >= WAITS_AFTER  # a note also reports the end of a wait
         says = self._on and (membership.beats.counts or self._waits or was_waiting)
         return membership.beats.note(away=away).pack() if says else b""
 
     def send(self) -> None:
-        """Send a note now, and not with the next keep-alive."""
+        """Send a keep-alive with a note now."""
         if self._link is not None:
             self._link.keeping.renew_now()
 
     def attend(self, link: Link, membership: Membership) -> float | None:
-        """Send a note at once if the member waits or is quiet for too long; return when to look again, if ever."""
+        """If the member waits or is quiet for too long, send a note at once; return when to look again, or None."""
         self._link = link
         return earlier(self._attend_wait(link, membership), self._attend_quiet(link, membership))
 
     def _attend_wait(self, link: Link, membership: Membership) -> float | None:
-        """Log a long wait in the round's store and send a note at once: keep-alives can be many seconds apart."""
+        """Log a member's long wait in the round's store, and send a note of it without awaiting the next keep-alive."""
         beats = membership.beats
-        beats.wait_is_watched = False  # first, so that a wait that begins now calls `on_wait`
+        beats.wait_is_watched = False  # a wait that begins after the next line must call `on_wait`
         wait = beats.longest_wait
         if wait is None:
             if self._waits:
-                link.keeping.renew_now()  # its note says that the wait is over
+                link.keeping.renew_now()  # the note reports the end of the wait
             return None
         beats.wait_is_watched = True
         waited, key = wait
@@ -84,10 +84,10 @@ class OwnBeats:
             return None
         limit = self._limits[1 if beats.first else 0]
         if limit is None or not beats.counts:
-            return now + min(limits) / LOOKS_PER_LIMIT  # a limit may apply by then
+            return now + min(limits) / LOOKS_PER_LIMIT  # by then a time limit may apply to the member
         since, every = beats.quiet_since(), limit / NOTES_PER_LIMIT
         next_note = math.inf
-        if every < self._renewed_every:  # the keep-alives alone would be too rare
+        if every < self._renewed_every:  # keep-alives alone would bring notes too rarely
             if now >= self._noted_at + every:
                 self._noted_at = now
                 link.keeping.renew_now()
@@ -97,10 +97,10 @@ class OwnBeats:
         if self._told != (membership, since):
             self._told = membership, since
             link.keeping.renew_now()
-        # The member may continue, and become quiet again.
+        # Look again: the member may continue, and later become quiet once more.
         return min(now + limit / LOOKS_PER_LIMIT, next_note)
 
 
 def earlier(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two times; None is never."""
+    """Return the earlier of two times; None means never."""
     return min((time for time in (one, other) if time is not None), default=None)
