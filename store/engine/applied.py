@@ -48,7 +48,7 @@ class Work:
 
 
 class Applied(NamedTuple):
-    """The result of one step. `response` is None if none is due yet."""
+    """The result of one step. `response` is None if the step has none."""
 
     response: Response | None
     deliveries: tuple[Delivery | Answer | Overtaken, ...] = ()

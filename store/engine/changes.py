@@ -80,7 +80,7 @@ class Changes:
         return entry
 
     def erase(self, key: str, *, cause: Cause = "") -> bool:
-        """Delete a key; return False if it does not exist. `cause`: why the key's lease expired; "" if it did not."""
+        """Delete a key; return False if it does not exist. `cause`: why the key's lease expired, or ""."""
         entry = self._keys.get(key)
         if entry is None:
             return False

@@ -44,10 +44,10 @@ class Facts:
     revisions: list[tuple[Event, ...]] = field(default_factory=list)
     compacted: int = 0
     leases: dict[int, SavedLease | None] = field(default_factory=dict)  # by id: a lease's terms; None if it ended
-    last_lease: int = 0  # the highest new id; 0 if none
+    last_lease: int = 0  # the highest id assigned by the store; 0 if none
     replies: list[KeptReply] = field(default_factory=list)
     sessions: dict[bytes, int | None] = field(default_factory=dict)  # by id: a new session's number; None if it ended
-    last_session: int = 0  # the highest new number; 0 if none
+    last_session: int = 0  # the highest number assigned by the store; 0 if none
     _new: set[bytes] = field(default_factory=set, repr=False, compare=False)  # ids of sessions opened in this step
 
     def __bool__(self) -> bool:
@@ -72,7 +72,7 @@ class Facts:
         self.sessions[session_id] = self.last_session = number
 
     def forgotten(self, session_id: bytes) -> None:
-        """Note the end of a session. If the session was opened in this step, neither event is saved."""
+        """Note the end of a session. If it was opened in this step, neither its opening nor its end is saved."""
         if session_id in self._new:
             self._new.remove(session_id)
             del self.sessions[session_id]

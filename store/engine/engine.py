@@ -54,7 +54,7 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 
 
 class Engine:
-    """The state of a store. If it is `durable`, it collects `Facts` for a journal (promise S3)."""
+    """The state of a store. A `durable` engine collects `Facts` for a journal (promise S3)."""
 
     def __init__(
         self, *, store_id: str, limits: Limits | None = None, durable: bool = False, first_revision: int = 0
@@ -169,7 +169,7 @@ class Engine:
                 return Applied(response=self._replay(session, request_id, peer))
             try:
                 self._check_mutation(session, request)
-            except LimitExceeded as error:  # not kept for a repeat: kept replies may be at their limit
+            except LimitExceeded as error:  # this refusal is not kept as a reply: kept replies may be at their limit
                 return Applied(response=_failed(error))
         try:
             response = self._asked.carry_out(request, peer, request_id)

@@ -200,7 +200,7 @@ class Leases:
                 break
             lease = self._leases[self._slots[slot].pop()]
             lease.slot = -1
-            if lease.ends_at > self._served:  # its process, assumed dead, has connected again
+            if lease.ends_at > self._served:  # not expired: its process, assumed dead, has connected again
                 self._stand(lease, _slot_of(lease.ends_at))
             else:
                 over.append(lease)

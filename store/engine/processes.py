@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-AT_ONCE = 0.05  # seconds in which deaths count as simultaneous; a failed switch ends its connections sooner
+AT_ONCE = 0.05  # seconds in which deaths count as simultaneous
 # A failed machine kills few processes with leases. If eight processes seem to die at once, the network has failed, or a
 # job has ended, so no lease is ended early.
 MANY = 8
@@ -51,7 +51,7 @@ class Processes:
 
     def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a new connection, which replaces the connection `previous`, if any."""
-        if previous is not None:  # so that the end of the replaced connection counts as no death
+        if previous is not None:  # so that the end of the replaced connection is not taken for a death
             self._detach(previous)
         if not id:
             return

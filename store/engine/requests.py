@@ -186,7 +186,7 @@ class Requests:
         return messages.Counted(count=len(keys), revision=self._changes.revision)
 
     def _delete_older(self, request: messages.DeleteOlder) -> messages.DeletedOlder:
-        newest = self._keys.revision  # no later: clients reject a store older than a revision they know (S10)
+        newest = self._keys.revision  # replies name no later one, or clients would reject the store (S10)
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries

@@ -1,7 +1,7 @@
 """Pure: replies kept until acknowledged, so that a request sent twice is carried out once (promise S2).
 
 A session belongs to a client and outlives its connections. After a reconnect the client repeats its unanswered
-requests. If a repeated request was carried out before, the client gets the kept reply.
+requests, and gets the kept reply to each that was carried out before.
 
 A new session number tells a client that the server has forgotten the earlier session, even if a welcome is lost.
 """

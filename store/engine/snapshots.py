@@ -1,6 +1,6 @@
 """Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
 
-A snapshot shares chunks of the index. The index copies a shared chunk before it changes it. `Past` keeps the earlier
+A snapshot shares chunks of the index. The index copies a shared chunk before changing it. `Past` keeps the earlier
 entries that a snapshot may still read.
 """
 
@@ -144,12 +144,12 @@ class Snapshots:
 
     @property
     def oldest(self) -> Snapshot | None:
-        """The oldest snapshot in progress, for which most is kept."""
+        """The oldest snapshot in progress, for which most memory is kept."""
         return next(iter(self.unread), None)
 
     @property
     def held_bytes(self) -> int:
-        """At most the bytes kept only for snapshots: of all entries and chunks replaced since the oldest began."""
+        """Upper bound of the bytes kept only for snapshots: all entries and chunks replaced since the oldest began."""
         oldest = self.oldest
         return 0 if oldest is None else self._own + self._counted - oldest.counted_from
 

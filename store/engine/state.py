@@ -108,7 +108,7 @@ class State:
         """Refuse a request that would exceed the memory limit."""
         kept_back, spare = self.limits.memory_kept_back, self.limits.memory_kept_back // SPARE_SHARE
         held = self.memory_bytes + max(self.held_elsewhere() + spare, kept_back)
-        # Count a history at its limit, but not all of a large snapshot: the server closes its reader first.
+        # Count the history at its limit, but a large snapshot only in part: the server closes its reader first.
         held += self.limits.history_bytes_max - self.history.bytes
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.at_most("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
@@ -256,7 +256,7 @@ class State:
 
     def _check_lease(self, lease: int, write: Write) -> None:
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
-            return  # an existing key keeps its lease
+            return  # `Add` and `Append` leave an existing key on its lease
         record = self.lease(lease)
         if write.key in record.keys:
             return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Watcher = tuple[int, int]  # a peer, and the id of its watch or wait
 
 CLOSED_AT_ONCE = 512  # watches of a closed peer removed in one step: 0.5 ms
-SWEPT_AT = 1024  # places of freed revisions that the history's list may always have
+SWEPT_AT = 1024  # empty entries of freed revisions that the history's list may have
 WATCH_OVERHEAD = 600  # bytes counted per watch, beside its prefix
 COMPARISONS_MOST = 131_072  # comparisons of changed keys with watched prefixes, per request: about 20 ms
 LONG_KEY = 1024  # characters of a key whose comparison takes twice as long as that of a short key
@@ -115,7 +115,7 @@ class Watches:
 
     @property
     def quick_to_ask(self) -> bool:
-        """True if watched prefixes have so few lengths that any number of keys may change at once."""
+        """True if watched prefixes have so few lengths that any number of keys may change."""
         return not self._of_many_lengths
 
     def affordable(self, keys: Collection[str]) -> int:
@@ -177,7 +177,7 @@ class History:
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        self._revisions: list[tuple[Change, ...]] = []  # places before `_first` are empty, and removed in batches
+        self._revisions: list[tuple[Change, ...]] = []  # entries before `_first` are empty; removed in batches
         self._first = 0
         self._sizes: deque[int] = deque()
         self.bytes: int = 0

@@ -144,7 +144,7 @@ class Durability:
         self._goes_back = False
         self.pending_commits = PendingCommits(durable=journal.appended, revision=engine.revision)
         self.on_restored(engine)
-        if not journal.answered:  # the disk failed; it did not only refuse a step's content
+        if not journal.answered:  # the disk failed, not just the content of one step
             if not journal.only_deletes:
                 await anyio.sleep(TRY_AGAIN_AFTER)
             while not await self.in_thread(journal.try_again):  # noqa: ASYNC110 - a disk sends no notification

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# After SQLITE_FULL and SQLITE_IOERR_WRITE, SQLite's log lacks the end of the group, so SQLite ignores the group. After
-# other errors, the log may hold all of it.
+# Only after SQLITE_FULL and SQLITE_IOERR_WRITE, SQLite's log surely lacks the end of the group, so that SQLite ignores
+# the group.
 _WITHOUT_ITS_END = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
 MARGIN_BYTES = 1024 * 1024  # bytes free, beside the reserve, before more than deletes is accepted again
-# Seconds that writing a group should take; on a slow disk, three times as long as a small group takes. If it were twice
-# as long, a slow disk would spend half its time on the fixed costs of groups.
+# Seconds that writing a group should take; on a slow disk, three times as long as a small group takes. If a group took
+# only twice as long as a small one, a slow disk would spend half its time on fixed costs.
 GROUP_SECONDS = 0.02
 SMALL_GROUP_BYTES = 64 * 1024
 GROUP_BYTES = 1024 * 1024  # bytes of the first groups; later sizes follow from the time that groups took
@@ -74,9 +74,9 @@ LONG_LOG = (
     "program, a backup or a shell of SQLite"
 )
 GROUPS_LONG = 3  # consecutive groups after which a long log is reported
-IDLE_SECONDS = 1.0  # seconds without writes before unused pages are returned
+IDLE_SECONDS = 1.0  # seconds without writes before unused pages are returned to the disk
 FREE_PAGES_KEPT = 1024  # unused pages kept for reuse, or a quarter of the file if that is more
-FREE_PAGES_AT_ONCE = 64  # unused pages returned in one step: some 50 ms in a file of a gigabyte
+FREE_PAGES_AT_ONCE = 64  # unused pages returned to the disk in one step: some 50 ms in a file of a gigabyte
 PAGES_WRITTEN_ANEW = 1024  # used pages up to which a file is rewritten as a whole: 4 MiB, some 100 ms
 
 
@@ -281,7 +281,7 @@ class Journal:
         count = size = 0
         for facts in self._pending.copy():  # the server may append meanwhile
             size += facts.size
-            if count and size > self.group_bytes * 3 // 2:  # may exceed `group_bytes` by half
+            if count and size > self.group_bytes * 3 // 2:  # a group may exceed `group_bytes` by half
                 break
             count += 1
         with self._wake:

@@ -1,7 +1,7 @@
 """Pure: bounds the log lines about clients, and words warnings of limits that are nearly reached.
 
-Any client could cause thousands of lines a second, which fill the disk. A token bucket limits the lines about clients.
-A limit is logged once when 80 % of it are used, and again only after its use was below 70 %.
+Any client could fill the disk with log lines. A token bucket limits the lines about clients. A limit is logged once
+when 80 % of it are used, and again only after its use was below 70 %.
 """
 
 from __future__ import annotations

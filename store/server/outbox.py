@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
 
-# The most bytes handed to a transport at once. While more answers than this are unread, a peer's requests wait.
+# The most bytes handed to a transport at once. A peer with more bytes of unread answers has its requests wait.
 PIECE_BYTES = 256 * 1024
 
 _number = itemgetter(0)

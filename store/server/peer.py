@@ -72,7 +72,7 @@ class Peer(asyncio.BufferedProtocol):
         self.stalled: Any = None  # the next request of `unread`, if it waits for the disk
         self.work: Any = None
         self.inbox_bytes: int = 0  # bytes of an incomplete frame, or of waiting requests
-        self._inbox_since = 0.0  # when a request was last carried out, on the server's clock
+        self._inbox_since = 0.0  # since when the inbox has made no progress, on the server's clock
         self.batch_bytes: int = 0  # bytes of the requests being carried out
         self._to_hear = 0.0  # bytes that had arrived at the time `_marked_at` and are not carried out
         self._marked_at = self._heard_at = -math.inf  # all requests received before `_heard_at` are carried out
@@ -188,7 +188,7 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def count_inbox(self, size: int, *, progress: bool) -> None:
-        """Set the bytes of received requests that are not carried out. `progress`: one was carried out now."""
+        """Set the bytes of received requests that are not carried out. `progress`: a request was carried out now."""
         if progress or not self.inbox_bytes:
             self._inbox_since = self.received_at
         self._inboxes.bytes += size - self.inbox_bytes

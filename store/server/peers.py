@@ -45,7 +45,7 @@ class Peers:
 
     @property
     def lasting_bytes(self) -> int:
-        """The `held_bytes`, of outboxes and inboxes only up to their reserves; closing peers frees the rest."""
+        """The `held_bytes` without those of outboxes and inboxes beyond their reserves, which closing peers frees."""
         outboxes = min(self.outboxes.bytes, self.outboxes_kept_back)
         inboxes = min(self.inboxes.bytes, self._limits.frame_bytes_max)
         return outboxes + inboxes + self.table.bytes + self.durability.pending_commits.bytes

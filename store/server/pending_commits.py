@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from store.engine.changeset import Facts
     from store.messages import Request, Response
 
-PREFIX_LOOKS_MAX = 1024  # changed keys compared with a listing's prefix; if there are more, it waits for the disk
+PREFIX_LOOKS_MAX = 1024  # changed keys that a listing compares with its prefix; if there are more, it awaits the disk
 
 
 class PendingCommits:

@@ -24,7 +24,7 @@ class RoundRobin(Generic[P]):
     __slots__ = ("_fresh", "_used", "came", "spent")
 
     def __init__(self) -> None:
-        self._fresh: OrderedDict[P, int] = OrderedDict()  # peers that wait for their first turn; their numbers
+        self._fresh: OrderedDict[P, int] = OrderedDict()  # peers that wait for their first turn, numbered by `came`
         self._used: OrderedDict[P, None] = OrderedDict()  # peers that have used up a turn
         self.came: int = 0
         self.spent: float = 0.0

@@ -63,7 +63,7 @@ class Server:
         port: The port it listens on.
         store_id: The store's random identity.
         table: All connections, including those of HTTP listeners.
-        end_when_alone: Ends a server in another thread once no client is connected.
+        end_when_alone: Lets another thread end the server once no client is connected.
     """
 
     def __init__(

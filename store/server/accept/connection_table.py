@@ -58,7 +58,7 @@ class _Row:
 
 
 class ConnectionTable:
-    """All connections, the time limits of strangers, and the connections of each address."""
+    """All connections, their number per address, and the time limits of strangers."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
@@ -178,7 +178,7 @@ class ConnectionTable:
             return None
         among = beside and len(self._strangers) < self._strangers_max  # the HTTP share is full: close HTTP strangers
         silent_since = self.clock() - max(YIELD_AFTER, min(self._patience(), YIELD_MOST))
-        if next(iter(self._strangers.values())).since > silent_since:  # even the longest silent one is too new
+        if next(iter(self._strangers.values())).since > silent_since:  # even the longest silence is too short
             return None
         silent = [
             (who, row.address)

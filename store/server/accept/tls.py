@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from store.server.accept.connection_table import ConnectionTable
 
 TLS_BYTES: Final = 24 * 1024  # memory of a connection's TLS, nearly all OpenSSL's
-HANDSHAKE: Final = 0x16  # the type of a client's first record: RFC 8446, B.1
-RECORD_BYTES: Final = 16 * 1024  # the most bytes of a decrypted record: RFC 8446, 5.1
+HANDSHAKE: Final = 0x16  # the type of a client's first record
+RECORD_BYTES: Final = 16 * 1024  # the most bytes of a decrypted record
 HANDSHAKE_BYTES: Final = 64 * 1024  # the most bytes of a client's handshake, certificates included
 SILENCE: Final = 3.0  # seconds for the first byte of a client with TLS
 HUNG_UP: Final = "it hung up in mid-handshake; it may not trust this server's certificate"
