@@ -1,1 +1,1 @@
-"""Shell: the client's methods on an etcd v3 cluster; codec and transactions are pure."""
+"""Shell: a client of an etcd v3 cluster; the modules `choice`, `codec` and `transactions` are pure."""

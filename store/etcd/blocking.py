@@ -59,7 +59,7 @@ class Client(interface.BlockingStore):
         if not waits(request):
             return self._result(call)
         self._waiting.add(call)
-        if self._waits_ended:  # checked after registration, so that `end_waits` misses no wait
+        if self._waits_ended:  # `end_waits` may have run before this call was in `_waiting`
             call.cancel()
         try:
             return self._result(call)
@@ -83,7 +83,7 @@ class Client(interface.BlockingStore):
             thread.stop(within=CLOSE_WITHIN)
 
     def __copy__(self) -> Client:
-        # used in a forked child
+        # called in a forked child, which needs a connection of its own
         return Client(self._cluster, timeout=self.timeout, **self._options)
 
     def interrupt(self, error: StoreError) -> None:
@@ -111,7 +111,7 @@ class Client(interface.BlockingStore):
             thread = self._thread
         try:
             return thread.run(work())
-        except RuntimeError:  # another thread has closed it
+        except RuntimeError:  # another thread has closed this client
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False) from None
 
     def _started(self) -> LoopThread:
@@ -147,7 +147,7 @@ class Watch(interface.BlockingWatch):
 
     def __exit__(self, *_: object) -> None:
         self._closed.set()
-        with contextlib.suppress(StoreError):  # a closed client has closed it
+        with contextlib.suppress(StoreError):  # raised if the client is closed, which has ended the watch
             self._client._run(partial(self._watch.__aexit__, None, None, None))
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class Watch(interface.BlockingWatch):
             yield [event]
         ready = self._watch.ready
         while not self._closed.is_set():
-            # A signal handler may raise at any call, so a batch is removed after it was given.
+            # Remove a batch only after its `yield`: an error raised by a signal handler must not lose the batch.
             if ready and ready[0] is self._given:
                 ready.popleft()
             if ready:
@@ -170,7 +170,7 @@ class Watch(interface.BlockingWatch):
                 yield batch
                 continue
             self._reading = self._client._begun(self._watch.wait_for_batch)
-            if self._closed.is_set():  # another thread has just closed the watch
+            if self._closed.is_set():  # `close` ran in another thread before `_reading` was set
                 self._reading.cancel()
             try:
                 self._client._result(self._reading)

@@ -1,6 +1,6 @@
-"""Pure: what a client knows of its cluster: which members fail, and so which is chosen next; and the identity.
+"""Pure: which members of a cluster fail, which member the client tries next, and the cluster's identity.
 
-The identity shows if the cluster that answers is still the one that was met first (promise S10).
+The identity shows if the cluster that answers is still the one that the client met first (promise S10).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from store.etcd.rpc import etcd_pb2 as pb
 
-PAUSE_FIRST = 0.02  # seconds; the longest first pause between attempts, once all members have failed
+PAUSE_FIRST = 0.02  # seconds; the limit of the first pause between attempts, which begins once all members have failed
 PAUSE_GROWTH = 1.6  # the factor by which the longest pause grows per attempt
 PAUSE_MOST = 5.0  # seconds; the longest pause if the cluster is silent or without a leader
 PAUSE_MOST_UNREACHED = 1.0  # seconds; the longest pause if no member can be reached
@@ -52,7 +52,7 @@ class Choice:
         return len(self._failing) == len(self._members)
 
     def choose(self) -> int:
-        """Choose a random member: one without failures, or else any but the last."""
+        """Choose a random member that does not fail; if all fail, choose any but the last chosen one."""
         healthy = [place for place in self._members if place not in self._failing]
         others = [place for place in self._members if place != self.place]
         candidates = healthy or others or [self.place]
@@ -66,11 +66,11 @@ class Choice:
 
     def note(self, place: int, failure: Failure) -> None:
         """Note a member's problem."""
-        if not (failure.silent and place in self._failing):  # an earlier reason says more than silence
+        if not (failure.silent and place in self._failing):  # silence does not replace a failing member's reason
             self.problem = str(failure)
 
     def missed(self, place: int, failure: Failure, now: float) -> None:
-        """Note a member's failure, and set `try_at`: soon, while other members are untried."""
+        """Note a member's failure, and set `try_at`, with the shortest pause until every member was tried."""
         self.note(place, failure)
         was_in_reach = not self.all_fail
         self._failing.add(place)
@@ -101,7 +101,7 @@ class Choice:
 
 
 class Identity:
-    """The cluster that a client knows: its id, the last member, and the latest revision."""
+    """A cluster's id, the id of the member that answered last, and the highest revision seen."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -113,8 +113,7 @@ class Identity:
         """Note a member's answer; raise `StoreReplaced` if it is from another cluster.
 
         A cluster whose data was deleted keeps its id, which is made from its addresses, but its revisions begin anew.
-        Unless the data was deleted, an answer through the consensus is never older than `floor`, the revision known
-        before.
+        `floor` is a revision known before the request: only a cluster without its data answers with a lower one.
         """
         cluster_id, revision = f"{header.cluster_id:x}", header.revision
         reason = ""

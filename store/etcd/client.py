@@ -1,7 +1,7 @@
 """Shell: the store's interface on an etcd v3 cluster.
 
-`store.interface` lists the differences from the built-in server. A `Wait` request reads its keys, watches at most a
-hundred of the missing keys, and reads again.
+`store.interface` lists the differences from the built-in server. For a `Wait` request, the client reads the keys,
+watches at most a hundred of the missing ones, and reads again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
 
 RECEIPTS: Final = "rdzv-receipts/"  # the default prefix of receipts
-WATCHES_MOST: Final = 100  # missing keys that one wait watches
+WATCHES_MOST: Final = 100  # the most missing keys that one `Wait` request watches
 
 
 _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Members]] = WeakKeyDictionary()
@@ -152,7 +152,7 @@ class Client(interface.Store):
                     await self.members.aclose()
 
     def fail(self, error: StoreError) -> None:
-        """See `Store.fail`; the first error counts."""
+        """See `Store.fail`; a second call has no effect."""
         if self._failed is None:
             self._failed = error
             for scope in tuple(self._scopes):
@@ -264,7 +264,7 @@ class Client(interface.Store):
         requests = watch_requests([*missing, *others], start_revision=start_revision)
         try:
             stream = await self.members.stream(requests, what="Wait")
-        except Failure:  # compacted: the caller reads again
+        except Failure:  # the revision was compacted: the caller reads the keys again
             return
         try:
             while missing:

@@ -1,4 +1,4 @@
-"""Pure: requests and answers in etcd's format and the store's; and the URL of a cluster.
+"""Pure: converts requests and answers between etcd's format and the store's, and parses a cluster's URL.
 
 Requests are nested mappings from the names in `rpc/etcd.proto` to values. The sender makes messages of them, so this
 module works without the optional gRPC packages.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from store.etcd.rpc import etcd_pb2 as pb
 
-Fields: TypeAlias = "dict[str, Any]"  # a message to send, by field names
+Fields: TypeAlias = "dict[str, Any]"  # the fields of a message to send, by name
 
 Span: TypeAlias = tuple[bytes, bytes]  # the keys from the first up to the second, exclusive
 
@@ -72,7 +72,7 @@ class Cluster:
 
 def _end(prefix: bytes) -> bytes:
     """Return the first key after all that start with a prefix; UTF-8 has no byte 255."""
-    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # to etcd, a zero byte means: to the last key
+    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # to etcd, an end of one zero byte means no end
 
 
 def span_of(prefix: str) -> Span:
@@ -82,7 +82,7 @@ def span_of(prefix: str) -> Span:
 
 
 def spans(prefix: str, hidden: str) -> tuple[Span, ...]:
-    """Return the keys that start with a prefix, without this client's receipts (`hidden`)."""
+    """Return the keys that start with a prefix, without those that start with `hidden`: this client's receipts."""
     first, last = span_of(prefix)
     if not hidden.startswith(prefix):
         return ((first, last),)
@@ -108,7 +108,7 @@ def entry_of(kv: pb.KeyValue) -> Entry:
 
 
 def key_of(key: bytes) -> str:
-    """Return a key's name. Other programs' keys need not be UTF-8."""
+    """Return a key's name. Bytes that are not UTF-8, which other programs may write, become surrogates."""
     return key.decode(errors="surrogateescape")
 
 
@@ -118,7 +118,7 @@ def entry_in(response: pb.RangeResponse) -> Entry | None:
 
 
 def watch_requests(keys: Iterable[str | Span], *, start_revision: int) -> list[Fields]:
-    """Return the requests for watches; the sender numbers them."""
+    """Return one request per watch; `WatchStream.subscribe` adds the ids of the watches."""
     return [range_of(key, start_revision=start_revision, progress_notify=True) for key in keys]
 
 
@@ -171,7 +171,7 @@ TOO_MANY: Final = (
 
 
 class FailureKind(Enum):
-    """Refusals that the client handles itself."""
+    """The kinds of failed requests that the client handles, instead of raising a `StoreError`."""
 
     UNDONE = "it was not done, and may be tried again"
     DOUBT = "it may have been done"
@@ -183,7 +183,7 @@ class FailureKind(Enum):
 
 
 class Failure(Exception):
-    """A failed attempt, which may be repeated; `trouble` says if it may have been carried out."""
+    """A failed attempt at a request; `trouble` says why, and if the request may have been carried out."""
 
     def __init__(self, reason: str, trouble: FailureKind, *, silent: bool = False) -> None:
         super().__init__(reason)
@@ -208,7 +208,7 @@ _NO_SPACE = (
 _TELLING: Final[tuple[tuple[str, FailureKind | tuple[type[StoreError], str]], ...]] = (
     ("invalid auth token", FailureKind.TOKEN),
     ("revision of auth store is old", FailureKind.TOKEN),
-    ("revision in header is old", FailureKind.TOKEN),  # a JWT from before a change of users or roles
+    ("revision in header is old", FailureKind.TOKEN),  # the token, a JWT, is older than a change of users or roles
     ("user name is empty", FailureKind.TOKEN),  # no login before
     ("authentication is not enabled", FailureKind.NO_AUTHENTICATION),
     ("lease already exists", FailureKind.LEASE_EXISTS),
@@ -232,7 +232,7 @@ INVALID, DENIED, UNAUTHENTICATED = 3, 7, 16  # codes of gRPC
 
 
 def classify(code: int, message: str, *, name: str) -> FailureKind | StoreError:
-    """Return a refusal as an error, or as a kind that the client handles itself."""
+    """Return the error for a refusal by etcd, or its `FailureKind` if the client handles it."""
     words = message.lower()
     meaning = next((meaning for telling, meaning in _TELLING if telling in words), None)
     if meaning is None and code == DENIED:

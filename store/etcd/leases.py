@@ -29,9 +29,9 @@ async def keep_alive(members: Members, request: KeepAlive, deadline: float, *, h
     reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="KeepAlive")
     if reply.TTL <= 0:
         raise _no_lease(lease)
-    if request.note:  # etcd's keep-alive has no note; writing it twice is harmless
+    if request.note:  # etcd's keep-alive cannot carry a note, so a key on the lease does
         put = {"request_put": {"key": f"{hidden}{NOTES}{lease}".encode(), "value": request.note, "lease": lease}}
-        with contextlib.suppress(StoreError):  # etcd may be full, but the lease is renewed
+        with contextlib.suppress(StoreError):  # a full etcd rejects the note, but has renewed the lease
             await members.ask("KV/Txn", {"success": [put]}, deadline=deadline, what="writing")
     return Granted(lease=lease, ttl=float(reply.TTL))
 
@@ -52,13 +52,13 @@ async def revoke(members: Members, lease: int, deadline: float) -> Done:
     try:
         await members.ask("Lease/LeaseRevoke", {"ID": lease}, deadline=deadline, what="Revoke", doubt=doubt)
     except LeaseNotFound:
-        if not doubt.any:  # otherwise an earlier attempt has ended the lease
+        if not doubt.any:  # no earlier attempt can have ended the lease
             raise _no_lease(lease) from None
     return Done()
 
 
 async def notes(members: Members, reads: Reads, request: ListNotes, deadline: float) -> NotePage:
-    """Return the notes of leases that have keys under a prefix; their age is unknown, and given as 0."""
+    """Return the notes on the leases of keys under a prefix; etcd does not tell the age of a note, so it is 0."""
     begin = f"{reads.hidden}{NOTES}"
     written = await members.ask("KV/Range", range_of(span_of(begin)), deadline=deadline, what="Range")
     by_lease = {kv.lease: kv.value for kv in written.kvs}
@@ -71,7 +71,7 @@ async def notes(members: Members, reads: Reads, request: ListNotes, deadline: fl
 async def grant(members: Members, ttl: float, deadline: float, *, id: int | None = None) -> Granted:
     """Grant a lease, or renew it if `id` exists. The TTL is rounded up to seconds, and to etcd's minimum."""
     check_ttls(ttl=ttl)
-    lease = id or new_id()  # so that a repeated request grants no second lease
+    lease = id or new_id()  # a request repeated with the same id grants no second lease
     asked = {"ID": lease, "TTL": math.ceil(ttl)}
     while True:
         try:
@@ -79,7 +79,7 @@ async def grant(members: Members, ttl: float, deadline: float, *, id: int | None
         except Failure as failure:
             if failure.trouble is not FailureKind.LEASE_EXISTS:
                 raise
-            # An earlier attempt, or another client, has granted it: renew it now.
+            # An earlier attempt, or another client, has granted the lease, so renew it.
             reply = await members.ask("Lease/LeaseKeepAlive", {"ID": lease}, deadline=deadline, what="Grant")
         if reply.TTL > 0:
             return Granted(lease=lease, ttl=float(reply.TTL))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-TOKENS_MOST = 3  # logins for one request; more would not help
+TOKENS_MOST = 3  # the number of tokens that etcd may reject for one request before the request fails
 
 
 class Login:
@@ -24,7 +24,7 @@ class Login:
 
     def __init__(self, name: str, user: str | None, password: str | Callable[[], str | None] | None) -> None:
         self._name, self._user, self._password = name, user, password
-        self._token: str | None = None  # empty if etcd needs no token
+        self._token: str | None = None  # None before a login; empty if etcd has no authentication
         self._logging_in = asyncio.Lock()
 
     async def token(self, connection: Connection, limit: float) -> str | None:
@@ -44,7 +44,7 @@ class Login:
                 reply = await connection.ask("Auth/Authenticate", fields, token=None, limit=limit)
             except Failure as failure:
                 if failure.trouble is not FailureKind.NO_AUTHENTICATION:
-                    # The caller's request has not been sent.
+                    # `UNDONE`: the login failed, so the caller's request was not sent.
                     raise Failure(str(failure), FailureKind.UNDONE, silent=failure.silent) from failure
                 log.warning("%s has no authentication: user %r is not used", self._name, self._user)
                 return ""

@@ -1,11 +1,11 @@
 """Shell: one client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** A failed attempt moves this client and its watches to another member (see `Choice.choose`), which is used
-once it has answered a read through the consensus. Now and then the client chooses a member anew: otherwise all clients
-would be at one member after a rolling restart.
+**Members.** After a failed attempt, this client and its watches move to another member (see `Choice.choose`) as soon as
+that member has answered a read through the consensus. Every few minutes the client chooses a member anew: otherwise all
+clients would stay at one member after a rolling restart.
 
-**Without a leader** every member rejects requests. Then one attempt at a time is made for all callers, with growing
-pauses, to keep the load low.
+**Without a leader** every member rejects requests. While all members fail, the callers share one attempt at a time, and
+the pauses between attempts grow, to keep the load low.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ T = TypeVar("T")
 log: logging.Logger = logging.getLogger(__name__)
 
 ATTEMPT_FIRST = 1.0  # seconds for the first attempt, if there is another member; doubled after every two failures
-ATTEMPT_MOST = 8.0  # seconds for any attempt, at most: etcd itself gives up after 7
-ATTEMPT_ALONE = 2.0  # seconds for the first attempt with a single member
-ATTEMPT_LEAST = 0.05  # seconds of the shortest attempt
+ATTEMPT_MOST = 8.0  # the most seconds for one attempt: etcd itself gives up after 7
+ATTEMPT_ALONE = 2.0  # seconds for the first attempt at a cluster of one member
+ATTEMPT_LEAST = 0.05  # the fewest seconds for an attempt
 IDLE = 5.0  # seconds of silence before a probe of the member, while watches are open
-BALANCE_AFTER = 300.0  # seconds before another choice of a member; times 0.5 to 1.5
+BALANCE_AFTER = 300.0  # seconds until the client chooses a member anew; times 0.5 to 1.5, at random
 AT_ONCE = 64  # concurrent requests besides renewals: etcd may allow only 100 streams per connection
 RENEWING_AT_ONCE = 16  # concurrent renewals of leases, which do not queue with other requests
 
 
 class RetryState:
-    """The doubt about a request: `any` says that an attempt may have been carried out without an answer."""
+    """The doubt about a request: `any` is True if an unanswered attempt may have been carried out."""
 
     def __init__(self) -> None:
         self.any: bool = False
 
 
 class Members:
-    """The members of a cluster; `probe` is a read through the consensus that the user may make."""
+    """The members of a cluster; `probe` is a read through the consensus that the user is permitted to make."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Members:
         self.failed: bool = False
         self._current: Connection | None = None
         self._probes_refused = 0  # consecutive probes refused for their token
-        self._lasting: StoreError | None = None  # a permanent failure, while no member has ever answered
+        self._lasting: StoreError | None = None  # a permanent problem, raised once all members fail
         self._connecting = asyncio.Lock()
         self._room = asyncio.Semaphore(AT_ONCE)
         self._room_for_renewals = asyncio.Semaphore(RENEWING_AT_ONCE)
@@ -148,12 +148,12 @@ class Members:
     ) -> Any:
         """Ask until a member answers, or until `deadline` on the loop's clock; errors name the request by `what`.
 
-        `fields` may be a function, called before each attempt. `doubt` is set if a failed attempt may have been carried
-        out. Raise `Failure` with `COMPACTED` or `LEASE_EXISTS`, or a `StoreError`.
+        `fields` may be a function, called before each attempt. `doubt.any` is set if a failed attempt may have been
+        carried out. Raise `Failure` with `COMPACTED` or `LEASE_EXISTS`, or a `StoreError`.
         """
         renews = method == "Lease/LeaseKeepAlive"
         room = self._room_for_renewals if renews else self._room
-        # A lease's remaining time must allow for two attempts.
+        # One attempt at a renewal gets half of the remaining time, so that a second attempt is possible.
         share = 0.5 if renews else 1.0
 
         async def attempt(connection: Connection, token: str | None, limit: float) -> Any:
@@ -219,7 +219,7 @@ class Members:
         share: float = 1.0,
     ) -> T:
         failures, tokens, token = 0, 0, None
-        told = ""  # the last failure other than silence
+        told = ""  # the reason of the last failed attempt that was not silent; empty if none
         while True:
             connection = await self._connection(deadline, share, what, doubt, told)
             left = deadline - self._time()
@@ -238,7 +238,7 @@ class Members:
                 self.login.refused(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
-                # A member that answers other requests is busy: leave it only if it fails again.
+                # If a silent member answers other requests, it is only busy: leave it at the second failure.
                 patient = failures == 1 or self.choice.alone
                 if not (failure.silent and patient and connection.heard_at > asked_at):
                     await self.moved_on(connection, failure)
@@ -262,7 +262,7 @@ class Members:
             await anyio.sleep(seconds)
 
     def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
-        """Return the error of a call without an answer in time: `ConnectionLost` if an attempt has failed."""
+        """Return the error of a call that was not answered in time; `told` is a failure that a member reported."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
         asked = f"{what} at {self.name} was not answered" if self.identity.cluster_id else f"no store at {self.name}"
@@ -280,7 +280,7 @@ class Members:
         with anyio.move_on_after(deadline - self._time()):
             async with self._connecting:
                 while True:
-                    current = self._current  # another caller may have connected meanwhile
+                    current = self._current  # another caller may have connected while this one waited
                     if current is not None:
                         return current
                     await self._try_to_connect(max((deadline - self._time()) * share, ATTEMPT_LEAST))
@@ -329,7 +329,7 @@ class Members:
         self._met(reply.header, floor=floor)
 
     async def _diagnose(self, place: int, failure: Failure) -> None:
-        """Raise a member's permanent problem, if all members have failed and none has ever answered."""
+        """Look for a permanent problem of a member; if all members fail, raise the last one found."""
         host, port = self._cluster.hosts[place]
         found = await diagnose(host, port, self._tls, name=self.name)
         if isinstance(found, Failure):
@@ -382,7 +382,7 @@ class Members:
                     await self._probe(connection, self._attempt_limit(0))
                 except Failure as failure:
                     await self.moved_on(connection, failure)
-                except StoreError as error:  # the next request raises it, too
+                except StoreError as error:  # the next request raises the same error
                     log.debug("etcd at %s: %s", self.name, error)
                     connection.heard_at = self._time()
 

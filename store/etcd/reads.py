@@ -1,4 +1,4 @@
-"""Shell: reads at an etcd cluster, at one revision over several requests. Guards are read, too, and checked here."""
+"""Shell: reads at an etcd cluster, at one revision over several requests. Guards are checked here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 GETS_MOST: Final = 100  # keys read in one request; etcd takes 128 operations
 PAGE: Final = 1_000  # keys listed in one request
 
-Asked: TypeAlias = "list[Fields]"  # inside the class below, `list` is a method
+Asked: TypeAlias = "list[Fields]"  # a string, as `list` is a method inside `Reads`
 Ranges: TypeAlias = "list[pb.RangeResponse]"
 Entries: TypeAlias = "list[Entry]"
 
@@ -32,7 +32,7 @@ class Reads:
     async def read(
         self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
     ) -> tuple[Ranges, int]:
-        """Return ranges at one revision, by default the present; `ConditionFailed` if the guard fails then."""
+        """Return ranges at `revision`, or at the present one; then raise `ConditionFailed` if the guard fails."""
         if revision:
             guard, asked = (), [{**each, "revision": revision} for each in asked]
         if not guard and len(asked) == 1:

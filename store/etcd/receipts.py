@@ -1,8 +1,8 @@
 """Shell: the receipts of one client, on which its writes depend: see `transactions`.
 
-Receipts are keys of this client, each for one write at a time. They have a lease of their own, so that no receipt
-outlives the client. If a write grants a lease for its keys, its receipt is on that lease: the receipt then expires only
-together with the written keys, and etcd rejects a late copy of the write.
+A receipt is a key of this client, for one write at a time. Receipts have a lease of their own, and expire if the client
+dies. But if a write grants a lease for its keys, its receipt is on that lease: the receipt then expires together with
+the written keys, and etcd rejects a late copy of the write.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from store.etcd.transactions import Receipt
 if TYPE_CHECKING:
     from store.etcd.members import Members
 
-RECEIPTS_TTL: Final = 60.0  # seconds; later the outcome of a write without an answer is unknown
-RECEIPTS_LEAST: Final = 40.0  # seconds that the receipts' lease must have left; above the default timeout of a write
-HANG_UP_WITHIN: Final = 1.0  # seconds to delete receipts; later their lease expires
+RECEIPTS_TTL: Final = 60.0  # seconds of the receipts' lease; an unanswered write can be cleared up no later
+RECEIPTS_LEAST: Final = 40.0  # the fewest seconds that the lease of a new receipt lasts; above a write's timeout
+HANG_UP_WITHIN: Final = 1.0  # seconds for the deletion of receipts; remaining ones expire with their lease
 
 
 class Receipts:
-    """The receipts of one client; `writers_lease` is the last lease that a write granted itself."""
+    """The receipts of one client; `writers_lease` is the last lease that a write has granted for its own keys."""
 
     def __init__(self, members: Members, prefix: str) -> None:
         self._members = members
@@ -39,7 +39,7 @@ class Receipts:
         self._taking = asyncio.Lock()
 
     async def take(self, deadline: float, *, on: int | None = None) -> Receipt:
-        """Return an unused receipt; `on` is a lease that the write has granted itself."""
+        """Return an unused receipt; `on` is the lease that the write has granted for its keys, if any."""
         if on is None:
             on = await self._own_lease(deadline)
         elif on != self.writers_lease:
@@ -52,14 +52,14 @@ class Receipts:
         async with self._taking:
             now = anyio.current_time()
             if self.lease is None or now > self._good_until:
-                self._forget(self.lease)  # the old lease expires by itself
+                self._forget(self.lease)  # the receipts on the old lease expire with it
                 granted = await grant(self._members, RECEIPTS_TTL, deadline)
                 self.lease = granted.lease
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST
         return self.lease
 
     def give_back(self, receipt: Receipt) -> None:
-        """Make a receipt available again, whose revision is known; other receipts expire with their lease."""
+        """Make a receipt available again, if its revision is known; any other receipt expires with its lease."""
         if receipt.lease in (self.lease, self.writers_lease):
             self._free[receipt.lease].append(receipt)
 

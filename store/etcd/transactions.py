@@ -1,17 +1,17 @@
 """Pure: a write as one etcd transaction that can be repeated, and its result.
 
-etcd keeps no replies. So every write is one transaction that also writes a *receipt*, a key of this client, and depends
-on its last known revision: a second copy of it finds the receipt changed, and does nothing.
+etcd does not recognize a repeated request. So every write is one transaction that also writes a *receipt*, a key of
+this client, if it has its last known revision. A second copy of the write finds the receipt changed, and does nothing.
 
     if the receipt has its known revision, and the conditions hold:  write the receipt, and do the operations
     else:                                                            read the receipt, and the keys that decide
 
 etcd's conditions have no "or". So a write is first sent for the expected case: all its conditions hold; values that may
-be missing, and keys to be created, exist. Otherwise etcd changes nothing, and its answer has all keys that matter. Then
-`decided` says what to do: answer if nothing is to be written, else send again, dependent on these keys.
+be missing, and keys to be created, exist. In any other case etcd changes nothing, and answers with the deciding keys.
+By these keys `decided` makes another plan. A plan that writes is sent on condition that these keys are unchanged.
 
-After a lost answer, a `fence` is sent. If the fence finds the receipt changed, the write was done, at the receipt's
-revision, and `recovery` reads its answer.
+After a lost answer, the client sends a `fence`, which writes only the receipt. If the fence finds the receipt changed,
+the write was done, at the receipt's revision, and `recovery` reads its results.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 DONE, FENCED = b"done", b"fenced"  # the values of a receipt: its write was done, or cannot be done any more
 
-Known: TypeAlias = "Mapping[str, Entry | None]"  # the entries that decide what to do
+Known: TypeAlias = "Mapping[str, Entry | None]"  # by key: the entries that decide the plan of a write; None if missing
 
 Operations: TypeAlias = "tuple[Operation | DeletePrefix, ...]"
 
@@ -69,7 +69,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A write in its normal form: `then` if `when` holds, else `otherwise`; nothing unless `guard` holds."""
+    """A write in its normal form: if `guard` holds, do `then` if `when` holds, else `otherwise`."""
 
     guard: tuple[Condition, ...] = ()
     when: tuple[Condition, ...] = ()
@@ -78,7 +78,7 @@ class Write:
 
     @property
     def sendable(self) -> bool:
-        """True if it can be sent before any read."""
+        """True if the write can be sent before a read of its keys."""
         return _surely_writes(self.then) and not any(isinstance(each, Add | Append) for each in self.then)
 
     def looks(self) -> dict[str, Fields]:
@@ -96,13 +96,13 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The operations to do, in etcd's own kinds, and their conditions (`rests_on`)."""
+    """The operations that etcd is to do for a write, if the conditions `rests_on` hold."""
 
     operations: Operations
     rests_on: tuple[Condition, ...]
     succeeded: bool  # True if the write's conditions hold
-    sums: Mapping[int, int] = field(default_factory=dict)  # results of adding and appending, by the place of their put
-    assumed: frozenset[int] = frozenset()  # leases of creations whose key is assumed to exist
+    sums: Mapping[int, int] = field(default_factory=dict)  # result of each `Add` and `Append`, by index of its put
+    assumed: frozenset[int] = frozenset()  # leases only for keys to create that are assumed to exist
 
     @property
     def writes(self) -> bool:
@@ -146,7 +146,7 @@ def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
 
 
 def _check(operations: Sequence[Operation]) -> None:
-    """Check operations like the embedded store, with its messages."""
+    """Raise the same errors for invalid operations as the embedded store."""
     written = set()
     for operation in operations:
         if isinstance(operation, Get):
@@ -171,7 +171,7 @@ def _revision_is(key: str, revision: int) -> Condition:
 
 
 def decided(write: Write, known: Known | None) -> Plan:
-    """Return the plan of a write by the results of its `looks`, or, if None, for the expected case."""
+    """Return a write's plan, by `known`, the results of its `looks`; if that is None, for the expected case."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
         raise broken(write.guard)
     rests_on = [_settled(condition, known) for condition in write.guard]
@@ -185,7 +185,7 @@ def decided(write: Write, known: Known | None) -> Plan:
 
 
 def _settled(condition: Condition, known: Known | None) -> Condition:
-    """Replace `VALUE_IF_ANY`, which etcd lacks, by the key's `known` absence or else its value."""
+    """Replace `VALUE_IF_ANY`, which etcd lacks: by absence if the key is known to be missing, else by its value."""
     if condition.target is not Target.VALUE_IF_ANY:
         return condition
     if known is not None and known[condition.key] is None:
@@ -218,7 +218,7 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
         else:
             value = (entry.value if entry else b"") + operation.value
             sums[place] = len(value)
-        if entry is None:  # an existing key keeps its lease
+        if entry is None:  # only a new key needs a valid lease: an existing key keeps its own
             check(operation.lease)
         operations.append(Put(key, value, lease=entry.lease if entry else operation.lease))
         rests_on.append(_revision_is(key, entry.mod_revision if entry else 0))
@@ -232,7 +232,7 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
 
 
 def transaction(plan: Plan, receipt: Receipt | None, looks: Iterable[Fields], *, hidden: str) -> Fields:
-    """Return a plan as a transaction; without a receipt, a repetition may repeat the write."""
+    """Return a plan as a transaction; without a receipt, sending the transaction twice may write twice."""
     body: Fields = {
         "compare": list(map(compare, plan.rests_on)),
         "success": [request for operation in plan.operations for request in _requests(operation, hidden)],
@@ -242,7 +242,7 @@ def transaction(plan: Plan, receipt: Receipt | None, looks: Iterable[Fields], *,
 
 
 def fence(receipt: Receipt, looks: Iterable[Fields]) -> Fields:
-    """Return the transaction after a lost answer: once it is done, no copy of the write has an effect."""
+    """Return the transaction for a lost answer: it changes the receipt, so that late copies of the write do nothing."""
     return _receipted({"compare": [], "success": _reads(looks), "failure": _reads(looks)}, receipt, FENCED)
 
 
@@ -256,7 +256,7 @@ def _receipted(body: Fields, receipt: Receipt, says: bytes) -> Fields:
 
 
 def _reads(looks: Iterable[Fields]) -> list[Fields]:
-    """Return reads for a transaction; no reads if they are too many."""
+    """Return reads for a transaction; return none if they are more than etcd allows."""
     reads = [{"request_range": look} for look in looks]
     return reads if len(reads) <= OPERATIONS_MAX else []
 
@@ -286,7 +286,7 @@ def outcome(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hi
                 results.append(entry_in(each[0].response_range))
             case Put():
                 results.append(plan.sums.get(place, revision))
-            case _:  # a deletion; in a `recovery`, a count of the keys just before it
+            case _:  # a deletion, or in a `recovery` the count of the deleted keys
                 count = sum(it.response_delete_range.deleted + it.response_range.count for it in each)
                 results.append(count > 0 if isinstance(operation, Delete) else count)
     return TransactionResult(plan.succeeded, tuple(results), revision)
@@ -297,10 +297,10 @@ def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
     reads = []
     written = set()
     for operation in plan.operations:
-        at = revision - 1  # it read and deleted the keys of the revision before, but for its own puts
+        at = revision - 1  # the plan read and deleted keys as of the revision before its own
         if isinstance(operation, Put):
             written.add(operation.key)
-            at = 0  # the present: the result of a put is known, and the revision may be compacted
+            at = 0  # 0, the present, cannot be compacted; this read is not used, as a put's result is known
         elif isinstance(operation, Get) and operation.key in written:
             at = revision
         for request in _requests(operation, hidden):

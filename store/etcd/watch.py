@@ -1,7 +1,8 @@
 """Shell: watches on an etcd cluster, opened again from the next revision when their stream ends.
 
-Compaction may delete the revision from which a watch without events would resume. So the watch counts its keys: if no
-key was written since that revision, and their number is the same, no event is lost, and the watch resumes from now.
+Compaction may delete the revision from which a watch without events would resume. So the watch counts its keys. If no
+key was written since that revision, and their number is the same, no event was lost, and the watch resumes from the
+present revision.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Watch(interface.Watch):
         self._cursor = cursor
         self._stream: Subscription | None = None
         self.ready: deque[list[Event]] = deque()
-        self._reset: Event | None = None  # the event to yield once the watch is open again
+        self._reset: Event | None = None  # the reset event to yield once the watch is open again, or None
         self._closed = False
-        self._population: int | None = None  # the number of keys, if known
+        self._population: int | None = None  # the number of keys under the prefix; None if unknown
 
     async def __aenter__(self) -> Self:
         deadline = anyio.current_time() + self._timeout
@@ -102,7 +103,7 @@ class Watch(interface.Watch):
         while self._stream is None:
             request, reset = self._cursor.opening()
             messages.checked(request)
-            # kept until delivered: this attempt to open the watch may fail
+            # The reset event is kept until delivered, as this attempt to open the watch may fail.
             self._reset = reset or self._reset
             try:
                 await self._open_at(request, deadline, first=first)

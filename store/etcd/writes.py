@@ -1,7 +1,7 @@
 """Shell: a write to an etcd cluster: repeated until it is answered, and done once.
 
-**Leases of a transaction** are granted just before it, except those on which it only creates a key: usually the key
-exists, and with it the lease. If not, etcd does nothing, and says that a lease is missing.
+**Leases of a transaction** are granted just before it, except leases on which it only creates keys: usually the key
+exists, and with it the lease. If the key is missing, etcd does nothing and reports a missing lease, and it is granted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Writing:
-    """One write on condition of `guard`; `doubt` records if it may have been done without an answer."""
+    """One write on condition of `guard`; `doubt` records if an unanswered attempt may have done it."""
 
     def __init__(
         self,
@@ -48,17 +48,17 @@ class Writing:
         self._request, self._deadline, self._doubt = request, deadline, doubt
         chosen = request.grants if isinstance(request, Transact) else ()
         self._to_grant = {grant.id: grant.ttl for grant in chosen if grant.id}
-        self._passing: set[int] = set()  # leases granted only for a put with a ttl
+        self._passing: set[int] = set()  # ids of leases that are only for one put with a `ttl`
         write = normal(request, guard)
         puts = [each.lease for each in (*write.then, *write.otherwise) if isinstance(each, Put) and each.lease]
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
         self._own_lease = next(own, None)
         self._write = replace(write, then=self._on_leases(write.then), otherwise=self._on_leases(write.otherwise))
         self._looks = self._write.looks()
-        self._known: Known | None = None  # the results of `looks`, at `_revision`
+        self._known: Known | None = None  # the results of the write's `looks`, at `_revision`; None if not read
         self._revision = 0
         self._must_look = not self._write.sendable
-        self._receipt: Receipt | None = None  # set while a request may depend on it
+        self._receipt: Receipt | None = None  # the receipt of a copy of the write that may still be carried out
         self._renewed = False
 
     def _on_leases(self, operations: Operations) -> Operations:
@@ -83,7 +83,7 @@ class Writing:
         return answer(self._request, result)
 
     async def _decided_and_sent(self) -> tuple[Plan, TransactionResult]:
-        """Decide what to do, and send it; repeat if the keys change."""
+        """Plan the write and send it; if its keys have changed, plan and send it again."""
         while True:
             if self._must_look and self._known is None:
                 ranges, self._revision = await self._reads.read_many((), list(self._looks.values()), self._deadline)
@@ -102,7 +102,7 @@ class Writing:
                 return plan, result
 
     async def _sent(self, plan: Plan) -> TransactionResult | None:
-        """Send a plan until it is answered; return None if it must be decided anew."""
+        """Send a plan until it is answered; return None if the write needs a new plan."""
         receipt = self._receipt = self._receipt or await self._receipts.take(self._deadline, on=self._own_lease)
         doubt, looks, fenced = self._doubt, self._looks.values(), False
 
@@ -121,7 +121,7 @@ class Writing:
             return await self._deleted_without_receipt(plan)
         except LeaseNotFound:
             if await self._grant(needed):
-                return None  # the receipt is kept, as an earlier copy may be under way
+                return None  # keep `_receipt`, as an earlier copy of the write may be under way
             if doubt.any:
                 raise self._nobody_knows() from None
             if self._renewed or receipt.lease != self._receipts.lease:
@@ -171,14 +171,14 @@ class Writing:
     async def _recovered(self, plan: Plan, revision: int) -> TransactionResult:
         try:
             reply = await self._asked("KV/Txn", recovery(plan, revision, hidden=self._hidden))
-        except Failure:  # compacted: the write was done, but its result is unknown
+        except Failure:  # the revision is compacted: the write was done, but its result is unknown
             raise self._nobody_knows() from None
         return outcome(plan, reply.responses, revision, hidden=self._hidden)
 
     async def _deleted_without_receipt(self, plan: Plan) -> TransactionResult | None:
         """Delete without a receipt in a full cluster; only once, as a repetition might delete newer keys.
 
-        Until 3.4.20 and 3.5.7 a full etcd refused transactions that delete, and took a plain deletion
+        Before 3.4.20 and 3.5.7, a full etcd rejected deletions in a transaction, and accepted plain ones
         (etcd-io/etcd#13429).
         """
         body = transaction(plan, None, self._looks.values(), hidden=self._hidden)
@@ -205,7 +205,7 @@ class Writing:
         to_grant = [lease for lease in needed if lease in self._to_grant]
         for lease in to_grant:
             await leases.grant(self._members, self._to_grant[lease], self._deadline, id=lease)
-            del self._to_grant[lease]  # other writes may use the lease now, so it is not revoked
+            del self._to_grant[lease]  # the lease exists now; `done` revokes it if it is in `_passing` and unused
         return bool(to_grant)
 
     async def _revoke(self, unused: Iterable[int]) -> None:

@@ -1,8 +1,9 @@
 """Shell: the awaited recipes; see `store.recipes`. `blocking` wraps them.
 
-Each client in a lock's queue writes one key on its own lease: its *place*. The key's `create_revision` is the order in
-the queue, and the fence. A waiting client sends one `Wait` for a key that is never written, on condition that its own
-place and the place ahead exist. Keys, under the recipe's name: `line/<kind><lease>`, and `bell` for elections.
+Each client in a lock's queue writes one key on its own lease: its *place*. Places are served in
+the order of their `create_revision`. A waiting client sends one `Wait` for a key that is never written, on condition
+that its own place and the place ahead exist, so the `Wait` fails when one of them is deleted. The keys under a recipe's
+name are `line/<kind><lease>`, and `bell` for elections.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Response)
 
 TTL = 10.0  # seconds until a dead holder loses its lock
-SILENT_AFTER = 1.0  # seconds per request with `timeout=0`
+SILENT_AFTER = 1.0  # seconds for each request if the recipe's `timeout` is 0
 EARLY = 0.01  # seconds by which a timer may be early
 
 
@@ -46,7 +47,7 @@ class Held:
 
 
 class _Asking:
-    """Makes requests within one timeout. `late` is the error message if another client held the lock."""
+    """Makes requests within one timeout. `late` is the message of a timeout while another client holds the lock."""
 
     def __init__(self, store: Calls, name: str, timeout: float | None = None, late: str = "") -> None:
         if name == "":
@@ -75,7 +76,7 @@ class _Asking:
             raise StoreTimeoutError(self._late)
 
     def judged(self, error: StoreError) -> StoreError:
-        """Return the error to raise: after the timeout, one that says if another client held the lock."""
+        """Return `error`; after the timeout, return one that says if another client held the lock."""
         late_after = SILENT_AFTER if self._timeout == 0 else self._timeout
         if late_after is None or self.store.time() < self._began_at + late_after - EARLY:
             return error
@@ -188,7 +189,7 @@ async def _held_place(
         terms["timeout"] = ask.left
         async with store.kept_lease(ttl, **terms) as lease:
             place = await _stand_in_line(ask, kind, lease, bytes(value))
-            if bell:  # wakes watchers of an election without a leader
+            if bell:  # writing the bell wakes watchers of an election that had no leader
                 await ask(Guarded(when=(place.fence,), request=Put(f"{name}/bell", b"")))
             held = place
             yield held
@@ -235,7 +236,7 @@ async def _leader_changed(ask: _Asking, known: Entry | None) -> Entry | None:
     while True:
         # The next leader's key is unknown, so wait until a candidate writes the bell.
         bell = await ask.entry(f"{ask.name}/bell")
-        current = await _first_in_line(ask)  # a candidate may have written the bell before it was read
+        current = await _first_in_line(ask)  # read after the bell: a candidate may just have come
         if current is not None:
             return current
         await ask.until_changed([when.mod_revision(f"{ask.name}/bell") == (bell.mod_revision if bell else 0)])

@@ -35,10 +35,10 @@ MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 
 OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),  # ignore `http_proxy`, which is for the web
-    ("grpc.use_local_subchannel_pool", 1),  # a connection for each client of a process
+    ("grpc.use_local_subchannel_pool", 1),  # each client of a process has its own connection
     ("grpc.service_config_disable_resolution", 1),  # no DNS queries for TXT records
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd reports its own limit
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd itself rejects messages that are too large for it
     ("grpc.enable_retries", 0),  # retries are decided here
 )
 
@@ -51,7 +51,7 @@ SYSTEM_BUNDLES: Final = (
 
 _CONNECT_FAILED = re.compile(r"failed to connect to (?:remote host|all addresses)|name resolution|DNS|handshak", re.I)
 
-_used_by: int | None = None  # the process that has used gRPC here: a forked child has gRPC's state without its threads
+_used_by: int | None = None  # the pid of the first user of gRPC; a forked child has gRPC's state, but not its threads
 
 
 def _note_use() -> None:
@@ -91,7 +91,7 @@ class Connection:
         self._reading: set[asyncio.Task[None]] = set()  # tasks that read streams; awaited in `close`
 
     async def ask(self, method: str, fields: Fields, *, token: str | None, limit: float) -> Any:
-        """Call a method of `etcdserverpb`, and return its answer; `Failure` if another attempt may succeed."""
+        """Call a method of `etcdserverpb`, and return its answer; raise `Failure` if another attempt may succeed."""
         name = method.partition("/")[2]
         kind, answered = getattr(pb, f"{name}Request"), getattr(pb, f"{name}Response")
         try:
@@ -114,7 +114,7 @@ class Connection:
         finally:
             if not answering.done():
                 await cancel_and_wait(answering)
-            # Read it, or asyncio logs the error as never retrieved.
+            # Read the task's error, or asyncio logs that it was never retrieved.
             refusal = None if answering.cancelled() else answering.exception()
             self.under_way -= 1
             await self._close_if_idle()
@@ -184,7 +184,7 @@ class Connection:
             watches.end(problem)
 
     async def close(self, reason: Failure) -> None:
-        """End the watches at once, for this reason; close when the pending requests have ended, within their limits."""
+        """End the watches at once, with this error; close the connection once all pending requests have ended."""
         if self._closed is None:
             self._closed = reason
             if self._watches is not None:

@@ -44,7 +44,7 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
             f"cert= and key="
         )
     except TimeoutError:
-        return None  # the member is slow, as gRPC has reported
+        return None  # the member is too slow, which gRPC has reported already
     except (OSError, EOFError, UnicodeError) as error:  # UnicodeError: an impossible host name
         return Failure(describe(error) if isinstance(error, OSError) else str(error), FailureKind.UNDONE)
     speaks_tls = hello.startswith(TLS_ALERT) or b"HTTPS server" in hello
@@ -54,7 +54,7 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
         return ProtocolError(f"{name} is a store of ours and no etcd; write {'tcps' if tls else 'tcp'}://")
     if not hello and tls is None:
         return Failure("it closed the connection", FailureKind.UNDONE)
-    # A TLS handshake suffices: without ALPN, which is not offered here, etcd need not speak HTTP/2.
+    # After a TLS handshake nothing else is checked: this client offers no ALPN, so etcd need not speak HTTP/2.
     if tls is not None or (len(hello) > SETTINGS and hello[3] == SETTINGS):
         return None
     return ProtocolError(f"{name} does not answer in HTTP/2; it is no etcd v3.4 or later ({hello[:40]!r})")

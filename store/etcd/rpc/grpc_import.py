@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-# Otherwise gRPC logs to standard error, though callers get this client's errors.
+# By default gRPC logs errors to standard error; callers get these errors from this client.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# gRPC's fork() handlers wait for its threads; `connection` refuses use in a forked child.
+# gRPC's fork() handlers would wait for gRPC's threads; `connection` refuses use in a forked child.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 try:

@@ -1,8 +1,8 @@
 """Shell: all watches of one client at one member, over one stream.
 
-Watches are opened in order. The answer to a rejected watch has no id, so it is for the first unanswered one. Messages
-for a slow reader are held, up to a bound. Past it, the reader's watches are cancelled, and the reader opens them again
-when it has read the held messages.
+A member opens watches in the order of the requests. The answer to a rejected watch has no id, so it is for the first
+unanswered request. The client holds messages for a slow reader up to `HELD_BYTES_MAX`. Above this bound it cancels the
+reader's watches, and the reader opens them again when it has read the held messages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from store.etcd.codec import Fields
 
-HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the bytes held for a slow reader
+HELD_BYTES_MAX: Final = 32 * 1024 * 1024  # the most bytes of messages held for one slow reader
 
 
 class WatchStream:
@@ -29,11 +29,11 @@ class WatchStream:
     def __init__(self, *, name: str, token: str | None) -> None:
         self._name = name
         self.token: str | None = token
-        self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # at most two messages per watch
+        self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # a create and a cancel per watch, at most
         self._last_id = 0
-        self._opening: deque[int] = deque()  # ids of the unanswered requests, in order
+        self._opening: deque[int] = deque()  # ids of the watches that the member has not opened yet, in order
         self._subscriptions: dict[int, Subscription] = {}
-        self.ended: Exception | None = None  # why the stream has ended
+        self.ended: Exception | None = None  # why the stream has ended; None while it runs
 
     async def requests(self) -> AsyncIterator[pb.WatchRequest]:
         """Yield the requests to send to the member, until the stream ends."""
@@ -87,24 +87,24 @@ class WatchStream:
         reason = message.cancel_reason or "it ended the watch"
         verdict = classify(0, reason, name=self._name)
         if isinstance(verdict, AuthenticationError) and self.token is not None:
-            verdict = FailureKind.TOKEN  # etcd says the same about an expired token
+            verdict = FailureKind.TOKEN  # to an expired token, etcd gives the reason of a missing permission
         if isinstance(verdict, FailureKind):
             return Failure(reason, verdict if verdict is FailureKind.TOKEN else FailureKind.UNDONE)
         return verdict
 
     def end(self, problem: Exception) -> None:
-        """End the stream; the first reason counts."""
+        """End the stream; readers raise `problem`. A second call has no effect."""
         if self.ended is not None:
             return
         self.ended = problem
-        self._queue.put_nowait(None)  # ends the stream at the member, too
+        self._queue.put_nowait(None)  # ends `requests`, and with it the stream at the member
         for subscription in set(self._subscriptions.values()):
             subscription.fail(problem)
         self._subscriptions.clear()
 
 
 class Subscription:
-    """The watches of one reader, by number."""
+    """The watches of one reader."""
 
     def __init__(self, stream: WatchStream, ids: range) -> None:
         self.stream = stream
@@ -116,7 +116,7 @@ class Subscription:
         self._news = asyncio.Event()
 
     async def opened(self) -> None:
-        """Wait until the member has opened every watch; `Failure` if it does not, `COMPACTED` without the history."""
+        """Wait until the member has opened every watch; raise `Failure` if it refuses, e.g. a compacted revision."""
         while self._opened < len(self.ids) or self._problem is not None:
             await self._more()
 
@@ -146,7 +146,7 @@ class Subscription:
         return True
 
     def fail(self, problem: Exception) -> None:
-        """Raise an error in the reader, after the held messages."""
+        """Raise an error in the reader once it has read the held messages."""
         self._problem = self._problem or problem
         self._news.set()
 
