@@ -1,8 +1,7 @@
 """Pure: the absent nodes of a run: members that have gone from the last round, and expected nodes not yet seen.
 
 Only the coordinator watches the nodes' records, so it reports absent nodes to all nodes in `Progress.absent`. Durations
-are on the coordinator's clock; a reader adds the time since it received the report. If only durations have changed, the
-coordinator does not report again.
+are on the coordinator's clock; a reader adds the time since it received the report.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class AbsenceBook:
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)
         self._unseen = dict(self._expected)
-        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # by node id: fields of `Missing`
+        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # by node id: how, when, address, why
         self._short_since: float | None = None
 
     def take_over(self, absent: Absent, *, now: float) -> None:
@@ -131,7 +130,7 @@ class AbsenceBook:
         self._short_since = None
 
     def count_waiting(self, *, short: bool, now: float, waited: float | None = None) -> None:
-        """Record if too few nodes wait (`short`); `waited`: the seconds so far, if a previous coordinator told."""
+        """Record if too few nodes wait (`short`); if known, `waited` has the seconds for which they have waited."""
         if not short:
             self._short_since = None
         elif self._short_since is None or waited is not None:

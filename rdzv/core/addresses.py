@@ -42,8 +42,7 @@ def in_zone_of(host: str, address: str) -> str:
 def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
     """Return `address`, `sends_from` and `store_at` for a node's record; the last two are empty if they would mislead.
 
-    `seen_as` is the address from which the store sees the node connect. The other two are the addresses of the node's
-    and of the store's end of the connection, as the node sees them.
+    `seen_as` is the address from which the store sees the node connect.
     """
     if not is_loopback(sends_from):
         if is_loopback(seen_as):  # a forwarder on the store's host passes on this node's connection

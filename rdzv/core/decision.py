@@ -11,10 +11,9 @@ The phases of a run:
     CLOSED                                                 -> do nothing
 
 A round completes once enough nodes have arrived, the last call is over, and the last round has no live member (promise
-R2). The last call also runs while the last round has live members (R11). The last call ends early once all members of
-the last round are back, since no other node is expected then.
+R2). The last call also runs while the last round has live members (R11).
 
-Each node puts the `Progress` into words itself (`explain`), so no sentence is sent to 10,000 nodes.
+Each node puts the `Progress` into words itself (`explain`).
 """
 
 from __future__ import annotations
@@ -170,7 +169,7 @@ def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
 
 
 def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Stop, int] | None:
-    """Return the `Stop` to write, question or decision, and the revision that it replaces; None if none is due."""
+    """Return the `Stop` to write, and the revision that it replaces; None if none is due."""
     return view.agreement.next(
         round.number,
         head.stop,
@@ -312,7 +311,6 @@ def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tupl
 def _choose(
     rules: Rules, candidates: Sequence[NodeRecord], kept: Sequence[NodeRecord], count: int
 ) -> Sequence[NodeRecord]:
-    """Return `count` of the candidates: the rank order's choice, or the first to arrive if it has no `choose`."""
     choose = getattr(rules.order, "choose", None)
     if choose is None or not 0 < count < len(candidates):
         return candidates[: max(count, 0)]

@@ -1,11 +1,9 @@
 """Pure: the history of a run, as its coordinators keep it.
 
-A `Chapter` records one round. The last chapters are in one key, which the coordinator writes in transactions that it
-makes anyway: a commit, or a progress that reports gone members or the closing. If the history becomes too large, the
-oldest chapters are dropped; `Past` keeps their sums.
+The last chapters are in one key, which the coordinator writes in transactions that it makes anyway: a commit, or a
+progress that reports gone members or the closing.
 
-A duration is measured on the clock of a coordinator that saw its begin and its end. If no coordinator saw both, the
-duration is None, and only the times of day are known.
+A duration is None if no coordinator saw both its begin and its end.
 
 The *hour of a run* is its time of day. The coordinator that commits a round sets the hour by its own clock; then the
 hour advances by the coordinator's monotonic clock. A new coordinator continues the hour from the last progress that

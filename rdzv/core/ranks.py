@@ -1,7 +1,7 @@
 """Pure: the orders in which the members of a round get their ranks (promise R12).
 
-A rank order is a function of the next members, in order of arrival, and of the last round's ranks. The function returns
-these nodes in order of rank. Only the coordinator calls a rank order, so all members get the same ranks.
+A rank order is a function that gets the next members, in order of arrival, and the last round's ranks. It returns these
+members in order of rank. Only the coordinator calls a rank order, so all members get the same ranks.
 
 If more nodes have arrived than a round may have, members of the last round are admitted first. A rank order may have a
 method that chooses among the other nodes, the candidates, which are in order of arrival:
@@ -73,7 +73,6 @@ def by_request(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> S
 def _at_places(
     arrivals: Sequence[NodeRecord], previous: Mapping[str, int], place_of: Callable[[NodeRecord], int | None]
 ) -> Sequence[NodeRecord]:
-    """Return the nodes at the ranks of `place_of`; the other nodes fill the gaps in the order of `survivors_first`."""
     places: list[NodeRecord | None] = [None] * len(arrivals)
     rest = []
     for record in arrivals:

@@ -253,7 +253,6 @@ NO_STEPS: Final = StepOf(step=None, age=0.0, rate=0.0)
 
 
 def _plain(value: Any) -> Any:
-    """Return a user's value as JSON's types: bytes as text, other types by their `repr`."""
     match value:
         case float() if not math.isfinite(value):  # invalid in JSON
             return repr(value)

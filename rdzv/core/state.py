@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Stop
     from store.messages import Cause
 
-NAMED_MOST = 64  # node ids listed in a message; counts have no limit
+NAMED_MOST = 64  # the most node ids in a message; counts have no limit
 
 
 class Phase(StrEnum):
@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
     @classmethod
     def _missing_(cls, _: object) -> Self:
-        """Read an unknown phase of a later release as GATHERING: at least, the run is not closed."""
+        """Read a phase that only a later release knows as GATHERING, as a run in such a phase is not closed."""
         return cls.GATHERING
 
 
@@ -48,28 +48,28 @@ class NodeRecord(Stored, kw_only=True):
 
     node_id: str  # unique among the live nodes of a run
     incarnation: str  # random; distinguishes two processes with one name
-    arrived_after: int = -1  # the last round that it knew; -1 for none
+    arrived_after: int = -1  # the last round that the node knew as it arrived; -1 for none
     address: str = ""
     port: int = 0  # free at that address
     payload: Any = None
     attributes: Mapping[str, str] = MappingProxyType({})  # for rank orders by topology, and for bans
     requested_rank: int | None = None
-    sends_from: str = ""  # its own address in its connection to the store; empty if the user has set `address`
+    sends_from: str = ""  # the node's address in its connection to the store; empty if the user has set `address`
     store_at: str = ""  # the store's address in the node's connection; empty if the user has set `address`
     server: str = ""  # the id of the store's server at `store_at`; empty if the store has only one server
-    machine: str = ""  # equal for nodes that share one loopback interface, and only for these; empty if unknown
-    lapsed_in: int = -1  # the round from which an outage has dropped it; -1 for none
-    checks: bool = False  # checks that it reaches rank 0 before it accepts a round
-    unreached: bool = False  # was rank 0 of a round that was given up because some member did not reach it
-    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that it did not reach while others did
-    gave_up: Prose = ""  # which round it gave up before this arrival, and why
-    left: bool = False  # leaves by itself, and is about to delete this record
-    stopped: bool = False  # it leaves at the agreed step, or after its body: see `StepGate.has_stopped`
+    machine: str = ""  # an id of the loopback interface, equal only for nodes that share it; empty if unknown
+    lapsed_in: int = -1  # the round from which an outage has dropped the node; -1 for none
+    checks: bool = False  # True: the node checks that it reaches rank 0 before it accepts a round
+    unreached: bool = False  # True: the node was rank 0 of a round that was given up as a member did not reach it
+    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that this node did not reach while others did
+    gave_up: Prose = ""  # the round that the node gave up before this arrival, and why; empty for none
+    left: bool = False  # True: the node leaves by itself, and is about to delete this record
+    stopped: bool = False  # True: the node leaves at the agreed step, or after its body: see `StepGate.has_stopped`
     why: Prose = ""  # why it leaves
-    release: str = ""  # of this package; empty if unknown
-    since: float = 0.0  # when it arrived, on its clock, in seconds since 1970; 0 if unknown
-    progress: int | None = None  # the last step that it has finished, -1 for none; None if it does not use `rounds()`
-    came_from: tuple[int, int] | None = None  # revision of its round in a lost store, and its rank there
+    release: str = ""  # the node's release of this package; empty if unknown
+    since: float = 0.0  # when the node arrived, on its clock, in seconds since 1970; 0 if unknown
+    progress: int | None = None  # the node's last finished step, -1 for none; None if it does not use `rounds()`
+    came_from: tuple[int, int] | None = None  # revision of the node's round in a lost store, and its rank in it
     arrival: int = 0  # the record's revision, which identifies the arrival
 
 
@@ -83,7 +83,7 @@ class Coordinator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastCoordinator:
-    """The previous coordinator, and how its lease ended; empty if the lease is live, or the cause is unknown."""
+    """The previous coordinator, and how its lease ended. `cause` is empty if the lease is live, or if unknown."""
 
     node_id: str
     cause: Cause = ""
@@ -96,8 +96,8 @@ class Closed(Stored, kw_only=True):
 
     reason: Prose
     by: Prose = ""  # the node or person that closed the run
-    given_up: bool = False  # the run cannot go on; False: its work is done
-    status: int = 0  # the exit status for all launchers; 0: they choose
+    given_up: bool = False  # True: the run cannot go on; False: its work is done
+    status: int = 0  # the exit status of all launchers; 0: each launcher chooses its own
 
     @classmethod
     def of(cls, value: bytes) -> Closed:
@@ -108,17 +108,17 @@ class Closed(Stored, kw_only=True):
             return cls(reason=str(error))
 
 
-_WITH = "with/"  # no node has this name: names have no slash
-WITH = "nodes with "  # in a status, "nodes with rack=17" stands for all these nodes
+_WITH = "with/"  # no node's id begins so, as ids have no slash
+WITH = "nodes with "  # in a status, "nodes with rack=17" stands for all nodes with this attribute
 
 
 def ban_name(where: str) -> str:
-    """Return the last part of the key of a ban by attribute, "rack=17"; for a ban of a node, that is the node's id."""
+    """Return the last part of the key of a ban of all nodes with an attribute; `where` is "rack=17"."""
     return f"{_WITH}{where}"
 
 
 def ban_names(node_id: str, attributes: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of all bans that would exclude a node, its own first; see `ban_name`."""
+    """Return the names of all bans that would exclude a node: its id first, then `ban_name` of each attribute."""
     return node_id, *(ban_name(f"{name}={value}") for name, value in attributes.items())
 
 
@@ -135,11 +135,11 @@ class Ban(Stored, kw_only=True):
 
     reason: Prose
     by: Prose = ""  # the node or person that wrote the ban
-    now: bool = False  # also remove a member from its round at once
-    lasts: float | None = None  # seconds from this write; None: until lifted
-    ends_in: float | None = None  # in a status, the seconds that remain
+    now: bool = False  # True: also remove a banned member from its round at once
+    lasts: float | None = None  # seconds from the write of the ban to its end; None: until lifted
+    ends_in: float | None = None  # in a status, the seconds until the ban ends
     where: str = ""  # the attribute and value, "rack=17"; empty for a single node
-    seen_at: float = 0.0  # when this node received it, on its clock
+    seen_at: float = 0.0  # when this node received the ban, on its clock
 
     def __str__(self) -> str:
         by = (f", as all nodes with {self.where}," if self.where else "") + (f" by {self.by}" if self.by else "")
@@ -165,7 +165,7 @@ class Unban(Stored, kw_only=True):
 
 
 class Progress(Stored, kw_only=True):
-    """The coordinator's report: last round, and gathering for the next. A field names at most `NAMED_MOST` nodes."""
+    """The coordinator's report on the last round and on waiting nodes. A field names at most `NAMED_MOST` nodes."""
 
     called = "the progress"
     by_place = True
@@ -178,39 +178,39 @@ class Progress(Stored, kw_only=True):
     live: int = 0  # members of the last round that are still in it
     waiting: int = 0  # waiting nodes that a round would admit if it began now; 0 without live members
     spares: int = 0  # waiting nodes for which there is no room
-    # Newcomers that arrived after this revision are spares. None: there are no spares, or `spare_ids` names them. 0:
-    # any newcomer may be a spare, as a rank order chose more spares than can be named.
+    # Newcomers that arrived after this revision are spares. None if there are no spares, or if `spare_ids` names them.
+    # 0 if a rank order chose more spares than can be named, so that any newcomer may be a spare.
     spares_after: int | None = None
     last_call_left: float | None = None  # seconds left of the last call when written; None without one
     lost: int = 0  # members of the last round that have died
     lost_ids: tuple[str, ...] = ()
-    departed: int = 0  # members that have left that round
+    departed: int = 0  # members that have left the last round
     departed_ids: tuple[str, ...] = ()
     last_arrival: int = 0  # the `NodeRecord.arrival` of the waiting node that arrived last
-    problem: Prose = ""  # why no round completes though there are enough nodes: a `rank_order` that fails, for example
-    spare_ids: tuple[str, ...] = ()  # the spares that an order has chosen, if they can be named
+    problem: Prose = ""  # why no round completes though there are enough nodes, such as a `rank_order` that fails
+    spare_ids: tuple[str, ...] = ()  # nodes left out (see `View.left_out`), and spares by a rank order's `choose`
     absent: Absent = Absent()
-    given_up: Prose = ""  # which round the waiting nodes have given up, and why
-    why_lost: tuple[tuple[str, str], ...] = ()  # the first members that were expelled although alive, and why
+    given_up: Prose = ""  # the round that waiting nodes have given up, and why; empty for none
+    why_lost: tuple[tuple[str, str], ...] = ()  # members that were expelled although alive, and why
     standstill: Prose = ""  # a sentence that no member makes progress, or empty
-    left_early: bool = False  # a member has left at another step than agreed
+    left_early: bool = False  # True: a member has left at another step than agreed
     draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
 
     def once_committed(self, number: int, *, size: int) -> Progress | None:
-        """Return the progress to write with this round's commit: one message to each node. None: compute it anew."""
+        """Return the progress to write in the commit of this round; None if nodes are left over or absent."""
         if self.joined != size or self.absent.count:
             return None
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
     def still_naming(self, node_id: str, before: Progress) -> Progress:
-        """Return this progress with a lost node's name, if `before` had it: names are limited, and may be dropped."""
+        """Return this progress, also with the name of a lost node that `before` names: a limit may have dropped it."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self
         why = tuple(one for one in before.why_lost if one[0] == node_id)
         return self.replace(lost_ids=(*self.lost_ids, node_id), why_lost=(*self.why_lost, *why))
 
     def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
-        """Return the progress after an expulsion. The progress names the member, to notify it."""
+        """Return the progress after an expulsion; it names the expelled member."""
         missing = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
         named = (*self.absent.missing[: NAMED_MOST - 1], missing)
         return self.replace(
@@ -227,19 +227,19 @@ class LostStore(Stored, kw_only=True):
 
     called = "the knowledge of a store that was lost"
 
-    generation: int  # of the lost store; the first store has 1
+    generation: int  # the lost store's generation; a run's first store has 1
     revision: int  # the last revision that the node saw
-    round: int = -1  # the highest round number, there or before; -1 for none
-    round_at: int = 0  # the revision of that round's commit, as another store may have a round of that number
-    awaited: int = 0  # members of that round that may still be at work
+    round: int = -1  # the highest round number in the lost store or before it; -1 for none
+    round_at: int = 0  # the revision of the commit of `round`: another store may have a round of this number
+    awaited: int = 0  # the number of members of `round` that may still be at work
     settings: bytes = b""
-    closed: bytes = b""  # packed; empty if the run was not closed
+    closed: bytes = b""  # a packed `Closed`; empty if the run was not closed
     bans: Mapping[str, bytes] = MappingProxyType({})
     tally: bytes = b""  # a packed `Tally`
     host: str = ""  # of the lost store
 
     def outranks(self, other: LostStore | None) -> bool:
-        """Return True if this knowledge replaces the other. Revisions of two stores do not compare, rounds do."""
+        """Return True if this knowledge replaces `other`. Revisions are compared last, as each store counts its own."""
         mine = (self.generation, self.round, self.revision)
         return other is None or mine > (other.generation, other.round, other.revision)
 
@@ -248,7 +248,7 @@ class Hosted(NamedTuple):
     """A node in the process that serves the store."""
 
     arrival: int
-    last_round: int  # the commit revision of its round before this arrival, in whichever store; 0 for none
+    last_round: int  # the revision, in any store, of the node's last round before this arrival; 0 for none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,8 +260,8 @@ class Head:
     closed: Closed | None = None
     closed_over: Progress | None = None  # the progress before the closing, which says which nodes were spares
     progress: Progress | None = None
-    progress_at: float = 0.0  # when this node received it, on its clock
-    progress_found: bool = False  # the progress came in the watch's snapshot, so that its age is unknown
+    progress_at: float = 0.0  # when this node received `progress`, on its clock
+    progress_found: bool = False  # True: `progress` was in the watch's snapshot, so its age is unknown
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
     unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
     stop: Stop | None = None
@@ -269,16 +269,16 @@ class Head:
     resized: Resized | None = None
     questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
     lost_store: LostStore | None = None
-    lost_store_at: float = 0.0  # when this node received it, on its clock
-    lost_store_told: int = 0  # the revision at which it was written
+    lost_store_at: float = 0.0  # when this node received `lost_store`, on its clock
+    lost_store_told: int = 0  # the revision at which `lost_store` was written
     hosted: Mapping[str, Hosted] = field(default_factory=lambda: MappingProxyType({}))
-    moves: bool = False  # the host of the store is about to leave: no new node may arrive here
-    moves_over: Progress | None = None  # the progress before `moves`: members that leave later meet in the next store
+    moves: bool = False  # True: the store's host is about to leave, so no node may join through this store
+    moves_over: Progress | None = None  # the progress before `moves`; members that leave later meet in the next store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """An announced drain: the node leaves by `until` on this node's clock; `revision` is of the announcement."""
+    """An announced drain: the node leaves by `until` on this node's clock; `revision` is the announcement's."""
 
     until: float
     reason: str
@@ -287,7 +287,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class NodesWaiting:
-    """The number of waiting nodes that a round would admit if it began now; 0 once these nodes have gone."""
+    """The number of waiting nodes that a round would admit if it began now; 0 once no node waits."""
 
     count: int
 
@@ -323,7 +323,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """These members are to leave, the first of them within `seconds_left`."""
+    """These members have to leave, the first of them within `seconds_left`."""
 
     node_ids: tuple[str, ...]
     seconds_left: float = field(compare=False)  # falls continuously, so a lower value is no change

@@ -1,7 +1,7 @@
 """Pure: the members of a round agree on one step, before which all of them leave.
 
 A member that stops alone leaves the others in a collective that cannot complete. So when a node has to join or leave,
-the members agree on a step: the largest that any has begun, plus one.
+the members agree on a step: the largest step that any member has begun, plus one.
 
     coordinator: a node must join or leave       >  writes the question: which is the largest step you have begun?
     member:      its node sees the question      >  answers; the member begins no further step before the decision
@@ -13,11 +13,11 @@ step, then reads if it was asked; the node writes that it asked, then reads the 
 other's write; if the member sees that it was asked, it waits for the decision. (CPython's locks keep these single
 accesses in one order.)
 
-A member that has begun no step answers None. If all members answer None, all leave at once, except that a body may make
-newcomers wait until its end. So after a decision to leave at once for newcomers only, a stronger reason leads to a
-second decision. Apart from this case, no decision is replaced.
+A member that has begun no step answers None. If all members answer None, all leave at once; but if newcomers are the
+only reason, a member may first finish its body. So after a decision to leave at once for newcomers only, a stronger
+reason leads to a second decision.
 
-A member that leaves before the agreed step, with its body unfinished, is a loss for the others (`has_stopped`).
+A member that leaves before the agreed step, with its body unfinished, counts as lost (`has_stopped`).
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ STEP_MOST = 2**63  # steps are less than this: a message carries 64 bits
 
 
 class Stop(Stored, kw_only=True):
-    """The question to the members of a round, later the decision, in one key."""
+    """The question which steps a round's members have begun; later, in the same key, the decision where to stop."""
 
     called = "the step to stop at"
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
     round: int
-    decided: bool = False  # False: this is the question
+    decided: bool = False  # True: this is the decision; False: the question
     step: int | None = None  # all leave before this step; None: at once
     why: Prose = ""
-    for_newcomers: bool = False  # waiting nodes are the only reason
-    revision: int = 0  # of this record; the next write is conditional on it
+    for_newcomers: bool = False  # True: nodes that wait to join are the only reason
+    revision: int = 0  # this record's revision, on which the next write is conditional
 
 
 class Drain(Stored, kw_only=True):
@@ -57,7 +57,7 @@ class Drain(Stored, kw_only=True):
 
     called = "a drain"
 
-    within: float  # seconds from this write until the node leaves at any step
+    within: float  # seconds from this write until the node leaves, whatever its step
     reason: Prose = ""
 
 
@@ -69,7 +69,7 @@ class Resized(Stored, kw_only=True):
 
     min_nodes: int  #: the fewest nodes that a round may have
     max_nodes: int
-    reason: Prose = ""  #: from the operator; may be empty
+    reason: Prose = ""  #: the operator's reason; may be empty
     by: Prose = ""  #: the operator's name
     revision: int = 0  #: of this write
 
@@ -84,7 +84,7 @@ class Begun(Stored, kw_only=True):
 
 
 def stop_of(answers: Mapping[str, int | None]) -> int | None:
-    """Return the step before which all leave; None: at once, as no member has begun one."""
+    """Return the step before which all leave; None: at once, as no member has begun a step."""
     begun = [step for step in answers.values() if step is not None]
     return max(begun) + 1 if begun else None
 
@@ -106,8 +106,8 @@ class Agreement:
     """
 
     def __init__(self) -> None:
-        self.listens: bool = False  # this coordinator has written a record, so that answers are awaited
-        self.hears: bool = False  # all answers that were in the store are read
+        self.listens: bool = False  # True: this coordinator has written a question or decision
+        self.hears: bool = False  # True: all answers that were in the store have been read
         self._answers: dict[str, Begun] = {}  # the last answer of each node, of any round
         self._asked: Stop | None = None  # the last record that this coordinator wrote
 
@@ -131,10 +131,10 @@ class Agreement:
     ) -> tuple[Stop, int] | None:
         """Return the record to write, and the revision that it replaces; None if none is due. Change nothing.
 
-        `round` is the last round, `standing` the last record that this node has seen in the store. `why` says why all
-        should leave; it is empty if they should not. `members` are live and use steps, so they will answer. If the run
-        is `closing`, and a member has no step or `some_have_gone`, all leave at once: the others would wait for that
-        member in their next step.
+        `round` is the last round's number, `standing` the last record that this node has seen in the store. `why` says
+        why all should leave; it is empty if they should not. `members` are the live members that use steps, so they
+        answer. If the run is `closing`, and a member answered None or `some_have_gone`, all leave at once: the others
+        would wait for that member in their next step.
         """
         if self._asked is not None and (standing is None or standing.revision < self._asked.revision):
             standing = self._asked  # the watch has not delivered this coordinator's own write yet
@@ -143,7 +143,7 @@ class Agreement:
             return (Stop(round=round, why=why, for_newcomers=for_newcomers), seen) if why else None
         better = bool(why) and standing.for_newcomers and not for_newcomers  # a stronger reason
         if standing.decided:
-            # At `step=None` no member has begun a step, so this decision, too, is to leave at once.
+            # No member has begun a step, so the second decision, too, is to leave at once.
             return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
         # The answer of a member that has left since counts, too: it may have begun a step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
@@ -166,8 +166,8 @@ class StepGate:
 
     def __init__(self) -> None:
         self.begun: int | None = None  # the largest begun step
-        self.at_end: bool = False  # the body has finished, and with it the largest begun step
-        self.refused: int | None = None  # the step that the member did not begin, or not finish, as the round was over
+        self.at_end: bool = False  # True: the member's body has finished, and so has its last step
+        self.refused: int | None = None  # the step not begun or not finished, as the round was over; else None
         self.decided: bool = False
         self.stop: int | None = None  # see `Stop.step`
         self.why: str = ""
@@ -177,8 +177,8 @@ class StepGate:
     # ------------------------------------------------------------------------------------------ the member's side
 
     def passes(self, step: int) -> bool:
-        """Begin this step; return False if the gate is closed: then wait for the decision, and ask `leaves`."""
-        self.begun, self.refused = step, None  # before the read of `_asked`: see the module
+        """Begin this step; return False if the gate is closed: callers wait for the decision, then call `leaves`."""
+        self.begun, self.refused = step, None  # write `begun` before reading `_asked`: see the module
         return not self._asked
 
     def leaves(self, step: int) -> bool:
@@ -208,7 +208,7 @@ class StepGate:
         return None if self.begun is None else max(self.begun - (not self.at_end), -1)
 
     def interrupt(self) -> None:
-        """Record that a call of the body has failed, as the round is over for it: the begun step is not finished."""
+        """Record that a call in the body has failed because the round is over, so the begun step is not finished."""
         if not self.at_end:
             self.refused = self.begun
 

@@ -6,11 +6,11 @@
         reason: str = ""
 
 A record is packed as a map by name, without fields that have their default. With `by_place`, a record is packed as a
-list: for records that are many or are sent to every node. A later release may add keys to a map, and values at the end
-of a list. Nested records are always lists.
+list; this is for records that are many or that every node receives. A later release may add keys to a map, and values
+at the end of a list. Nested records are always lists.
 
 Other programs may write under the same prefix, so every read checks the value: see `store.records`. Every write checks
-the value, too.
+the value, too: a value that could not be read back is its writer's error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 T = TypeVar("T")
 
-PROSE_BYTES_MOST: Final = 2000  # of one text, which every node may receive
+PROSE_BYTES_MOST: Final = 2000  # limit of one text, as every node may receive it
 
 
 def prose(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
@@ -59,7 +59,7 @@ class Stored(Record):
 
     if TYPE_CHECKING:
         called: ClassVar[str]  # the record's name in errors
-        by_place: ClassVar[bool]  # True to pack it as a list
+        by_place: ClassVar[bool]  # True: pack the record as a list
         outside: ClassVar[tuple[str, ...]]  # fields that come from the key or the entry, not from the value
     else:
         called, by_place, outside = "", False, ()
@@ -84,7 +84,7 @@ class Stored(Record):
 
     @classmethod
     def pack_all(cls, nouns: Iterable[Self]) -> bytes:
-        """Return several records as one value; only with `by_place`."""
+        """Return several records, of a class with `by_place`, as one value."""
         return _packed(cls.called, lambda: [noun.check() for noun in nouns])
 
     @classmethod
@@ -129,12 +129,12 @@ def _row_of(kind: type[Stored], plain: Any, outside: dict[str, object]) -> objec
 def _packed(what: str, plain: Callable[[], object]) -> bytes:
     try:
         return pack(plain())
-    except (Unfit, TypeError, ValueError, OverflowError) as error:  # or msgpack cannot carry the value
+    except (Unfit, TypeError, ValueError, OverflowError) as error:  # the value is invalid, or msgpack cannot carry it
         raise RendezvousSettingsError(f"{what} cannot be written: {error}") from error
 
 
 def pass_over(key: str, error: RendezvousStateError) -> None:
-    """Log a key that cannot be read, once: it may be read every second."""
+    """Log once that a key cannot be read: the key may be read every second."""
     _warn(f"{key} is passed over: {error}")
 
 

@@ -1,6 +1,6 @@
 """Pure: folds the events of nodes into a `View`, the state of a run as its coordinator knows it.
 
-An event changes one node, so its cost does not depend on the number of nodes. A node's state follows from its record:
+Each event changes one node, so its cost does not depend on the number of nodes. A node's state follows from its record:
 
     record                                         node
     ------------------------------------------     ------------------------------------------------------
@@ -40,7 +40,7 @@ _WHY: dict[str, str] = {
     "silent": "nothing was heard of it for its ttl",
 }
 
-UNSEEN = "it went while nobody coordinated"  # between a coordinator's last report and the next one's snapshot
+UNSEEN = "it went while nobody coordinated"  # between one coordinator's last report and the next one's snapshot
 
 
 class _Missed(NamedTuple):
@@ -67,14 +67,14 @@ class Standstill(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """For `View.learn`: a member's answer before which step to stop; without `begun`, all answers are read."""
+    """For `View.learn`: a member's answer, its largest begun step; `begun` None: all answers have been read."""
 
     node_id: str = ""
     begun: Begun | None = None
 
 
 class View:
-    """The state of a run as its coordinator knows it. Only the deciding task changes it, only between two acts.
+    """The state of a run as its coordinator knows it. Only the deciding task changes a view, between two acts.
 
     Without `tells_causes`, the store (etcd) does not say how a key's lease ended, so a deleted record's lease counts as
     lapsed, unless the record was written with `left` before. `expected` nodes are missing until they arrive.
@@ -87,9 +87,9 @@ class View:
         self._accusations_prefix = f"{nodes_prefix}/accused/"
         self._needed = needed
         self._otherwise = "" if tells_causes else _WHY["silent"]
-        self._before: tuple[str, str] = "", ""  # the last coordinator, and why its term ended
+        self._before: tuple[str, str] = "", ""  # the previous coordinator, and why its term ended
         self.synced: bool = False
-        self.seen: int = 0  # the latest revision folded in
+        self.seen: int = 0  # the revision of the latest folded event
         self.round: Round | None = None
         self.members: dict[str, Member] = {}  # all members of the last round
         self.live: set[str] = set()  # the members that are still in the last round
@@ -97,7 +97,7 @@ class View:
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
         self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that gave up a round
         self._cut_off: dict[str, NodeRecord] = {}  # waiting nodes that did not reach some rank 0
-        self.left_early: bool = False  # a member has left at another step than agreed
+        self.left_early: bool = False  # True: a member has left at another step than agreed
         self.why_lost: dict[str, str] = {}  # why members were expelled
         self.standstill: str = ""
         self.enough_since: float | None = None  # when the last call began; later arrivals do not move it (R11)
@@ -107,9 +107,9 @@ class View:
         self.agreement: Agreement = Agreement()
         self._stuck: dict[str, str] = {}  # members to expel, and why
         self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once
-        self._unnamed: dict[bool, int] = {True: 0, False: 0}  # of gone members not in `_missed`, by `left`
-        self._lost_before: set[str] = set()  # members lost by the round before the last
-        self.records: dict[str, NodeRecord] = {}  # of live members and waiting nodes
+        self._unnamed: dict[bool, int] = {True: 0, False: 0}  # the numbers of gone members not in `_missed`, by `left`
+        self._lost_before: set[str] = set()  # members that the round before the last had lost
+        self.records: dict[str, NodeRecord] = {}  # the records of live members and waiting nodes
         self._inherited: Progress | None = None
         self._inherited_at = 0.0
 
@@ -122,13 +122,16 @@ class View:
         progress_at: float,
         before: LastCoordinator | None = None,
     ) -> None:
-        """Restore the previous coordinator's state, before any event; `progress` was received at `progress_at`."""
+        """Restore the state of the previous coordinator, `before`; call this before the first event.
+
+        `members` are all members of the last round, `round`. This node received `progress` at `progress_at`.
+        """
         if before is not None:
             self._before = before.node_id, _WHY[before.cause] or self._otherwise or UNSEEN
         self.round = round
         self.members = {member.node_id: member for member in members}
         if progress is not None and progress.round == self.number:
-            # Include gone members that have come back, in the same order: an announced loss is not revoked.
+            # Keep the order of gone members, and those that have come back: an announced loss is not revoked.
             for left, node_ids in ((False, progress.lost_ids), (True, progress.departed_ids)):
                 self._missed.update((node_id, _Missed(left)) for node_id in node_ids)
             self.absences.take_over(progress.absent, now=progress_at)
@@ -184,7 +187,7 @@ class View:
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
     def learn(self, fact: Stuck | Standstill | Answered) -> None:
-        """Apply a fact from another task, unless it is of another round or arrival."""
+        """Apply a fact from another task, unless it is about another round or arrival."""
         match fact:
             case Answered(node_id, begun):
                 self.agreement.answered(node_id, begun)
@@ -197,11 +200,15 @@ class View:
     def fold(
         self, event: Event, *, now: float, last_call_timeout: float, bans: Mapping[str, Ban] = MappingProxyType({})
     ) -> None:
-        """Apply one event of the watch on nodes; `bans` explain why records were deleted."""
+        """Apply one event of the watch on nodes' records.
+
+        `bans` tell why records were deleted. `last_call_timeout` serves to compute when a last call began that the
+        previous coordinator has reported.
+        """
         if event.kind == "reset":
             self.synced = False
             self.accusations.clear()
-            self.records.clear()  # the snapshot that follows has all existing records
+            self.records.clear()  # a snapshot of all existing records follows
             self.live.clear()
             self._forget_who_waits()
             return
@@ -213,7 +220,7 @@ class View:
             self.accusations.heed(event)
             return
         node_id = event.key[len(self._prefix) :]
-        if "/" not in node_id:  # else it is a marker, or a key of a run whose prefix begins with this one
+        if "/" not in node_id:  # not a marker, nor a key of a run whose prefix begins with this one
             self._fold_node(node_id, event, now, bans)
         if self.synced:
             self._count(now)
@@ -250,7 +257,7 @@ class View:
             self._count(now)
 
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
-        """Record that a round was committed. The nodes left over may begin the next last call."""
+        """Record that a round was committed. Waiting nodes that it left over may begin the next last call."""
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         self.round = round
         self.members = {member.node_id: member for member in members}
@@ -271,10 +278,11 @@ class View:
 
     @property
     def expected_back(self) -> set[str]:
-        """The lost nodes that may come back; none unless a waiting node's record says that it is back from an outage.
+        """The lost nodes that may come back; empty unless a waiting node's record says that an outage dropped it.
 
         An outage ends for all nodes that it cut off. Killed nodes cannot be told from these, so only the last call
-        limits the wait for lost nodes. If a round has completed meanwhile, nodes lost by the round before count, too.
+        limits the wait for lost nodes. A round may have completed during the outage, so nodes that the round before it
+        lost count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()
@@ -283,10 +291,9 @@ class View:
 
     def _synced(self, now: float, last_call_timeout: float) -> None:
         self.synced = True
-        # A snapshot is in order of name; nodes are admitted in order of arrival.
         self.waiting = dict(sorted(self.waiting.items(), key=lambda item: item[1].arrival))
         said, self._inherited = self._inherited, None
-        # Of gone members that the last report does not name, only the numbers are known.
+        # Of gone members that the previous coordinator's report does not name, only the numbers are known.
         unnamed = max(said.departed - self.departed_count, 0) if said else 0
         for node_id in self.members:
             if node_id not in self.records and node_id not in self._missed:
@@ -299,8 +306,8 @@ class View:
         for left, count in ((False, said.lost), (True, said.departed)):
             self._unnamed[left] = max(count - self._count_of(left=left), 0)
         if self.enough_since is not None and said.last_call_left is not None:
-            # The reported last call continues if enough of the nodes that it counted still wait. Otherwise later
-            # arrivals began a new last call.
+            # The reported last call continues if enough of the nodes that the report counted still wait. Otherwise
+            # later arrivals began a new last call.
             standing = sum(1 for record in self.waiting.values() if record.arrival <= said.last_arrival)
             if standing >= self._needed:
                 left_of_it = max(said.last_call_left - (now - self._inherited_at), 0.0)
@@ -322,8 +329,8 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # The round's members wait for this node in vain: it was lost and is back, or the reply to its former
-            # arrival was lost.
+            # The member arrives anew without having left: it was lost, or the reply to its former arrival was lost.
+            # Count the member as lost, so that others do not wait for it.
             self._missed.setdefault(record.node_id, _Missed(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record

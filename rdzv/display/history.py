@@ -94,7 +94,7 @@ class Span(NamedTuple):
     """A part of a row of the timeline; a tuple, as a page may show thousands."""
 
     kind: str  # "round", "meeting" (members meet again), "lost", "left" or "closed"
-    began: float  # seconds since the beginning of the timeline
+    began: float  # seconds from the timeline's beginning to the span's
     seconds: float
     text: str
 
@@ -102,8 +102,8 @@ class Span(NamedTuple):
 def timeline(run_id: str, history: History, *, now: float | None = None) -> dict[str, Any]:
     """Return the remembered rounds as rows of spans: one row `rounds`, and a row per node in order of appearance.
 
-    Of each round, the first 64 nodes and all lost and departed nodes have a row; `note` says so. `now` is the present
-    time on the run's clock, in seconds since 1970; None ends the timeline with the last known event.
+    If a round has more than 64 members, only the first 64 and the lost and departed ones have rows, and `note` says so.
+    `now` is the time on the run's clock, in seconds since 1970; None ends the timeline with the last known event.
     """
     bands: list[tuple[Any, ...]] = []  # spans; the span of a round is followed by its number and size
     rows: dict[str, list[tuple[Any, ...]]] = {}  # spans by node id; the span of an absence is followed by its reason
@@ -127,7 +127,6 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
             bands.append(_span("meeting", began + stopped, length - stopped, f"{what}: {why}"))
         for node_id in (*chapter.node_ids, *chapter.joined_ids):
             is_back(node_id)
-        # The history names only 64 members of a round: a lost or departed node may be another one.
         ends = {node_id: stopped if one.after is None else min(one.after, length) for node_id, one in gone.items()}
         for rank, node_id in enumerate(chapter.node_ids):
             spans = rows.setdefault(node_id, [])

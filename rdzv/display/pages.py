@@ -21,7 +21,7 @@ def live_page() -> str:
 def timeline_page(shown: dict[str, Any], cost: Account) -> str:
     """Return a page with a timeline, as one file."""
     data = json.dumps({"timeline": shown, "cost": str(cost)})
-    # Escape "<": within a script element only the end tag has a meaning, which begins with it.
+    # Escape "<", so that no text in the data can end the script element.
     data = data.replace("<", "\\u003c")
     return _read("timeline.html").replace("/*TIMELINE*/", _read("timeline.js")).replace("/*DATA*/", data)
 

@@ -10,8 +10,8 @@ import threading
 import time
 from typing import Final
 
-BYTES_MOST: Final = 2**20  # of pending lines; further lines are counted and dropped
-AT_EXIT: Final = 2.0  # seconds to write the pending lines
+BYTES_MOST: Final = 2**20  # limit of the pending lines; further lines are counted and dropped
+AT_EXIT: Final = 2.0  # seconds at exit to write the pending lines
 
 
 class _Lines:
@@ -38,7 +38,7 @@ class _Lines:
                 try:
                     thread.start()
                     self._thread = thread
-                except RuntimeError:  # this user may start no more threads: write in this one
+                except RuntimeError:  # no further thread can start: write in the calling thread
                     self._write_once()
             self._changed.notify_all()
 

@@ -1,7 +1,6 @@
 """Pure: the status of a run as lines of text, and the screen of `rdzv status --watch`, which consists of such lines.
 
-The lines of `exceptions` fill at most half of the screen; the rest of these lines is counted. If the store does not
-answer, the first line of the screen says so, and the others are old. The caller wraps long lines, and cuts the screen.
+If the store does not answer, the first line of the screen says so, and the other lines are old.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import Account, RunStatus
 
-NAMED_MOST = 4  # node ids in the line of those refused for one reason
+NAMED_MOST = 4  # node ids in a line about nodes that were refused for one reason
 SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 
@@ -54,7 +53,7 @@ def summary(status: RunStatus) -> list[str]:
 
 
 def describe_health(health: Mapping[str, Any]) -> str:
-    """Return the store's answer time and its use of limits, in words."""
+    """Return the store's answer time and its use of its limits, in words."""
     figures = health["figures"]
     parts = [f"answers in {health['answers_in'] * 1000:.1f} ms"]
     for name, what in (("keys", "keys"), ("memory_bytes", "bytes of memory"), ("connections", "connections")):
@@ -140,10 +139,10 @@ class Frame:
     """The contents of a screen. Times are in seconds."""
 
     status: RunStatus  # the last status that was read
-    cost: Account | None = None  # the cost of the run at that reading
+    cost: Account | None = None  # the cost of the run when `status` was read
     read_ago: float = 0.0  # since `status` was read
     silent_for: float | None = None  # the time without an answer of the store; None if it answers
-    answers_in: float = 0.0  # the last round trip to the store
+    answers_in: float = 0.0  # the duration of the last round trip to the store
 
 
 def draw(frame: Frame, *, height: int) -> list[Line]:

@@ -120,12 +120,12 @@ class _Site:
             with self.runs.followed.listeners.listening(wakeup := Wakeup()):
                 while not self.leaving:
                     now = await self._shown(request.query.get("run", ""))
-                    # Send unchanged data, too: a page takes a silent store for lost, and a failed write ends this loop.
+                    # Write even without changes: a page takes a silent store for lost; a failed write ends this loop.
                     await response.write(message(before, now))
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))
                     if await wakeup.sleep_until(loop.time() + pause):
-                        await anyio.sleep(SPACED)  # send changes of a short time in one message
+                        await anyio.sleep(SPACED)  # combine changes that follow shortly into one message
         except ConnectionError:
             pass  # the page was closed
         finally:

@@ -1,7 +1,7 @@
 """Pure: the access rules of HTTP, as docs/operating.md lists them.
 
-If the server is on loopback, the header `Host` must name this machine. Otherwise a foreign page in a browser of this
-machine could read the answers (DNS rebinding).
+If the server is on loopback, the header `Host` must name this machine. Without this rule, a foreign page in a
+browser of this machine could read the answers (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Door:
         if self.token is None:
             return None
         kind, _, secret = headers.get("Authorization", "").partition(" ")
-        # aiohttp has decoded bytes that are not UTF-8 as surrogates.
+        # aiohttp decodes bytes that are not UTF-8 as surrogates.
         plain = secret.encode("utf-8", "surrogateescape")
         given = plain if kind.lower() == "bearer" else _password(plain) if kind.lower() == "basic" else b""
         if hmac.compare_digest(given, self.token):
@@ -58,8 +58,8 @@ class Door:
 def door_at(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, Door]:
     """Return the host on which to serve HTTP for a store on `host`, and the access rules.
 
-    HTTP is on the store's host; but on loopback if the store has a token without TLS, unless `insecure` is set: the
-    token would cross the network unencrypted.
+    HTTP is served on the store's host. But with a token and without TLS, HTTP is served only on loopback, unless
+    `insecure` is set, as the token would cross the network unencrypted.
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK

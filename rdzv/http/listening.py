@@ -2,7 +2,7 @@
 
 aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
 store's process. Here each HTTP connection is registered in the store's connection table as unauthenticated. If the
-table is full, unauthenticated connections are closed first. TLS is the store's implementation, with small buffers.
+table is full, unauthenticated connections are closed first.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-VISITOR_BYTES: Final = 16 * 1024  # the memory of a connection without a request
+VISITOR_BYTES: Final = 16 * 1024  # the memory that an idle connection counts for
 ASKS_WITHIN: Final = 10.0  # seconds for the whole first request
 ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two requests, as in aiohttp
 WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token
-BODY_BYTES_MOST: Final = 1024  # no request needs a body
-VISITORS_MOST: Final = 256  # connections to a process that serves no store
+BODY_BYTES_MOST: Final = 1024  # limit of a request's body, which no request needs
+VISITORS_MOST: Final = 256  # the most connections to a process that serves no store
 
 
 def own_table() -> ConnectionTable:
     """Return a connection table for a process that serves no store; call this in the loop that listens."""
-    most = 2 * BESIDE_SHARE * VISITORS_MOST  # HTTP gets a BESIDE_SHARE-th of the unauthenticated half
+    most = 2 * BESIDE_SHARE * VISITORS_MOST  # HTTP gets 1 / BESIDE_SHARE of the half for unauthenticated connections
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)
     table = ConnectionTable(limits, asyncio.get_running_loop().time)
     table.connections_max = VISITORS_MOST
@@ -55,8 +55,6 @@ async def health(_: web.Request) -> web.Response:
 
 @dataclass
 class _Visitors:
-    """The connections to one HTTP server, registered in a connection table."""
-
     _table: ConnectionTable
     _by_handler: dict[asyncio.BaseProtocol, _Visitor] = field(default_factory=dict)
 

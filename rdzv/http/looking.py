@@ -1,7 +1,7 @@
 """Shell: reads the runs of a store, in the store's own process, for HTTP.
 
 A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request returns
-how many keys and bytes each run has, which shows if an ended run has changed. Only the youngest ended runs are listed.
+how many keys and bytes each run has, which shows if an ended run has changed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Cli
 class _Ended:
     """A run without nodes."""
 
-    usage: Usage  # at the last read: if the usage differs now, the run has changed
+    usage: Usage  # the usage at the last read; if it differs now, the run has changed
     since: float  # the time of its first key, on the client's clock
     summary: dict[str, Any] | None = None  # the run's numbers, if they were read
 
@@ -79,8 +79,8 @@ class Runs:
         self._prefix = prefix
         self._looking = asyncio.Lock()
         self.over: dict[str, _Ended] = {}  # the runs without nodes at the last read
-        # By name, as in `FollowedRuns.changed`: the time until which an answer is reused after a change of its run, the
-        # time without one, and the answer.
+        # Maps a name (as in `FollowedRuns.changed`) to two times and an answer, which is reused until the first time if
+        # its run has changed, else until the second.
         self._answers: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)  # the runs read lately, kept current by watches
 
@@ -103,7 +103,7 @@ class Runs:
                 told, now = await look(), self._client.time()
                 self._answers = {one: known for one, known in self._answers.items() if known[1] > now}
                 pause = FRESH_FOR * (now - began)
-                # The next change is read almost at once; but after `pause` if a change has caused this reading, too.
+                # Read the next change almost at once, but if a change has caused this reading, too, only after `pause`.
                 self._answers[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 

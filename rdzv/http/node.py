@@ -1,8 +1,7 @@
 """Shell: `/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
 
-The metrics are values that the node knows without a request to the store: its round, its use of time, its loop's lag.
-
-The port is opened when the node first joins, so commands that only read a run do not open it.
+The metrics need no request to the store. The port is opened when the node first joins, so commands that only read a run
+do not open it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A kernel refuses a connection only if no process listens. So a process that wants to serve first listens, as a
 candidate, and then asks all other hosts. The process serves once each other host has refused the connection, or has
 answered that its store has ended. Two processes cannot both serve: the process that listened later reaches the other.
-Choosing the host needs no clock and no count of nodes. Silence proves nothing: a host that does not answer may still
-serve.
+Silence proves nothing: a host that does not answer may still serve.
 
 A candidate gives up if it finds a store that serves, or a candidate earlier in the list of hosts. It waits for a
 candidate later in the list, which gives up.

@@ -1,10 +1,10 @@
 """Pure: accusations: a member of a round says that another one does not respond, although its lease is live.
 
 The store does not see if nodes reach each other. But a collective that fails may name an unreachable peer. One
-accusation proves nothing: the accuser may be cut off itself. If two members accuse the same one, it is expelled, and
-its own accusations do not count. One accuser is enough if the store has lost contact with the accused, too: see
-`AccusationWatch`. If a connection closes and the peer is unknown, the accused is `SOMEBODY`: the store is asked about
-all members.
+accusation proves nothing: the accuser may be cut off itself. If two members accuse the same member, it is expelled,
+and its own accusations do not count. One accuser is enough if the store has lost contact with the accused, too: see
+`AccusationWatch`. If a connection closes and its peer is unknown, the accused is `SOMEBODY`, and the store is asked
+about all members.
 
 Accusations are keys below the nodes' prefix: the coordinator's watch delivers them in order with the nodes' records,
 and no other node receives them.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from store.messages import Event
 
 ACCUSERS: Final = 2  # this many accusers of one member are believed
-SOMEBODY: Final = ""  # the accused if its name is unknown
+SOMEBODY: Final = ""  # `Accusation.accused` if the member's name is unknown
 WHY_MOST: Final = 120  # characters of `why`
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FINISHED: Final = -1  # `BeatNote.round` of a member that has finished
 WAITS_AFTER: Final = 0.5  # seconds; shorter waits for peers are not reported
-LABEL_BYTES_MOST: Final = 64  # of `what`, as a note has at most 128 bytes
+LABEL_BYTES_MOST: Final = 64  # limit of `BeatNote.what`, as a note has at most 128 bytes
 
 
 class BeatNote(Stored, kw_only=True):
@@ -27,18 +27,18 @@ class BeatNote(Stored, kw_only=True):
     round: int
     step: int | None  # the last begun step; None before the first
     age: float  # seconds since the member began that step, or the round if `step` is None
-    first: bool = False  # the member is in its first step, in which it may compile and load, or before it
-    busy: float = 0.0  # seconds that it will still be busy; 0 if it is not
-    what: Prose = ""  # why it is busy; else the key for which it waits
+    first: bool = False  # True until the second step begins: in the first step, a member may compile
+    busy: float = 0.0  # seconds for which the member will still be busy; 0 if it is not busy
+    what: Prose = ""  # why the member is busy, or the key for which it waits; else empty
     rate: float = 0.0  # recent steps per second
-    away: bool = False  # its node has just reconnected to the store
-    waits: bool = False  # it waits for a key in the round's store
-    waited: float = 0.0  # seconds of that wait so far
+    away: bool = False  # True: the member's node has just reconnected to the store
+    waits: bool = False  # True: the member waits for a key in the round's store
+    waited: float = 0.0  # seconds for which the member has waited for the key
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One wait of a member. Each `get` of a shared store makes an instance: a class is far faster than a generator."""
+    """One wait of a member. Each `get` of a shared store makes one: a class is far faster than a generator."""
 
     beats: Beats
     what: Callable[[], str]
@@ -66,14 +66,14 @@ class Beats:
         # Called in the waiting thread when a wait in the round's store begins, unless `wait_is_watched`.
         self.on_wait: Callable[[], None] = lambda: None
         self.clock: Callable[[], float] = clock  # may be called in any thread
-        self.counts: bool = expected  # the member has reported anything, or is expected to
-        self._last: tuple[int | None, float, int] = (None, clock(), 0)  # step, time, number of beats
+        self.counts: bool = expected  # True: the member has reported progress, or is expected to
+        self._last: tuple[int | None, float, int] = (None, clock(), 0)  # last begun step, its time, number of beats
         self._busy: tuple[tuple[object, float, str], ...] = ()  # token, end, label
         self._busy_ended = -math.inf
-        self._rated: tuple[int, float] | None = None  # the step of the last note, and when it began
+        self._rated: tuple[int, float] | None = None  # the step of the last note, and when that step began
         self._rate = 0.0
         self.waits: dict[_Waiting, float] = {}  # when each current wait in the round's store began
-        self.wait_is_watched: bool = False  # the node already polls `waits`
+        self.wait_is_watched: bool = False  # True: the node already polls `waits`
 
     @property
     def step(self) -> int | None:

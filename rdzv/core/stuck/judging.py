@@ -1,18 +1,17 @@
 """Pure: the judgement which members of a round are stuck: alive, but without progress while others make some.
 
-The coordinator looks at the notes that come with keep-alives (`beats`). A member is stuck if two facts hold. First, the
-member has begun no step for `stall_timeout` (before its second step `first_step_timeout`, as it compiles and loads).
+The coordinator reads the notes that come with keep-alives (`beats`). A member is stuck if two facts hold. First, the
+member has begun no step for `stall_timeout`; before its second step, for `first_step_timeout`, as it may compile then.
 Second, others make progress: one is at a later step, or has begun a step within half of this limit, or all others wait
-in the round's store and this member does not. If no member makes progress, that is reported, and none is dropped.
+in the round's store and this member does not. If no member makes progress, no member is dropped; a report says so.
 
-A member that waits for another in a collective makes no progress either. So no member is judged in these cases, nor for
-`stall_timeout` after them:
+A member that waits for another in a collective makes no progress either. So the coordinator judges no member in these
+cases, nor for `stall_timeout` after them:
 
 - a member has said that it is busy;
 - a member or the store is disconnected, or was a moment ago: a disconnected member is judged by its lease.
 
-The age of a step is as of the member's last note; so a node sends an extra note when its member has been without a step
-for the whole limit.
+A node sends an extra note when its member has begun no step for the whole limit.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class StallRules:
     """The settings of a run for `Stalls`."""
 
     stall_timeout: float | None = None  # seconds that a member may begin no step; None: no limit
-    first_step_timeout: float | None = None  # these seconds before a member's second step; None: no limit
+    first_step_timeout: float | None = None  # the limit before a member's second step; None: no limit
     notes_every: float  # seconds between two keep-alives of a member
 
     @property
@@ -47,7 +46,7 @@ class StallRules:
         return self.stall_timeout is not None or self.first_step_timeout is not None
 
     def limit(self, *, first: bool) -> float:
-        """Return for how many seconds a member may begin no step; infinity: no limit."""
+        """Return the seconds for which a member may begin no step; infinity: no limit."""
         limit = self.first_step_timeout if first else self.stall_timeout
         return math.inf if limit is None else limit
 
@@ -79,7 +78,7 @@ class Stalls:
 
     def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:
         """Judge the live members of a round by their last notes; call this about every `every` seconds."""
-        late = now - self._looked_at > every + AWAY_AFTER  # the store was disconnected, or this is the first look
+        late = now - self._looked_at > every + AWAY_AFTER  # True after an outage of the store, and at the first look
         if round != self._round or late:
             self._round, self._excused_at = round, now
         self._looked_at = now
@@ -93,7 +92,7 @@ class Stalls:
             if self._get_on(one, others := [other for name, other in members.items() if name != node_id])
             and all(self._was_heard_since(one, other) for other in others)
         }
-        # If some stuck members wait in the round's store, only those that do not wait there are the cause.
+        # A stuck member that waits in the round's store is not the cause if another stuck member does not wait there.
         stuck = {node_id: why for node_id, why in stuck.items() if not quiet[node_id].note.waits} or stuck
         if quiet and len(quiet) == len(members) and not stuck:
             return Verdict(standstill=self._standstill(list(members.values())))

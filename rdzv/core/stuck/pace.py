@@ -1,7 +1,6 @@
 """Pure: slow or stuck members of a round, by their steps, for `rdzv status`, the metrics and the page.
 
-A member is shown as stuck by the coordinator's rule (`rdzv.core.stuck.judging`), but after half of `stall_timeout`,
-before the coordinator drops it. The computation takes one pass, as displays call it often.
+A member is shown as stuck by the coordinator's rule (`rdzv.core.stuck.judging`), but after half of `stall_timeout`.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ NODE_STATES: Final = (
 """The states of a node in words, the most urgent first."""
 
 SHOWN_PART: Final = 0.5  # a member is shown as stuck after this part of `stall_timeout`
-# If `stall_timeout` is unset, a member is shown as stuck after these seconds, or the time of these steps if longer.
+# Without `stall_timeout`, a member is shown as stuck after these seconds, or after the time of these steps if longer.
 STUCK_AFTER: Final = 30.0
 STUCK_STEPS: Final = 10
 SLOW_PART: Final = 0.8  # a member with less than this part of the median rate is slow
 BEHIND: Final = 10.0  # a member is also slow if it is behind by more steps than the median rate makes in these seconds
-BEHIND_STEPS: Final = 3  # a member behind by at most these steps is not slow: notes are not of one moment
+BEHIND_STEPS: Final = 3  # a member behind by at most these steps is not slow, as notes are of different moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class StepOf:
     age: float  # seconds since that step began
     report_age: float = 0.0  # seconds since its last note was received
     rate: float  # recent steps per second
-    busy: str = ""  # why it is busy, as it said; empty if it is not
+    busy: str = ""  # why the member is busy, in its words; empty if it is not busy
     waits: bool = False  # see `BeatNote`
     away: bool = False  # see `BeatNote`
     first: bool = False  # see `BeatNote`

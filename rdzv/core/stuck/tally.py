@@ -1,8 +1,9 @@
 """Pure: counters that a run's launchers, or its `rounds()`, share in one record in the store.
 
 A restart counts for the run, whichever node's process failed: else `--max-restarts 3` on a hundred nodes would allow
-three hundred. A round without progress also counts once for the run: the round ended by a failure or a loss, no process
-wrote the checkpoint file in it, and no process reported more than one step.
+three hundred restarts. A round is fruitless, and counts once, if it ended by a failure or a loss, no process wrote the
+checkpoint file in it, and no process reported more than one step. Rounds that end by announced changes (newcomers, a
+drain, a resize) do not count.
 
 The record outlives the run's last node by half a minute.
 """
@@ -18,7 +19,7 @@ class Tally(Stored, kw_only=True):
     called = "the tally of the run"
 
     restarts: int = 0
-    fruitless: int = 0  # rounds without progress, in a row
+    fruitless: int = 0  # the number of fruitless rounds in a row
     round: int = -1  # the last round that was counted
 
     @classmethod
@@ -27,11 +28,11 @@ class Tally(Stored, kw_only=True):
         return (cls.unpack_at("tally", value) if value else None) or cls()
 
     def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:
-        """Return the tally after a round of one node has ended.
+        """Return the tally after a node's part in a round has ended.
 
         `round` counts once, although several nodes report it. `restart`: a process of this node failed by itself.
-        `failed`: the round ended by a failure or a loss. `achieved`: a process of this node wrote a checkpoint in it,
-        or finished a step.
+        `failed`: the round ended by a failure or a loss. `achieved`: a process of this node wrote a checkpoint
+        in this round, or finished a step.
         """
         fruitless = self.fruitless
         if achieved:
