@@ -55,7 +55,7 @@ class LeaseTerms(TypedDict, total=False):
     Attributes:
         disconnect_ttl: The longest that the lease may last after its connection has ended.
         gone_ttl: The longest that the lease may last after all connections of its process have closed without a
-            goodbye. Default: 0.1 for `grant` with `disconnect_ttl`, else off.
+            goodbye; by default 0.1 for `grant` with `disconnect_ttl`, else off.
         timeout: The time for the grant.
     """
 
@@ -255,8 +255,8 @@ class Calls(ABC):
     ) -> messages.TransactionResult:
         """Do `then` if all conditions hold, else `otherwise`, at one revision.
 
-        `grants` are leases with random ids, chosen by the caller, of at least `CHOSEN_LEASE_LEAST`. Each is granted if
-        a key is put on it, and it does not exist yet.
+        `grants` are leases with random ids, chosen by the caller, of at least `CHOSEN_LEASE_LEAST`. A lease is granted
+        if a key is put on it, and the lease does not exist yet.
         """
         request = messages.Transact(
             when=tuple(when), then=tuple(then), otherwise=tuple(otherwise), grants=tuple(grants)
@@ -421,7 +421,7 @@ class Block(contextlib.AbstractContextManager[T]):
 
 
 class AtOnce(Calls):
-    """Makes `Calls` of a blocking store; the coroutines never wait."""
+    """Offers a blocking store as `Calls`; the coroutines never wait."""
 
     def __init__(self, store: BlockingCalls) -> None:
         self.blocking = store

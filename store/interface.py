@@ -2,7 +2,7 @@
 
 A store on another system (an etcd cluster, a fake in tests) implements `call` and `watch` and inherits the rest.
 
-Every call takes `timeout=` in seconds. The default is the client's own, and none for `wait`. Write calls take `when=`,
+Every call takes `timeout=` in seconds; the default is the client's own, but none for `wait`. Write calls take `when=`,
 conditions made by `store.when`; if one is false, nothing is written.
 
 An etcd cluster promises less (docs/promises.md, docs/operating.md), and differs:
@@ -100,7 +100,7 @@ class Store(Calls):
     _keeping: Keeping | None = None
 
     def check_usable(self) -> None:
-        """Raise the client's fatal error, `UsedAfterFork`, or `StoreUsageError` in another event loop."""
+        """Raise an error if the client has failed, was made before a `fork()`, or is of another event loop."""
         check_made_here(self._made_in, self.name)
         check_loop(getattr(self, "_loop", None), self.name)
         if self._failed is not None:
@@ -140,7 +140,7 @@ class Store(Calls):
 
         Args:
             prefix: A prefix of the keys; a key is a prefix of itself.
-            start_revision: The first revision to report. Default: everything after the watch was opened.
+            start_revision: The first revision to report; by default the next one after the watch was opened.
             snapshot: Begin with the present entries as `put` events, then `synced`. If changes are lost over a long
                 disconnection, a `reset` and a new snapshot follow.
         """

@@ -64,7 +64,7 @@ class Belief:
         return min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
 
     def note_cut(self, cut_at: float) -> None:
-        """Note that a connection ended at `cut_at`; at infinity, no server runs, and no lease ends early."""
+        """Note that a connection ended at `cut_at`; if it is infinite, no server runs, and no lease ends early."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
     def renewed(self, sent_at: float, *, cut_before: float) -> None:
@@ -475,7 +475,7 @@ class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):
     ) -> None:
         lost = self.lost  # read before `left` is set: afterwards no loss is noted
         self._keeper.left.set()
-        if self._made_in is process_identity():  # in a forked child, the thread does not exist
+        if self._made_in is process_identity():  # this process has the thread; a forked child has not
             self._keeper.over.wait(_release_within(kind))
         if kind is None:
             _check(self.id, lost)

@@ -21,8 +21,7 @@ def _limit(default: float, help: str, *, past: str, used: str | None = None) -> 
 class Limits:
     """The limits of a server, in bytes, counts or seconds.
 
-    docs/limits.md has the meaning of each and the effect past it. The constants of the class are the same for every
-    server.
+    docs/limits.md has the meaning of each and the effect past it.
     """
 
     frame_bytes_max: int = _limit(
@@ -148,5 +147,5 @@ def is_loopback(address: str) -> bool:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address == "localhost"
-    mapped = getattr(ip, "ipv4_mapped", None)  # a socket on "::" sees IPv4 clients so
+    mapped = getattr(ip, "ipv4_mapped", None)  # a socket on "::" sees an IPv4 client by a mapped address
     return (mapped or ip).is_loopback

@@ -189,8 +189,8 @@ class Added(Response, code=69, kw_only=True):
 class TransactionResult(Response, code=70):
     """The executed branch of a transaction, and one result per operation, in order.
 
-    `Put`: the revision. `Get`: an `Entry` or None. `Delete`: whether the key existed. `Add`: the sum. `Append`: the
-    length. `Create`: the revision, or the existing `Entry`.
+    The result of a `Put` is the revision; of a `Get`, an `Entry` or None; of a `Delete`, whether the key existed; of an
+    `Add`, the sum; of an `Append`, the length; of a `Create`, the revision, or the existing `Entry`.
     """
 
     succeeded: bool
@@ -236,7 +236,7 @@ class Figures(Response, code=76, kw_only=True):
 
 
 class KeyGroup(Record, kw_only=True):
-    """The keys that begin with `name`; `age` is seconds since the first was made, or the server's start."""
+    """The keys that begin with `name`; `age`: seconds since the group's first key, or the server's start."""
 
     name: str
     keys: int
@@ -260,7 +260,7 @@ class Note(Record, kw_only=True):
 
 
 class DeletedOlder(Response, code=81, kw_only=True):
-    """How many keys were deleted, up to which revision of their last change, and the key to continue after, or ""."""
+    """The number of deleted keys, the limit of their mod_revision, and the key to continue after ("" at the end)."""
 
     count: int
     revision: int
@@ -339,7 +339,7 @@ class Delete(Request[Counted], code=3):
 
 
 class Add(Request[Added], code=4):
-    """Add to the decimal number of a key. A missing key counts from 0, on `lease`; others keep their lease."""
+    """Add to a key's decimal number. A missing key counts from 0 and is put on `lease`; others keep their lease."""
 
     key: str
     amount: int
@@ -436,8 +436,8 @@ class Grant(Request[Granted], code=14, kw_only=True):
     """Grant a lease of `ttl` seconds.
 
     With `disconnect_ttl` the lease lapses at most that many seconds after the connection that last renewed it has
-    closed, unless another connection renews it. With `gone_ttl` it lapses at most that many seconds after the last
-    connection of its process has closed, if the process seems dead and does not reconnect.
+    closed, unless another connection renews it. With `gone_ttl` the lease lapses at most that many seconds after the
+    last connection of its process has closed, if the process seems dead and does not reconnect.
     """
 
     ttl: float
@@ -465,14 +465,14 @@ Guardable = Operation | GetMany | List | Count | DeletePrefix | DeleteOlder | Co
 
 
 class Guarded(Request[R_co], code=13):
-    """Do `request` if all of `when` hold, else fail with `CONDITION`. A `Wait` fails once a condition is false."""
+    """Do `request` if all conditions in `when` hold, else fail; a guarded `Wait` fails once a condition is false."""
 
     when: tuple[Condition, ...]
     request: Annotated[Request[R_co], Guardable]
 
 
 class KeepAlive(Request[Granted], code=15, kw_only=True):
-    """Renew a lease, and tie it to this connection. A `note` replaces the earlier one: see `ListNotes`."""
+    """Renew a lease, and tie it to this connection. `note` replaces the note of the last renewal."""
 
     lease: int
     note: bytes = b""

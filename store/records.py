@@ -13,7 +13,7 @@ not mix their kinds in `==`, sets or keys.
 
 - A type accepts its own values, and converts those of subclasses; but `bool` is no `int`.
 - `float` also takes an `int`, `bytes` any buffer, and `tuple[X, ...]` a list.
-- A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if there is one. A `Literal` is any text.
+- A member of an `IntEnum` is its number; an unknown number becomes `OTHER`, if it exists. A `Literal` takes any text.
 - A member of a `StrEnum` is its word; its `_missing_` converts unknown words.
 - The code selects the record of a union. `Annotated[X, Y]` is X to type checkers, and takes Y; `Annotated[str,
   TextAs(f)]` takes a text, which becomes f(text).
@@ -60,7 +60,7 @@ class Unfit(ValueError):
 
 
 class UnknownWord(Unfit):
-    """The number of a request or condition of a later release."""
+    """A number or a word that only a later release knows."""
 
 
 class _NotOf(Unfit):
@@ -68,7 +68,7 @@ class _NotOf(Unfit):
 
 
 def shown(value: object) -> str:
-    """Return a value for errors and logs, shortened: a value may be megabytes long, or deeply nested."""
+    """Return a value for errors and logs, shortened: it may be megabytes long, or deeply nested."""
     if isinstance(value, str | bytes):
         return repr(value) if len(value) <= 40 else f"{value[:40]!r}..."
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 128):

@@ -1,6 +1,6 @@
 """Conditions as Python expressions: `when.mod_revision(key) == 7`, `when.exists(key)`.
 
-`!=` is refused: Python would turn it into False, and the transaction would lack its condition.
+A term rejects `!=`, which Python would turn into a bool: the transaction would lack its condition.
 """
 
 from __future__ import annotations

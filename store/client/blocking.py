@@ -158,7 +158,7 @@ class Client(interface.BlockingStore):
         now = time.monotonic()
         for lease, ttl in granted.items():
             channel.leases[lease] = now + ttl
-            if len(channel.leases).bit_count() == 1:  # drop expired leases each time the number doubles
+            if len(channel.leases).bit_count() == 1:  # drop expired leases each time their number has doubled
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
     def _give_back(self, now: float) -> None:
@@ -272,7 +272,7 @@ class Watch(interface.BlockingWatch):
         if isinstance(pushed, Pong):
             # Before a pong, the server sends every event up to the pong's revision.
             self._cursor.nothing_before(pushed.revision)
-        elif pushed.request_id == self._id:  # not of an earlier opening of the watch
+        elif pushed.request_id == self._id:  # the message is not of an earlier opening of the watch
             if isinstance(pushed, Events):
                 self._batch = pushed.events
             else:

@@ -212,7 +212,7 @@ class Channel:
         now = time.monotonic()
         if now >= deadline:
             raise _Expired
-        # Pause also after a short connection: a server may close each connection soon after its welcome.
+        # Pause also if the last connection ended early: a server may close each one soon after its welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
             pause = self._patience.pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:
@@ -313,7 +313,7 @@ class Channel:
             raise self._refusal(error) from None
 
     def _refusal(self, error: StoreError) -> BaseException:
-        for each in (error, error.__cause__):  # the error of a signal's handler in the decoder is a cause
+        for each in (error, error.__cause__):  # if a signal's handler raised, its error is the decoder error's cause
             if each is not None and raised_by_handler(each):
                 return each
         if self.connection.may_retry(error):
@@ -323,7 +323,7 @@ class Channel:
     def _read(self, deadline: float) -> bytes:
         assert self.sock is not None
         now = time.monotonic()
-        pulse: Pulse | None = None  # made only if needed: most answers come soon
+        pulse: Pulse | None = None  # measures silence; not made if the answer comes soon
         while True:
             if now >= deadline:
                 raise _Expired
@@ -358,7 +358,7 @@ class Channel:
         say, _ = pulse.look(now, line)
         if say is Say.PING:
             pulse.expect(now)
-            if not line.unsent_bytes:  # else they serve as a ping: the peer's system must acknowledge them
+            if not line.unsent_bytes:  # unacknowledged bytes are a ping themselves: the peer's system must answer
                 self._tell(Ping())
         elif say is Say.SEEK:
             if line.welcomed:
@@ -433,7 +433,7 @@ class Channel:
     def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
         if self.sock is None:
-            # Without a connection the request gets no reply. Forget it, or later replies cannot be acknowledged.
+            # Forget the request, which gets no reply: it would block the acknowledgement of later replies.
             self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
@@ -478,7 +478,7 @@ class Channel:
 
     def interrupt(self) -> None:
         """End a blocked read, from another thread."""
-        sock = self.sock  # the channel's own thread may set the attribute to None
+        sock = self.sock  # another thread may set the attribute to None
         if sock is not None:
             with contextlib.suppress(OSError):
                 # Not `SSLSocket.shutdown`, after which reads would return encrypted bytes.

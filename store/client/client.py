@@ -152,7 +152,7 @@ class Watch(interface.Watch):
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, timeout: float | None) -> None:
-        """Ask the server to open the watch. Events of the watch may arrive before the answer."""
+        """Ask the server to open the watch."""
         request, reset = self._cursor.opening()
         if reset is not None:
             self._push([reset])
@@ -186,7 +186,7 @@ class Client(Reconnecting):
     """The client of a store, as `async with store.connect(url) as client`; it reconnects by itself.
 
     `name` is the address, for messages. `token` may be a function, called for each connection. `connect_timeout`
-    defaults to `timeout`, and log lines call it by its `timeout_name`. Tests set `process` to simulate more processes.
+    defaults to `timeout`, and log lines call it by its `timeout_name`.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Client(Reconnecting):
         self._out: list[bytes] = []
         self._flushing = False
         self._written = 0  # bytes sent on this connection
-        self._large: dict[int, int] = {}  # for each request above `LARGE`, by id: `_written` at its end
+        self._large: dict[int, int] = {}  # by id of each request above `LARGE`: the bytes sent up to its end
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -233,7 +233,7 @@ class Client(Reconnecting):
         await self._stop()
 
     def fail(self, error: StoreError) -> None:
-        """See `Store.fail`; if called again, the first error counts."""
+        """See `Store.fail`; the first error counts."""
         if self._failed is not None:
             return
         self._failed = error

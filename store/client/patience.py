@@ -4,8 +4,8 @@ TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so an old connection may stay si
 healed, or for ever behind a firewall that has forgotten it. So the client tries a fresh connection after a second of
 silence (promise R8).
 
-If the server is silent, but its system acknowledges all data, the server is busy, or a proxy has lost it. For such a
-server the client waits longer.
+If the server is silent, but its system acknowledges all data, the server is busy, or a proxy has lost it. For a
+busy server the client waits longer.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-BACKOFF_FIRST = 0.1  # seconds; the limit of the first pause between attempts to connect, doubled after each
+BACKOFF_FIRST = 0.1  # seconds; the limit of the first pause between attempts to connect, doubled after each one
 BACKOFF_MOST = 2.0  # seconds; the limit of all pauses, which are drawn between 0 and their limit
 LASTED = 0.25  # seconds; after losing a connection that lasted longer, reconnect without a pause
-SOON = 1.0  # seconds after losing a connection in which pauses are short: leases may expire early (S5)
+SOON = 1.0  # seconds of short pauses after a connection's loss: leases may expire early (S5)
 BACKOFF_SOON = 0.25  # seconds; the limit of a pause in the first `SOON` seconds
 BACKOFF_RECENT = 0.5  # seconds; the limit in the first `RECENT` seconds, and always if the client keeps a lease
-RECENT = 30.0  # seconds after losing a connection in which the store may be restarting
+RECENT = 30.0  # seconds after a connection's loss for which the store may be restarting
 
-HEARTBEAT = 5.0  # seconds before an idle connection is pinged, and until it is closed without an answer
+HEARTBEAT = 5.0  # seconds until an idle connection is pinged, and then until it is closed without an answer
 SILENCE = 1.0  # seconds without an answer before a fresh connection is tried
 SILENCE_MOST = 5.0  # seconds; the limit of `SILENCE`, which doubles with each fresh connection without an answer
 BUSY_FACTOR = 10.0  # a server whose system acknowledges all data may be silent for this multiple of `SILENCE`
@@ -108,7 +108,7 @@ class Patience:
         return min((remaining() for remaining in self._leases), default=math.inf)
 
     def _within_leases(self, longest: float, share: float) -> float:
-        """Return `longest`, or less: `share` of the leases' remaining time, but at least `ROUND_TRIPS` round trips."""
+        """Return `longest` or, if less, `share` of the leases' remaining time; at least `ROUND_TRIPS` round trips."""
         return max(min(longest, max(self._until_first_lapse() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
 
     def _slowness(self, now: float) -> float:

@@ -1,7 +1,7 @@
 """Pure: judges if a connection still works, by the server's silence; for awaited and blocking clients.
 
-When half of `Patience.silence` has passed without an answer, the client pings the server. When all of it has passed,
-the client opens a fresh connection, and uses it or the silent one, whichever gets bytes first. If the peer's system
+When half of `Patience.silence` has passed without an answer, the client pings the server. After `Patience.silence`, the
+client opens a fresh connection, and uses it or the silent one, whichever gets bytes first. If the peer's system
 acknowledges further bytes, the silence starts anew. Time in which this process was busy does not count as silence.
 """
 
@@ -42,7 +42,7 @@ class Line(NamedTuple):
 
 
 class Pulse:
-    """Measures how long a server is silent, by the caller's clock: since `asked_at`; None if no answer is due."""
+    """Measures how long a server is silent. `asked_at` is when the silence began; None if no answer is due."""
 
     def __init__(self, patience: Patience, now: float) -> None:
         self._patience = patience

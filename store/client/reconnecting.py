@@ -48,7 +48,7 @@ class Link(asyncio.Protocol):
         self.spoken: asyncio.Future[bool] = self._loop.create_future()
         self.over: bool = False
         self.turn: asyncio.Event = asyncio.Event()  # set once the connection has ended, or the server is silent
-        self.search: anyio.CancelScope | None = None  # of the search for a fresh connection; None if there is none
+        self.search: anyio.CancelScope | None = None  # cancels the search for another connection; None without a search
         self.farewell: str = ""
         self._error: Exception | None = None
         self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
@@ -372,7 +372,7 @@ class Reconnecting(interface.Store):
         return None
 
     async def _converse(self, link: Link) -> tuple[bool, Link | None]:
-        """Use a connection to its end. Return if the server welcomed it, and a connection that replaces it, or None."""
+        """Use `link` to its end. Return True if the server welcomed `link`, and the link that replaces it, or None."""
         self._link = link
         self._connection.connected(nonce=secrets.token_bytes(16))
         successor: Link | None = None

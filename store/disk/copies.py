@@ -83,7 +83,7 @@ def back_up(directory: Path, target: Path) -> Report:
 
 
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
-    """Create a store from a copy, or raise `StoreUsageError`. Sessions go: their clients know the old identity."""
+    """Create a store from a copy, or raise `StoreUsageError`. Sessions go: no client can resume them in a new store."""
     with reporting(source):
         if not source.is_file():
             raise StoreUsageError(f"{source} is no file: name one that rdzv backup has made")

@@ -66,7 +66,7 @@ def reason(error: Exception, path: Path) -> str:
 
 @contextlib.contextmanager
 def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
-    """Replace an error of a store's file, or of the copy `written`, by one with file, reason and remedy."""
+    """Replace an error of a store's file, or of the copy `written`, by an error with file, reason and remedy."""
     try:
         yield
     except StoreUsageError:
@@ -81,7 +81,7 @@ def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
 
 
 def _is_damage(error: Exception) -> bool:
-    if isinstance(error, sqlite3.Error):  # without a code, it counts as damage
+    if isinstance(error, sqlite3.Error):  # an error without a code counts as damage
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
         return code & 0xFF in DAMAGE
     return not isinstance(error, OSError | MemoryError)

@@ -78,7 +78,7 @@ def take_lock(directory: Path) -> IO[str]:
             f"data_dir {directory} is in use by another server (process {process}): stop that one, or use another "
             f"directory"
         ) from None
-    except OSError as error:  # for example, of a network file system without locks
+    except OSError as error:  # for example, a network file system has no locks
         file.close()
         raise StoreUsageError(f"data_dir {directory} cannot be locked: {in_words(error)}") from error
     return file
@@ -171,8 +171,8 @@ def warn_if_open_to_others(directory: Path) -> None:
 class Mark:
     """The file with the number of the last group of changes that is durable.
 
-    SQLite cannot tell a damaged or missing end of its log from an end that was never written. The mark shows such
-    damage, and that the store is an old copy. The mark is written after a group is durable and before the group is
+    SQLite cannot tell a damaged or missing end of its log from an end that was never written. The mark shows if
+    the end is damaged, or the store is an old copy. The mark is written after a group is durable, and before it is
     acknowledged. The mark is not synced, which would take as long as for the group: it may be older after a power loss.
     """
 
@@ -195,7 +195,7 @@ class Mark:
         return None
 
     def refuse_to_found(self, path: Path) -> None:
-        """Raise `StoreUsageError` if there is a mark: it is of a store whose database was deleted."""
+        """Raise `StoreUsageError` if there is a mark: the database that it belongs to was deleted."""
         if (marked := self.read()) is not None:
             raise StoreUsageError(
                 f"{path} is gone, and {self._path} says that it held write {marked[1]} of store {marked[0]}: put it "
@@ -204,7 +204,7 @@ class Mark:
             )
 
     def write(self, store_id: str, number: int) -> None:
-        """Write that a group is durable; ignore errors, as an older mark does no harm."""
+        """Write the number of a durable group; ignore errors, as an older number does no harm."""
         text = f"{store_id} {number}"
         line = f"{text} {zlib.crc32(text.encode()):08x}\n".encode().rjust(64)
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
 """A store as rows of SQLite: the tables, the rows of a group of changes, and a whole store read back (S3).
 
-SQLite has no checksums outside its write-ahead log, so the last column of each row is the CRC-32 of the others. It
-shows damage, but not forgery.
+SQLite has no checksums outside its write-ahead log, so the last column of each row is the CRC-32 of the others. The
+checksum shows damage, but not forgery.
 
 `FORMAT` is the version of the layouts: of the tables, and of the events and replies in them (encoded as on the wire). A
-release that changes a layout increases `FORMAT`, and adds a function to `MIGRATIONS`. A test notes each layout.
+release that changes a layout increases `FORMAT`, and adds a function to `MIGRATIONS`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Shell: verifies that a data directory holds a whole store of a known format, without lost changes.
 
-A store of an older format is migrated (promise S12) in one transaction. After that, only a backup allows a return
-to the older release.
+A store of an older format is migrated (promise S12) in one transaction. After a migration, only a backup allows a
+return to the older release.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def open_to_read(path: Path) -> sqlite3.Connection:
 
 
 def verify(directory: Path, *, served: bool = False) -> int:
-    """Return a store's format; raise if the store is damaged or has lost changes. If `served`, ignore its log."""
+    """Return a store's format; raise if it is damaged or has lost changes. A `served` store's log is not checked."""
     path = directory / FILE
     marked = Mark(directory).read()  # read the mark before the database: a server may write both meanwhile
     with contextlib.closing(open_to_read(path)) as database:
@@ -89,7 +89,7 @@ def carry_over(path: Path, found: int) -> None:
         database.executescript("PRAGMA synchronous=FULL; PRAGMA fullfsync=ON; BEGIN EXCLUSIVE;")
         for step in range(found, rows.FORMAT):
             rows.MIGRATIONS[step](database)
-        rows.load(database)  # raises if the migrated store is inconsistent; closing then rolls back
+        rows.load(database)  # raises if the migrated store is inconsistent; closing the database then rolls back
         database.execute(f"PRAGMA user_version={rows.FORMAT}")
         database.execute("COMMIT")
     log.warning("%s was carried over from format %d to %d", path, found, rows.FORMAT)

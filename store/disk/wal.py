@@ -4,7 +4,7 @@ SQLite reads its log up to the first damaged frame, and ignores the rest, as if 
 `synchronous=FULL`, frames are written only after the previous transaction is on the disk. So a valid frame after a
 commit that SQLite does not read proves that the commit was durable, and was damaged later.
 
-The log's layout is described at https://sqlite.org/walformat.html. Frames with other salts than the log's header are
+The log's layout: https://sqlite.org/walformat.html. Frames with other salts than the log's header are
 from before the log's restart; frames with other checksums are from a rolled-back transaction.
 """
 

@@ -36,7 +36,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Parse the URL of a store; raise `StoreUsageError` if it is none."""
+        """Parse the URL of a store; raise `StoreUsageError` if it is not one."""
         try:
             url.encode()  # raises for surrogates
             parts = urlsplit(url)

@@ -108,7 +108,7 @@ WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, wri
 
 
 def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
-    """Return the error for a connection closed before the server's first bytes; `met`: it has answered earlier."""
+    """Return the error if a connection was closed before any bytes came; `met`: the server has answered earlier."""
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
     return ConnectionResetError() if met else HungUp(WITHOUT_A_WORD)

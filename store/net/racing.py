@@ -46,7 +46,7 @@ Resolved = tuple[int, int, int, str, Any]
 
 
 class Addresses:
-    """The addresses of one host; `literal` if it is an IP address itself. Safe to use from several threads."""
+    """The addresses of one host; `literal` if it is an IP address. Safe to use from several threads."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
@@ -87,7 +87,7 @@ class Addresses:
         return f" ({self.host} is {', '.join(found[:TOLD_MOST])}{more} here)"
 
     def resolve(self, within: float = math.inf) -> list[Resolved] | None:
-        """Return the addresses in the order to try; None if none has worked and a lookup takes over a second: retry."""
+        """Return the addresses in the order to try; None if no address has worked yet and the lookup is slow: retry."""
         if not self.literal and time.monotonic() >= self._holds_until:
             looking, wait = self._looking, not self._has_worked
             if looking is None or not looking.is_alive():  # only one lookup runs at a time: it may take minutes

@@ -43,9 +43,9 @@ OPTIONS += [
 
 Sockets: TypeAlias = "Sequence[socket.socket]"
 
-# The registered sockets, by owner: asyncio's socket objects themselves allow no weak references.
+# The registered sockets, by owner: asyncio's socket objects allow no weak references.
 _owned: weakref.WeakKeyDictionary[object, tuple[Any, ...]] = weakref.WeakKeyDictionary()
-CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})  # packages with errors of their own
+CALLED = frozenset({"store", "socket", "ssl", "msgpack", "asyncio", "uvloop"})
 
 
 def raised_by_handler(error: BaseException | None) -> bool:

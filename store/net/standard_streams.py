@@ -1,7 +1,7 @@
 """Shell: opens the standard streams that a process was started without, for example by `2>&-`.
 
-Otherwise a socket may get the number of a closed stream. A peer would get what the process writes to standard error,
-and libuv aborts the process when it closes a socket with the number 0, 1 or 2.
+If standard error stays closed, a socket gets its number, and a peer gets what the process writes to standard error.
+Libuv aborts the process when it closes a socket with the number 0, 1 or 2.
 """
 
 from __future__ import annotations

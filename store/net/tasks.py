@@ -34,7 +34,7 @@ async def together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     """Run coroutines concurrently, each to its end; return their results, or raise the first error.
 
     `asyncio.gather` may raise a new `CancelledError`, without the message by which an anyio scope recognizes its own.
-    Such an error reaches the scopes around the cancelled one, too.
+    An error without this message reaches the scopes around the cancelled one, too.
     """
     tasks = [asyncio.create_task(one) for one in work]
     try:

@@ -1,8 +1,8 @@
 """Shell: event loops in threads, uvloop's if installed.
 
 The threads are daemons, so that a process can end. An event loop that runs while Python finalizes may crash (seen with
-uvloop). So an `atexit` function stops the remaining loops and joins their threads, within `END_WITHIN` seconds. Before,
-Python has joined all threads that are not daemons, which may use these loops.
+uvloop). So an `atexit` function stops the remaining loops and joins their threads, within `END_WITHIN` seconds. Python
+joins other threads, which may use the loops, before it calls `atexit` functions.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ LOOK = 0.5  # seconds; a main thread that waits for another handles a signal aft
 class Flag:
     """An event for threads and event loops which an exception of a signal's handler cannot break.
 
-    The threads that wait for a `threading.Event` or a future share a lock with the thread that sets it. A handler's
-    exception just after it was acquired leaves that lock locked. Each waiter of a `Flag` has a lock of its own.
+    The threads that wait for a `threading.Event` or a future share a lock with the thread that sets it. If a
+    handler raises just after a thread has acquired such a lock, it stays locked. Each waiter of a `Flag` has its own.
     """
 
     __slots__ = ("_is_set", "_waiting")
@@ -221,7 +221,7 @@ class LoopThread:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         finally:
-            # Remove the entry, which would keep the thread and its loop in memory: 300 kB.
+            # Remove the `_running` entry: it would keep the thread and its loop in memory (300 kB).
             _running.pop(self._thread, None)
             for call in tuple(self._calls):
                 call.abandon()

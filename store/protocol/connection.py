@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     Secret: TypeAlias = bytes | Callable[[], bytes | None] | None
 
-FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # the limit of a client's frames until a first welcome has the server's
+FRAME_BYTES_AT_FIRST = Limits().frame_bytes_max  # the limit of a client's frames until a welcome tells the server's
 
 LIMITS_TOLD = ("operations_max", "writes_max", "session_replies_max", "lease_ttl_max")
 """The limits that a client applies itself, from the welcome."""
@@ -47,7 +47,7 @@ def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
     parts = (
         role.encode(),
         b"%d" % hello.version,
-        b"%d-%d" % (greeting.version_min, greeting.version_max),  # or an attacker could force an old version
+        b"%d-%d" % (greeting.version_min, greeting.version_max),  # an attacker could otherwise force an old version
         greeting.store_id.encode(),
         greeting.nonce,
         hello.nonce,
@@ -101,8 +101,7 @@ class ServerConnection:
     def receive(self, data: bytes | memoryview) -> Iterator[Hello | Bye | tuple[int, int, Request[Any]] | None]:
         """Yield the client's messages. After a `Hello` the caller calls `welcome` before the next item.
 
-        A None among them is a pause in decoding a large request: the caller serves other peers meanwhile. After
-        `ProtocolError` or `AuthenticationError` the caller closes the connection.
+        None marks a pause in decoding a large request: the caller serves other peers meanwhile.
         """
         for body in self._reader.feed(data):
             if self._hello is None:
@@ -252,7 +251,7 @@ class ClientConnection:
                 self._note_revision(whole.response)
                 yield whole
             elif isinstance(item, Events):
-                if item.events:  # no events: this release knows none of them
+                if item.events:  # ignore events of kinds that this release does not know
                     self.seen_revision = max(self.seen_revision, item.events[-1].revision)
                     yield item
             elif isinstance(item, Sorry):

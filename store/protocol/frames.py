@@ -36,7 +36,7 @@ class FrameReader:
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[memoryview]:
         """Take bytes, and yield the complete bodies, which are valid until the next call.
 
-        The caller exhausts the iterator before its next call. Raise `ProtocolError` if a frame is longer than allowed.
+        The caller exhausts the iterator before it calls `feed` again. Raise `ProtocolError` if a frame is too long.
         """
         if self._held:
             self._held += data
@@ -70,7 +70,7 @@ def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
 
 
 def frame(body: bytes, bytes_max: int | None = None) -> bytes:
-    """Return a body as a frame; `LimitExceeded` if it is longer than `bytes_max`: its peer would disconnect."""
+    """Return a body as a frame; `LimitExceeded` if it is longer than `bytes_max`: the peer would disconnect."""
     size = len(body)
     if bytes_max is not None and size > bytes_max:
         raise LimitExceeded(

@@ -32,7 +32,7 @@ LAGGED = 125
 PUSHES = range(100, 125)  # codes reserved for pushes of later releases
 EVENT_KINDS = frozenset(get_args(EventKind))
 _HEAD = struct.Struct(">IBBQ")  # the start of a response's frame: its length, array of 2, request id of 64 bits
-_EVENTS_HEAD = struct.Struct(">IBBQBB")  # of events: length, array of 2, watch id, array of 2, EVENTS
+_EVENTS_HEAD = struct.Struct(">IBBQBB")  # for events: length, array of 2, watch id, array of 2, EVENTS
 HANDSHAKE_BYTES_MAX = 4096  # the largest frame before the welcome
 NUMBER_MAX = 2**63 - 1  # the largest request id: SQLite's largest integer
 OPENING_ELEMENTS_MAX = 512  # the most elements of a hello or greeting, also in later versions
@@ -57,8 +57,8 @@ def _pack(fields: object) -> bytes:
     except IndexError:
         packer = msgpack.Packer()
     packed: bytes = packer.pack(fields)
-    if len(packed) <= PACKER_BYTES:  # do not reuse a packer whose buffer has grown
-        _idle_packers.append(packer)  # not after an error, which may leave part of an array in it
+    if len(packed) <= PACKER_BYTES:  # reuse the packer only if its buffer has not grown
+        _idle_packers.append(packer)  # not reached after an error, which may leave a part in the packer
     return packed
 
 
@@ -219,7 +219,7 @@ def encode_request(request_id: int, acknowledged: int, request: Request[Any], *,
     checked_request = checked(request)
     try:
         return frame(_pack((request_id, acknowledged, checked_request)), bytes_max)
-    except (TypeError, ValueError, OverflowError, BufferError) as error:  # of an int of 65 bits, half a surrogate pair
+    except (TypeError, ValueError, OverflowError, BufferError) as error:  # an int of 65 bits, half a surrogate pair
         raise StoreUsageError(f"{type(request).__name__} cannot be sent: {error}") from None
 
 
