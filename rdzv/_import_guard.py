@@ -1,8 +1,8 @@
 """Checks, at import, that the package `store` is this project's, and complete.
 
 Many scripts have a file `store.py` beside them. A PyPI distribution called `store` overwrites `store/__init__.py` with
-an empty file, and removes the file when it is uninstalled. Without this check, the error would only say that a name
-cannot be imported. The check reads a foreign `store`, and never runs it.
+an empty file, and removes the file when it is uninstalled. The check reads a foreign `store`, and
+never runs it.
 """
 
 from __future__ import annotations

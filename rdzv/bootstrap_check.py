@@ -1,12 +1,12 @@
 """Shell: checks, before a round is returned to callers, that all members reach rank 0 at its promised address.
 
 Members agree on a round over the store, which proves nothing about the network between them. Behind a firewall, or with
-a wrong address, all may reach the store and none rank 0, and the job would hang. So rank 0 listens at its promised
-port. Each other member connects and sends its rank. Rank 0 answers once all members have connected. A member that gets
-no answer from rank 0 within a few seconds gives the round up.
+a wrong address of rank 0, members may reach the store but not rank 0; the job would hang. So rank 0 listens at its
+promised port. The other members connect to rank 0 and send their ranks. Rank 0 answers once all members have connected.
+A member that gets no answer from rank 0 within a few seconds gives the round up.
 
 If some members have not connected, rank 0 writes a verdict (`judge`) into a key that all members read. If most members
-have connected, the next round leaves the others out. If few have, another node becomes rank 0.
+have connected, the next round leaves out the unconnected members. If few have connected, another node becomes rank 0.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 WITHIN = 5.0  # seconds for all members to connect to rank 0
 UNREACHED_NAMED = 3  # the most unreached members that a message names
 VERDICT_WITHIN = 2.0  # seconds that other members keep trying after rank 0 has stopped listening
-TRY_AGAIN_FIRST = 0.005  # seconds before the second attempt: rank 0 may learn of the round later
+TRY_AGAIN_FIRST = 0.005  # seconds before a member's second attempt: rank 0 may not listen yet
 TRY_AGAIN_AFTER = 0.1  # seconds; the longest pause between attempts, which doubles each time
 LINE_BYTES_MOST = 128
 ALL_HAVE_COME = b"all have come\n"
-NO_TIME_WAIT = struct.pack("ii", 1, 0)  # for SO_LINGER: no closed connection keeps the port from rank 0's user
+NO_TIME_WAIT = struct.pack("ii", 1, 0)  # SO_LINGER: rank 0's port is free at once for the user's program
 
 
 class Verdict(Stored, kw_only=True):
@@ -44,7 +44,7 @@ class Verdict(Stored, kw_only=True):
     called = "what became of a round"
 
     why: str  # the nodes and addresses that have not reached rank 0, in words
-    # The ranks that the next round leaves out; none if rank 0 is not reached.
+    # The ranks that the next round leaves out; empty if another node is to become rank 0 instead.
     left_out: tuple[int, ...] = ()
 
 
@@ -52,11 +52,11 @@ def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: 
     """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
     `missing` has the ranks that have not connected; it is empty if rank 0 could not listen. `again`: this node was an
-    unreached rank 0 before; it is rank 0 again only if every other candidate was one, too.
+    unreached rank 0 before; it was chosen again because every other candidate was one, too.
     """
     here = size - len(missing)
-    # If one of two nodes cannot reach the other, either may be to blame: the other node is rank 0 once before it is
-    # left out.
+    # If one of two nodes cannot reach the other, either may be to blame: leave the other node out only after it
+    # was rank 0 itself.
     most = here > len(missing) or (here == len(missing) and (size > 2 or again))
     if missing and here >= needed and most:
         return Verdict(why=f"{why}; the others go on", left_out=tuple(missing))
@@ -115,9 +115,9 @@ async def all_reach(round: Round) -> list[int]:
                 complete.set()
             await complete.wait()
             if missing:
-                return  # rank 0 has stopped waiting for the missing ranks
+                return  # some ranks have not connected in time: give no answer
             writer.write(ALL_HAVE_COME)
-            await reader.read()  # the peer disconnects first, so the port is free at once
+            await reader.read()  # let the peer disconnect first, so that the port is free at once
             untold.discard(rank)
             if not untold:
                 told.set()
@@ -139,7 +139,7 @@ async def all_reach(round: Round) -> list[int]:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
             writer.transport.abort()
-        complete.set()  # ends the tasks of connections that wait for other members
+        complete.set()  # wake the tasks of `answer` that still wait, so that they end
     return sorted(missing)
 
 
@@ -148,7 +148,7 @@ async def reach(round: Round, rank: int) -> str:
     problem, reached = "it does not answer", False
     began, pause = anyio.current_time(), TRY_AGAIN_FIRST
     with anyio.move_on_after(WITHIN + VERDICT_WITHIN):
-        # try again after a connection was closed: the server at that port may not be rank 0
+        # Connect again if the peer closes without an answer: the server at that port may not be rank 0.
         while not (reached and anyio.current_time() - began > WITHIN / 2):
             try:
                 reader, writer = await asyncio.open_connection(round.host, round.port)

@@ -65,7 +65,7 @@ class RendezvousSettingsError(RendezvousNonRetryableError, ValueError):
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """This node was a spare and the run is closed: it should end with success."""
+    """This node was a spare and the run is closed, so its process should exit with success."""
 
 
 class RendezvousConnectionError(RendezvousError, ConnectionError):
@@ -95,7 +95,7 @@ class GiveUp(RendezvousError):
 
 
 class RoundChanged(RendezvousError):
-    """The round is over here: a member was lost, or all leave together. Leaving the block swallows this error."""
+    """The round is over: a member was lost, or all leave together. Leaving the round's block swallows this error."""
 
 
 class RoundSupersededError(RendezvousError):

@@ -34,7 +34,7 @@ class RendezvousHandler(_Names, ABC):
 
         Raises:
             RendezvousClosedError: The run is closed.
-            RendezvousTimeoutError: Too few nodes came in time.
+            RendezvousTimeoutError: Too few nodes arrived within the time limit.
             RendezvousConnectionError: The store cannot be reached.
             RendezvousStateError: The store holds foreign data.
             RendezvousGracefulExitError: This node was a spare, and the run is closed; or the node is drained.

@@ -132,16 +132,16 @@ class Membership:
     head: Head = field(default_factory=Head)  # the last head given to `take`; unchanged once the membership is over
     over: str | None = None  # why the node is no longer in the round; None while it is
     over_at: float | None = None  # when the membership ended, on this node's clock
-    dropped: bool = False  # this node was removed by the others, or lost its lease
-    record_gone: bool = False  # the head reports this node as lost
-    expelled: bool = False  # lost by the coordinator's decision, not because its record lapsed
-    lost_ids: tuple[str, ...] = ()  # members known by name to have died since the round completed
-    muster: Any = None  # the task that counts this member once for `all_here`
+    dropped: bool = False  # True if the others removed this node, or its lease ended
+    record_gone: bool = False  # True if the run's head lists this node as lost
+    expelled: bool = False  # True if the coordinator expelled this node; False if its record expired
+    lost_ids: tuple[str, ...] = ()  # the known ids of members that have died since the round completed
+    muster: Any = None  # the task by which `all_here` has counted this member; None before
     gate: StepGate = field(default_factory=StepGate)
-    listeners: Listeners = field(default_factory=Listeners)  # `call_once` adds users' callbacks
+    listeners: Listeners = field(default_factory=Listeners)
 
     def take(self, head: Head, *, rejoins: bool = False) -> None:
-        """Update this membership from the run's head, and then notify the listeners; nothing here waits.
+        """Update this membership from the run's head, and then notify the listeners; never block.
 
         One read of the head may bring both a decision to stop and the departures that follow it. The decision is set
         before the listeners look, so that these departures do not count as losses. `rejoins`: this node has sent a new
@@ -159,7 +159,7 @@ class Membership:
             self._set_over(f"round {later.number} was completed without this node", dropped=True)
         if stop is not None and stop.decided and stop.round == self.round.number and self.round.in_steps:
             gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
-        if progress is not None and self.over is None:  # if it is over, `lost_ids` may name this node itself
+        if progress is not None and self.over is None:  # once it is over, the list may name this node itself
             self.lost_ids = progress.lost_ids
         self.listeners.changed()
 
@@ -213,7 +213,7 @@ class _Once(Generic[T]):
         if news is not None and self.listeners.remove(self):
             try:
                 self.callback(news)
-            except KeyboardInterrupt:  # from a signal handler, in the caller's thread
+            except KeyboardInterrupt:  # from Ctrl-C, in a user's thread
                 raise
             except BaseException:  # a user's code must not end the node thread
                 log.exception("a callback of a round has failed")

@@ -40,7 +40,7 @@ def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractCont
 class _Connection(contextlib.AbstractContextManager[Handler]):
     """The context of `connect`, which gives a handler.
 
-    It is a class, not a generator, as Python closes a generator that is garbage-collected. In a forked child, or at the
+    The context is no generator, as Python closes a garbage-collected generator. In a forked child, or at the
     end of a process that never left the context, closing the handler would wait for a thread that no longer runs.
     """
 
@@ -59,7 +59,7 @@ class _Connection(contextlib.AbstractContextManager[Handler]):
         try:
             handler.connect()
         except BaseException:
-            handler.close()  # the caller holds no handler to close
+            handler.close()
             raise
         self._handler = handler
         return handler

@@ -20,7 +20,7 @@ NUMBER_DIGITS_MAX: Final = 4000  # Python does not convert integers of more than
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Raise `RendezvousSettingsError`. Unlike the statement `raise`, a call fits into an expression."""
+    """Raise `RendezvousSettingsError`. A call, unlike `raise`, fits into an expression."""
     raise RendezvousSettingsError(sentence)
 
 

@@ -1,6 +1,6 @@
 """Pure: the keywords of `connect`, for type checkers.
 
-A keyword's value may be text, as in a URL, so that a script can pass values of its command line. Parameters of third
+A keyword's value may be text, as in a URL or on a command line. Parameters of third
 parties' backends are no keywords: users write them in the URL.
 """
 

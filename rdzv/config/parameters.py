@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Source(Enum):
-    """A place in which a parameter may be given. Its value completes errors: "ttl=0 in the URL must be"."""
+    """A place in which a parameter may be given. The enum's value completes errors: "ttl=0 in the URL must be"."""
 
     ENVIRONMENT = " in the environment"
     URL = " in the URL"

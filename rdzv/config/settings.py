@@ -10,8 +10,8 @@ older name, such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_
 Keywords that are None are ignored. Unknown names are errors, but not in the environment, in which launchers set
 RDZV_ROUND and others.
 
-Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. A form overrides the other
-form if that is given in a weaker place; both forms in one place are an error.
+Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. The form from the
+stronger place counts; both forms in one place are an error.
 
 `Settings` checks all its values, also in a copy by `dataclasses.replace`.
 """
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 
-# In seconds. Leases are renewed several times per TTL. With a smaller TTL, a pause of 0.3 s (a garbage collection, a
-# busy hypervisor, a retransmission) would count as a death.
+# In seconds. With a smaller TTL, a pause of 0.3 s (a garbage collection, a busy hypervisor, a retransmission) would
+# count as a death.
 TTL_MIN: Final = 0.5
 DISCONNECT_TTL: Final = 1.0  # seconds; the default of `disconnect_ttl`: reconnecting takes milliseconds
 GONE_TTL_MIN: Final = 0.01  # seconds; enough for a few round trips in a building, and a pause of Python
@@ -58,7 +58,7 @@ class Settings:
     The repr has no secrets. Both node counts are None for an observer, which may not join.
 
     Raises:
-        RendezvousSettingsError: A value is wrong, or two contradict each other.
+        RendezvousSettingsError: A value is wrong, or two values contradict each other.
     """
 
     endpoint: Endpoint

@@ -136,7 +136,7 @@ def _path(raw: Any) -> str:
 
 
 def _prefix(raw: Any) -> str:
-    # Nodes that write the prefix's outer slashes differently use the same keys.
+    # Outer slashes make no difference: nodes with prefix `a`, `/a` and `a/` use the same keys.
     return "/" + _text(_text(raw).strip("/"))
 
 

@@ -1,6 +1,5 @@
 """Shell: watches one member's round for its end, and acts on the end, in the node's loop.
 
-All loops over rounds use it: `rounds()`, `rdzv.torch.rounds`, `rdzv run`, and torchrun's handler.
 `rdzv.core.round_life` decides whose error a failure is.
 
 **The end of a round.** The loss of a member, a departure other than at the agreed step, and the removal of this node
@@ -43,35 +42,35 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has finished its body"
 
-# Two keys beside the round's ranks. `DONE`: the number of finished members. `BLAME`: the member that ended the round
+# Keys of a round in the store. `DONE` has the number of finished members. `BLAME` has the member that ended the round
 # first, and how its work failed.
 DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 
-LISTENS_FOR: Final = 1e9  # seconds, in effect no limit: the wait ends with the round
-LISTENS_AGAIN: Final = 1.0  # seconds until the next attempt to listen, after an outage of the store
-LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds; a pause of this process is measured to this precision
+LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
+LISTENS_AGAIN: Final = 1.0  # seconds until `hear` asks the store again after an error
+LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_await_news`
 
 
 @dataclass(eq=False)
 class Life:
-    """The watch of one member over its round."""
+    """Watches the round of one member for its end."""
 
     node: Node
     membership: Membership
-    # Called with the ending, in the node's thread, or in the thread that noticed it first. Called again if that ending
-    # was an agreement, and a member is lost before this one has left.
+    # Called with the round's ending, in the node's thread, or in the thread that noticed the end first. Called a second
+    # time if the members agreed to leave, and the round ends otherwise before this member has left.
     on_end: Callable[[Ending], object]
     _: KW_ONLY
-    lets_newcomers_wait: bool = False  # waiting nodes do not interrupt work that begins no step
+    lets_newcomers_wait: bool = False  # True if waiting nodes must not interrupt work that begins no steps
     finished: str = FINISHED  # the reason for closing the run once all members have finished
     phase: Phase = Phase.AT_WORK
-    blames_others: bool = False  # other members caused the error of this member's work
-    all_have_finished: bool = False  # this member was the last to finish
-    stopped: bool = False  # `stop` was called: the end of the work was handled
-    # The endings by `Ending.others_have_gone`: at most two, each set once, from any thread.
+    blames_others: bool = False  # True if this member's work failed because of other members
+    all_have_finished: bool = False  # True if this member was the last to finish
+    stopped: bool = False
+    # At most two endings: False has the agreement to leave, True any other ending. Any thread sets each once.
     _endings: dict[bool, Ending] = field(default_factory=dict)
-    _awaits: anyio.CancelScope | None = None  # a wait in the node's loop, cancelled at the round's end
+    _awaits: anyio.CancelScope | None = None  # cancelled at the round's end, to end a wait in the node's loop
 
     # ------------------------------------------------------------------------------------------ what ends it
 
@@ -82,12 +81,12 @@ class Life:
 
     @property
     def is_over(self) -> bool:
-        """True if the round or the member's work has ended: then the member needs no agreement on a stop."""
+        """True if the round or the member's work has ended, so that it needs no agreement on a stop."""
         return self.stopped or self.ending is not None
 
     @property
     def others_have_gone(self) -> bool:
-        """True if the round has ended because other members have gone."""
+        """True if the round has ended, but not by the members' agreement to leave."""
         return True in self._endings
 
     @property
@@ -115,10 +114,10 @@ class Life:
             self._wake()
 
     def end(self, ending: Ending) -> None:
-        """Note an ending; the first counts, unless a later one says that others have gone. From any thread."""
+        """Note an ending, from any thread; the first counts, but an agreement gives way to any other ending."""
         if self._note(ending):
             self.on_end(ending)
-            if self.phase is not Phase.AT_WORK:  # then this is the node's thread, as `_awaits` needs
+            if self.phase is not Phase.AT_WORK:  # then the caller is the node's thread, which may cancel `_awaits`
                 self._wake()
 
     def _note(self, ending: Ending) -> bool:
@@ -136,7 +135,7 @@ class Life:
             return Ending(kind=EndKind.DROPPED, reason=why)
         head, progress, round = membership.head, membership.progress, membership.round
         at_end = self.phase is Phase.AT_END
-        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # the member begins no step
+        stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # True if this member begins no steps
         for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
                 case NodesLost(node_ids=ids) as lost:
@@ -146,19 +145,19 @@ class Life:
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self.lets_newcomers_wait):
-            # All leave at once: no member has begun a step; or the run is closed, and members in their first step may
-            # wait for one that has gone.
+            # Without an agreed step all leave at once: no member has begun a step; or the run is closed, and members in
+            # their first step may wait for a member that has gone.
             return Ending(kind=EndKind.AGREED if stops_nowhere else EndKind.CLOSED, reason=gate.why)
         if progress is None:
             return None
         if at_end and progress.live < round.size:
-            # This member has finished, so it reaches no agreed step. If the others stop before they finish, it meets
-            # again with them. Launchers (`rdzv run`) stop without agreed steps.
+            # This member has finished its work, and reaches no agreed step. If others stop before they finish, it meets
+            # again with them.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         has_left = progress.live + progress.lost + progress.departed < round.size
         if self.phase is Phase.AT_WORK and has_left and round.in_steps and not gate.decided:
-            # A member has rejoined from the middle of a step, in which the others wait for it: it has failed, and could
-            # not ask which member failed first.
+            # A member has rejoined without an agreed stop: its step failed, and it could not ask the store which member
+            # failed first. Other members may wait for it in that step.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 
@@ -169,9 +168,9 @@ class Life:
 
     @property
     def _left_early(self) -> bool:
-        """True if a member has left other than at the agreed step: the others wait for it in their step.
+        """True if a member has left elsewhere than at the agreed step, so that others may wait for it in a step.
 
-        A member that leaves at once for newcomers counts, too: another member's body without `check` may wait for it.
+        A member that leaves at once for newcomers counts, too: a member whose body calls no `check` may wait for it.
         """
         progress = self.membership.progress
         return progress is not None and progress.left_early
@@ -188,8 +187,8 @@ class Life:
         """Act on the end of the member's work.
 
         `failure` is the work's error, or describes it in words for other members. `in_node` runs a coroutine in the
-        node's loop. `release` ends other members' waits for this one. It is called after this member has reported its
-        failure: otherwise members that fail because of it would report first. For blocking callers, `in_node` and
+        node's loop. `release` ends other members' waits for this one, after this member has reported its failure:
+        otherwise members that fail because of it would report first. For blocking callers, `in_node` and
         `release` block instead of awaiting.
         """
         verdict = gave_up(failure)
@@ -204,29 +203,29 @@ class Life:
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.others_have_gone:
-            self.changed()  # the work may have failed before the node read the reason
-            if self.ending is None:  # the node does not know the reason yet, or the error is from another round
+            self.changed()  # look again: the work may fail before the node reads the cause
+            if self.ending is None:  # the node has not read of the end yet, or the error is of another round
                 self._note(Ending(kind=EndKind.DROPPED, reason=str(failure)))
                 if self.membership.gate.is_awaited:
-                    # The others wait for this member in their step. A new arrival without a departure would count as a
-                    # stop at the agreed step.
+                    # Other members wait for this one in a step. Report a departure: a new arrival alone would count as
+                    # a stop at the agreed step.
                     await in_node(self._leave())
             return Outcome.MEET_AGAIN
         self.phase = Phase.FAILED
         if await in_node(self._fails_first(failure)):
             await release()
             await in_node(self._await_news())
-        self.blames_others = True in self._endings  # others may have gone meanwhile
+        self.blames_others = True in self._endings  # the round may have ended during `_await_news`
         return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
 
     async def _leave(self) -> None:
-        with contextlib.suppress(RendezvousError):  # without the store, the others lose this member when its lease ends
+        with contextlib.suppress(RendezvousError):  # if the store cannot be reached, this member's lease expires
             await self.node.loop.start(verbs.leave(self.node))
 
     async def _give_up(self, verdict: GiveUp) -> None:
         try:
             await self.node.loop.start(verbs.give_up(self.node, verdict.reason, status=verdict.status))
-        except RendezvousError as error:  # this member gives up all the same
+        except RendezvousError as error:  # this member gives up even if the others cannot be told
             self._say(f"the others could not be told that the run is given up: {error}")
 
     async def _finish(self) -> None:
@@ -235,7 +234,7 @@ class Life:
         A member that cannot report that it has finished returns, to meet again with the others.
         """
         self.phase = Phase.AT_END
-        self.membership.beats.finish()  # the member begins no more steps, and delays no member that stops
+        self.membership.beats.finish()  # no member expects more steps of this one
         self.membership.gate.finish()
         self.changed()
         try:
@@ -244,7 +243,7 @@ class Life:
                     await self._count_finished(1)
                     await anyio.sleep_forever()
             if self.ending is not None and self.ending.kind in (EndKind.LOST, EndKind.LEFT):
-                await self._count_finished(0)  # the last member to finish may have gone before it closed the run
+                await self._count_finished(0)  # close the run if the last to finish is lost before it does so
         except (RendezvousError, StoreError) as error:
             self._say(f"this member has finished, and cannot report it: {error}")
 
@@ -253,7 +252,7 @@ class Life:
             count = await (await self._store()).add(DONE, more)
             self.all_have_finished = count == self.membership.round.size
         if self.all_have_finished:
-            # The closing completes even if this caller is cancelled.
+            # The node's loop completes the closing even if this caller is cancelled.
             await self.node.loop.start(verbs.set_closed(self.node, self.finished))
 
     async def _fails_first(self, failure: BaseException | str) -> bool:
@@ -265,7 +264,7 @@ class Life:
             return False
         if self.membership.round.size == 1:
             return False
-        with contextlib.suppress(RendezvousError):  # an accusation only hastens the report of a loss
+        with contextlib.suppress(RendezvousError):  # losses are reported without an accusation, too, only later
             await suspect(self.node, how or repr(failure))
         return True
 
@@ -280,8 +279,7 @@ class Life:
                 began = anyio.current_time()
                 await anyio.sleep(LOOKS_FOR_NEWS_EVERY)
                 took = anyio.current_time() - began
-                # Time for which this process was stopped does not count: the process has yet to read the events of that
-                # time.
+                # Do not count time in which this process was stopped: it has yet to read the events of that time.
                 left -= took if took < LOOKS_FOR_NEWS_EVERY + STOOD_STILL else 0.0
 
     def _say(self, what: str) -> None:
@@ -290,7 +288,7 @@ class Life:
     async def _store(self) -> SharedStore:
         link, round = await self.node.connect(), self.membership.round
         store = shared_store(self.node, self.membership, link.store)
-        store.prefix = self.node.keys.attempt(round.number, round.term)  # the store keeps room for these keys
+        store.prefix = self.node.keys.attempt(round.number, round.term)  # a prefix for which a full store reserves room
         return store
 
     # ------------------------------------------------------------------------------------------ who was first
@@ -311,14 +309,14 @@ class Life:
         try:
             listening = (await self._store()).listening()
         except RendezvousError:
-            return  # the store is lost, and the round with it
+            return  # without the store the round is lost, and needs no listener
         self.membership.call_when_over(listening.end_calls)
         while True:
             try:
                 await listening.wait([BLAME], LISTENS_FOR)
                 name, _, how = (await listening.get(BLAME)).decode(errors="replace").partition("\n")
             except RoundSupersededError:
-                return  # the round is over, as every member's node knows
+                return  # this member's node knows already that the round is over
             except (RendezvousError, StoreError):
                 await anyio.sleep(LISTENS_AGAIN)
             else:
@@ -328,7 +326,7 @@ class Life:
 
 
 def names_of(gone: NodesLost | NodesLeft) -> str:
-    """Return the names, addresses and reasons of the nodes that have gone; count those not named."""
+    """Return the names, addresses and reasons of the nodes that have gone, and the number of unnamed ones."""
     why = {node_id: f": {reason}" for node_id, reason in gone.reasons.items()}
     names = ", ".join(named(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
     more = gone.count - len(gone.node_ids)

@@ -74,14 +74,13 @@ class RoundLoop(Generic[SomeRound]):
         self.options: Options = options
         self._make = make
         self._handler = handler
-        # True if the run was open at first: then a closing ends the loop; otherwise it raises. None before the first
-        # round
+        # If the run was open before the first round, its closing ends the loop without an error. None: not known yet.
         self._was_open: bool | None = None
         self._finished = -1  # the last step that this node has finished
         self.last: SomeRound | None = None  # the last round that this node met in
 
     async def next(self) -> SomeRound | None:
-        """Leave the last round, join the next, and return it; None once the run is over. It raises as `rounds` does."""
+        """Leave the last round, join the next, and return it; None once the run is over."""
         if self.last is None:
             self._was_open = not await done(self._handler.is_closed())
             if self.options.progress is not None:
@@ -90,7 +89,7 @@ class RoundLoop(Generic[SomeRound]):
             self.last.check_entered()
             await self._leave(self.last)
         while not self.node.is_draining:
-            self.node.progress = self._finished  # the arrival reports it to the others
+            self.node.progress = self._finished  # the other members read it in this node's record
             try:
                 info = await done(self._handler.next_rendezvous())
             except RendezvousGracefulExitError:
@@ -113,7 +112,7 @@ class RoundLoop(Generic[SomeRound]):
         """Record the last step that this node finished; with `no_progress`, count rounds without progress."""
         self.last = round
         gate, progress = round.gate, self.options.progress
-        # Catching up with a member that had finished more is no progress of the run.
+        # Steps that another member had finished before this round are no progress of this round.
         before = max(self._finished, -1 if round.newest is None else round.newest[1])
         if progress is not None:
             self._finished = step_of(progress(), "progress()")
@@ -125,11 +124,11 @@ class RoundLoop(Generic[SomeRound]):
             return Tally.of(tally).after(round.number, failed=round.life.has_failed, achieved=achieved).pack()
 
         if self.options.no_progress:
-            with contextlib.suppress(RendezvousError):  # if the store stays disconnected, the next call raises
+            with contextlib.suppress(RendezvousError):  # if the store stays unreachable, `next_rendezvous` raises
                 await done(self._handler.change_tally(count))
 
     async def _give_up_without_progress(self) -> None:
-        """Give the run up after too many rounds without a finished step; all members have counted them by now."""
+        """Give the run up after too many rounds without a finished step; each member has counted the last round."""
         if not self.options.no_progress:
             return
         fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # `bytes` changes nothing
@@ -202,7 +201,7 @@ class MemberOfRound(ABC):
         self.previous: Previous | None = None if last is None else Previous(last.rank, *round.since)
         self.newest: tuple[int, int] | None = round.newest
         self.gate: StepGate = membership.gate
-        finished = node.progress  # as in this member's record; `newest` was computed from all members' records
+        finished = node.progress  # the value in this member's record, from which `newest` was computed, too
         self.lags: bool = round.newest is not None and finished is not None and 0 <= finished < round.newest[1]
         self.store = info.store
         self._info = info
@@ -224,7 +223,7 @@ class MemberOfRound(ABC):
         self.life.start()
 
     def check_entered(self) -> None:
-        """Raise if the loop asks for the next round without entering this one."""
+        """Raise an error if the caller asks for the next round without having entered this one."""
         if not self._is_entered:
             raise RendezvousStateError(
                 "a round is to be entered: write `async with round:` or `with round:` in the loop"
@@ -299,16 +298,16 @@ class BodyCalls(MemberOfRound):
         Args:
             step: The step that is about to begin: an integer of any type, larger each time.
         """
-        if self.life.stopped:  # a late call: nothing is decided for this round any more
+        if self.life.stopped:  # a late call, from another task: the body has ended
             await self._get_out()
         if self.life.ending is None:
             step = self._membership.beats.beat(step)
             if self.gate.passes(step):
                 return
             if not self.gate.decided:
-                self._handler.check_usable()  # in a forked child no node would ever report the decision
+                self._handler.check_usable()  # raise in a forked child, in which no node reports the decision
                 await self._until_decided()
-            if self.gate.decided:  # otherwise the round has ended meanwhile
+            if self.gate.decided:  # the members agreed on a stop before the round ended otherwise
                 if not (self.gate.leaves(step) or self.life.others_have_gone):
                     return
                 self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))

@@ -26,11 +26,11 @@ BEAT_DIR: Final = "RDZV_BEAT_DIR"
 
 LOOKS_EVERY = 0.25  # seconds
 DIGITS_MOST = 20
-CHARACTERS_MAX: Final = 200  # of an exception's line that all nodes read
+CHARACTERS_MAX: Final = 200  # the most characters of an exception's line that other nodes get
 
 
 def start_to_follow(handler: Known, folder: Path) -> None:
-    """Follow the steps of a node's processes in a folder until its round is over; from any thread."""
+    """Read the steps of a node's processes in a folder until the node's round is over; from any thread."""
     node, membership = handler.own_node, handler.membership
     if membership is not None:
         handler.start(_follow(node, membership, folder))
@@ -64,7 +64,7 @@ def _last_of(folder: Path) -> int | None:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with (
-                contextlib.suppress(OSError, ValueError, TypeError),  # the file is being written
+                contextlib.suppress(OSError, ValueError, TypeError),  # skip a file that is being written
                 # Do not block on a pipe that has no writer.
                 open(path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file,
             ):

@@ -92,7 +92,7 @@ async def rounds_made_by(
             while (round := await loop.next()) is not None:
                 yield round
     except GeneratorExit:
-        await handler.aclose()  # again: `asyncio.run` cancels the first close, then Python throws GeneratorExit in here
+        await handler.aclose()  # close again: `asyncio.run` cancels the first close, then throws GeneratorExit
         raise
 
 
@@ -121,8 +121,7 @@ class Round(BodyCalls):
         body, cancelled_by_us = self._body, False
         if body is not None and asyncio.current_task() is body:
             cancelled_by_us = bool(self._scope.__exit__(kind, error, trace))
-            # If tasks end without an error when cancelled, `asyncio.gather` raises a CancelledError unknown to the
-            # scope.
+            # Swallow also the CancelledError that `asyncio.gather` raises itself after the scope's cancellation.
             if self._scope.cancel_called and isinstance(error, asyncio.CancelledError):
                 cancelled_by_us |= body.cancelling() <= self._cancelled_before
         if error is None:
@@ -131,7 +130,7 @@ class Round(BodyCalls):
         return await self._conclude(None if cancelled_by_us else error)
 
     def _ended(self, _: Ending) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has closed, and the body with it
+        with contextlib.suppress(RuntimeError):  # raised if the body's loop is closed, and so the body has ended
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
     async def _until_decided(self) -> None:
@@ -143,5 +142,5 @@ class Round(BodyCalls):
 
     async def _get_out(self) -> NoReturn:
         self._scope.cancel()
-        await self._left.wait()  # the line before has cancelled the body, but not a task that the body does not await
+        await self._left.wait()  # reached only in a task that the cancelled body does not await
         raise RoundChanged(f"{self!r} is over")

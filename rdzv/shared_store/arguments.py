@@ -1,4 +1,4 @@
-"""Pure: checks of arguments. An invalid one raises TypeError or ValueError."""
+"""Pure: checks of arguments; an invalid argument raises TypeError or ValueError."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pure: adds a round's fence to each request of an operation (promises R9, R10).
 
-The fence is a set of conditions that hold while this node is a member of the round. The server checks it atomically
-with the request, and ends a pending wait once a condition no longer holds.
+The fence is a set of conditions that hold while this node is a member of the round. The server checks the fence
+atomically with the request, and ends a pending wait once a condition no longer holds.
 """
 
 from __future__ import annotations
@@ -53,15 +53,18 @@ class Company:
 
     superseded: Callable[[], str | None] = lambda: None  # returns why this node is no longer a member, or None
     lost: Callable[[], tuple[str, ...]] | None = None  # returns the dead members; None: waits go on after a loss
-    # Entered around each request that waits for others; its argument returns the awaited keys, in words.
+    # Returns a context for a request that waits for members, given a function that returns the awaited keys in words.
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
-    interrupted: Callable[[], object] = lambda: None  # called before a call fails because the round is over
+    interrupted: Callable[[], object] = lambda: None  # called before a call raises that the round is over
     roster: Roster | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roster:
-    """Names members missing at a barrier. `read` unpacks `key`'s value; `absence` returns "lost 41 s ago", or ""."""
+    """Names members missing at a barrier.
+
+    `read` unpacks the value of `key(rank)`: names by rank. `absence` returns "lost 41 s ago" for a lost node, else "".
+    """
 
     rank: int
     key: Callable[[int], str]
@@ -88,10 +91,10 @@ class Fencing:
     prefix: str  # the prefix of all keys of the round's store
     fence: tuple[Condition, ...]
     company: Company
-    seconds: float  # the limit of all its waits together
+    seconds: float  # the limit of all waits of the operation together
     now: Callable[[], float]  # the clock by which `call` waits
     _deadline: float = field(init=False)
-    _wait_ended: bool = False  # the client has ended a wait early: members were lost, or the round is over
+    _wait_ended: bool = False  # True if a wait ended early: members were lost, or the round is over
 
     def __post_init__(self) -> None:
         self._deadline = self.now() + self.seconds
@@ -109,7 +112,7 @@ class Fencing:
         left = self._deadline - self.now()
         if type(request) is not Wait:
             left = max(left, ANSWER_TIMEOUT)
-        elif left <= 0 or self._lost():  # the operation then checks if the keys exist already
+        elif left <= 0 or self._lost():  # the operation catches OutOfTime, and reads the keys without a wait
             raise OutOfTime("there is no time to wait", timeout=self.seconds)
         try:
             if type(request) is Transact:
@@ -171,13 +174,13 @@ class Fencing:
         )
 
     def _explained(self, error: StoreError) -> Exception:
-        reason = self.company.superseded()  # if there is one, the handler has interrupted the client
+        reason = self.company.superseded()  # None while this node is in the round
         if reason is not None or isinstance(error, ConditionFailed):
             return self._superseded_error(reason or str(error))
         if isinstance(error, StoreTimeoutError | WaitEnded):
             self._wait_ended = isinstance(error, WaitEnded)
             return OutOfTime(str(error), timeout=self.seconds)
-        if isinstance(error, StoreReplaced):  # the round was in the replaced store
+        if isinstance(error, StoreReplaced):  # the store that had the round is gone
             return self._superseded_error(str(error))
         if isinstance(error, UsedAfterFork):
             return RendezvousStateError(
@@ -185,7 +188,7 @@ class Fencing:
             )
         if isinstance(error, ConnectionLost):
             return RendezvousConnectionError(f"the shared store {self.prefix} cannot be reached: {error}")
-        text = str(error)  # it must name the user's key, not the key in the store
+        text = str(error)  # show the user's key, without the prefix in the store
         for before in (self.prefix + VALUES, self.prefix + QUEUES):
             text = text.replace(before, "")
         error.args = (text, *error.args[1:])

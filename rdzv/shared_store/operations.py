@@ -138,7 +138,7 @@ class Operations(RoundKeys):
         ask = self._begin()
         may_create = not wanted
         while True:
-            # The first request fails if the key exists, the second if it is missing. Then the other one is tried.
+            # One request creates the key, the other replaces its value. If one fails, try the other.
             if may_create:
                 request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self.lease)
             else:
@@ -172,7 +172,7 @@ class Operations(RoundKeys):
         item = Put(self._queue_prefix(key) + self._unique(), value_of(value), lease=self.lease)
         writes = item, Put(mark, MARK, lease=self.lease)
         ask = self._begin()
-        starts = True  # a guess that this is the first item; if wrong, nothing is written
+        starts = True  # assume an empty queue; if it has items, the transaction writes nothing
         while True:
             condition = when.missing(mark) if starts else when.value(mark) == MARK
             result = await ask(Transact(when=(condition,), then=writes, otherwise=(Get(mark),)))
@@ -195,7 +195,7 @@ class Operations(RoundKeys):
             listing = await ask(List(prefix=prefix, keys_only=True))
             items = sorted(filter(None, listing.entries), key=lambda item: item.create_revision)
             for item in items:
-                # All earlier items are gone, and none comes back: this item is the first.
+                # The items before this one have been taken for good, so this item is the queue's first.
                 popped = await _pop(ask, item, mark, is_last=item is items[-1])
                 if popped is not None:
                     return popped
@@ -230,7 +230,7 @@ class Operations(RoundKeys):
                 await ask(Wait(keys=(last,)))
             except OutOfTime:
                 found, is_over = (await ask(GetMany(keys=(members, last)))).entries
-                if is_over is None:  # if `last` exists, all callers came just as this wait ended
+                if is_over is None:  # the key `last` is missing, so not all callers have come
                     there = found.value.decode() if found is not None else "none"
                     missing = await _missing_at_barrier(ask, roster, came, size, there) if roster is not None else ""
                     message = (
@@ -239,13 +239,13 @@ class Operations(RoundKeys):
                     ask.give_up(message, keys=(f"{key}/last_member",))
         try:
             inside = await _counted(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
-            if inside <= 0:  # the last caller to leave deletes the keys: there may be ten barriers a second
+            if inside <= 0:  # the last caller to leave deletes the keys, as programs may use many barriers
                 nobody_came = (when.value(members) == b"%d" % inside,)
                 await ask(Transact(when=nobody_came, then=(Delete(members), Delete(last))))
         except OutOfTime:
             if is_last:
                 raise
-            # For other callers, all came in time: they pass, and the keys are deleted with the round.
+            # All callers came in time, so this one passes, although the store has not counted it out in time.
 
 
 async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
@@ -253,7 +253,7 @@ async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
         return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
     except OutOfTime:
         missing = await _missing(ask, names, held)
-        # If no key is missing, the keys came late, or there was no time to wait. They may have been deleted again.
+        # If no key is missing, the keys came after the wait had ended. `_read` returns None if one was deleted again.
         found = None if missing else await _read(ask, held)
         if found is None:
             _give_up(ask, names, missing or names)
@@ -295,7 +295,7 @@ async def _pop(ask: Fencing, item: Entry, mark: str, *, is_last: bool) -> bytes 
     still_there, there = result.results
     if still_there is None:
         return None
-    # After other pushes, or if the key was set or deleted as a value, the mark's revision differs.
+    # The mark was written after this item, by a later push or by `set`, or was deleted: take only the item.
     seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
     return _taken(await ask(Transact(when=(unchanged, seen), then=take)))
 
@@ -329,7 +329,7 @@ async def _keys_of_values(ask: Fencing, prefix: str) -> list[str]:
 async def _missing_at_barrier(ask: Fencing, roster: Roster, came_prefix: str, size: int, there: str) -> str:
     came = {key.removeprefix(came_prefix) for key in await _keys_under(ask, came_prefix)}
     if str(len(came)) != there:
-        return ""  # for example several callers of one rank
+        return ""  # the missing ranks are unknown: for example, one rank has called twice
     missing = [rank for rank in range(size) if str(rank) not in came]
     names: dict[int, str] = {}
     for bucket in dict.fromkeys(map(roster.key, missing[:NAMED_MAX])):

@@ -3,8 +3,8 @@
 Names, order of arguments and meaning are those of PyTorch 2.13, except:
 
 - `num_keys` and `list_keys` cover this round's keys only, where PyTorch's count the whole server's.
-- A timeout is a `timedelta` or a number of seconds. It limits waiting; a request that the store answers at once has at
-  least a second.
+- A timeout is a `timedelta` or a number of seconds. It limits
+  waiting; a request that the store answers at once has at least a second.
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
   `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
 - A key cannot be both a queue's and a value's.
@@ -91,7 +91,7 @@ class _Twin(RoundKeys, Generic[C]):
         self.lease: int | None = lease  # the lease of every key written, if any
         self._timeout = _seconds(timeout)
         self._company: Company = company or Company()
-        self._under_way: dict[anyio.CancelScope, bool] = {}  # True if a member's loss ends the call; clones share it
+        self._under_way: dict[anyio.CancelScope, bool] = {}  # by running call: True if a member's loss ends it
 
     @abstractmethod
     async def _ask(self, request: Request[Any], left: float) -> Response:
@@ -108,7 +108,7 @@ class _Twin(RoundKeys, Generic[C]):
         )
 
     def _waiting(self, request: Request[Any]) -> AbstractContextManager[object]:
-        """Return a context for the call of a request, in which a request that waits for others counts as a wait."""
+        """Return a context for making a request; it reports a request that waits for other members as a wait."""
         return self._company.waiting(partial(keys_awaited, self.prefix, request)) if waits(request) else nullcontext()
 
     def _unique(self) -> str:
@@ -141,13 +141,13 @@ class _Twin(RoundKeys, Generic[C]):
 
 
 class ClientAtFirstUse:
-    """A client that is made at its first request, in the caller's loop, and again after it has failed."""
+    """A client that connects at its first request, in the caller's loop, and again after a failure."""
 
     def __init__(self, open_client: Callable[[], AbstractAsyncContextManager[Store]]) -> None:
         self._open = open_client
         self._opened: AsyncExitStack | None = None  # closes the client
         self._client: Store | None = None
-        self._of_another_store = False  # a round has completed in a store that replaces this client's
+        self._of_another_store = False  # True if the latest round is in another store than this client's
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
 
@@ -178,7 +178,7 @@ class ClientAtFirstUse:
         return client.failure is None and not self._of_another_store
 
     async def _connect(self) -> Store:
-        async with self._opening:  # of several concurrent first callers, one connects
+        async with self._opening:  # concurrent first requests share one connection
             if self._client is not None and not self._is_of_use(self._client):
                 await self._close()
             if self._client is None:
@@ -198,7 +198,7 @@ class ClientAtFirstUse:
                 await self._close()
         elif there.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(), there))
-        else:  # that loop has ended, and its connections with it
+        else:  # the client's loop has ended, and its connections with it
             self._client = self._loop = self._opened = None
 
     async def _close(self) -> None:
@@ -224,7 +224,7 @@ class SharedStore(_Twin[Caller], Operations):
         )
 
     def end_waits(self) -> None:
-        """End all waits, clones' included, with `MembersLostError`; from the event loop.
+        """End the waits of this object and its clones with `MembersLostError`; called in the event loop.
 
         While `Company.lost` names members, later waits end at once, but still return existing keys.
         """
@@ -233,7 +233,7 @@ class SharedStore(_Twin[Caller], Operations):
                 scope.cancel()
 
     def end_calls(self, _: object = None) -> None:
-        """End every call, clones' included, with `RoundSupersededError` if `superseded` has a reason; from the loop."""
+        """End every call, clones' included; it raises `RoundSupersededError` if `superseded` returns a reason."""
         for scope in tuple(self._under_way):
             scope.cancel()
 

@@ -2,7 +2,7 @@
 
 Each node is a process of `timeline`. The network and the store's disk are in memory. `advance` plays the events of some
 virtual seconds, in an order that the seed decides. Every method acts before it returns; awaiting its result is
-optional, so blocking tests can use a cluster, too: `with rdzv.testing.cluster(4) as cluster`.
+optional, so blocking tests can use a cluster, too.
 
 In the nodes' code, `rdzv.connect` and `rdzv.rounds` connect to the cluster's store, whatever host the URL names. A body
 must not wait for a thread, which would answer at a random virtual time.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXIT_LOOKS_EVERY = 0.5  # seconds
-EXIT_WITHIN = 10.0  # seconds; then the process of an ended body ends, even if not idle
+EXIT_WITHIN = 10.0  # seconds after a body's end, at which its process ends even if not idle
 FINISH_LOOKS_EVERY = 1.0
 FINISH_WITHIN = 1800.0
 
@@ -209,7 +209,7 @@ class Cluster:
             found.process.die(silently=True)
             self._dark.add(found.process)
             for source in found.sources:
-                self._world.network.partition(source)  # such a machine does not even send a reset
+                self._world.network.partition(source)  # a machine without power does not even send a reset
         else:
             found.process.die()
         return Done(None)
@@ -441,7 +441,7 @@ class Cluster:
         if found.alive:
             self.say(f"{found.name} {'stands still' if threads else 'hangs'}{_for(seconds)}")
             found.process.pause(threads=threads)
-            # A node that was restarted in its place is not resumed.
+            # Resume this node only, not one that has replaced it meanwhile.
             self._later(seconds, lambda: self.nodes[found.index] is found and self.resume(found))
         return Done(None)
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from store.engine.changeset import Facts
 
-COMMIT_SECONDS = (0.0002, 0.004)  # seconds of a commit, from and to
+COMMIT_SECONDS = (0.0002, 0.004)  # the shortest and the longest commit, in seconds
 
 
 class NoFiles:
-    """The journal's mark, and its unlimited reserve of space, without files."""
+    """Replaces two files of the journal: the mark, and the reserve of space, here unlimited."""
 
     def write(self, store_id: str, number: int) -> None:
         """Do nothing."""
@@ -85,7 +85,7 @@ class SimulatedJournal(Journal):
         self._on_failure: Callable[[str], None] | None = None
         self.commits: int = 0
         self.commit_seconds: float = 0.0
-        self.in_doubt: bool = False  # a failed group leaves nothing on the disk
+        self.in_doubt: bool = False  # always False: a failed group leaves nothing on this disk
         self.only_deletes: bool = False
         self._grows = self._free_bytes = self._long_for = 0
         self.log_bytes: int = 0

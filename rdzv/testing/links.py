@@ -92,7 +92,7 @@ class MemoryTransport(asyncio.Transport):
     # Called by the protocol.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send bytes; drop them once the transport closes, as over sockets."""
+        """Send bytes; drop them once the transport closes."""
         if self._end_sent and not self._closing:
             raise RuntimeError("Cannot call write() after write_eof()")
         if self._closing or not data:
@@ -116,7 +116,7 @@ class MemoryTransport(asyncio.Transport):
         self._let_go_once_flushed()
 
     def abort(self) -> None:
-        """Close at once: bytes in flight are lost, and the peer gets a reset, the worst that sockets do."""
+        """Close at once: bytes in flight are lost, and the peer gets a reset."""
         if not self.is_lost:
             self._reset_peer(None)
 
@@ -174,7 +174,7 @@ class MemoryTransport(asyncio.Transport):
         elif not self._end_sent:
             self._outgoing.send(Signal.END)
         self._closing = self._end_sent = self.is_lost = True
-        self.loop = self._outgoing.network_loop  # the operating system, not the process, answers later bytes
+        self.loop = self._outgoing.network_loop  # later bytes reach the operating system, not the process
         self._incoming.receiver_died()
 
     @property
@@ -326,7 +326,7 @@ class Pipe:
         self._delivery = None
         if not self._may_deliver():
             return
-        entry = self._under_way[0]  # one at a time: the protocol may pause, close or cut the link
+        entry = self._under_way[0]  # one piece at a time: the protocol may pause, close or cut the link
         due, item = entry
         if isinstance(item, Signal):
             self._under_way.popleft()
@@ -346,7 +346,7 @@ class Pipe:
         self.wake()
 
     def _piece_of(self, item: memoryview) -> memoryview:
-        return item  # each write is read whole, in a turn of its own
+        return item  # deliver each write as one piece
 
 
 def _fill_buffer(protocol: asyncio.BufferedProtocol, data: memoryview) -> int:

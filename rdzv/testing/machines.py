@@ -205,7 +205,7 @@ class StoreMachine:
     def _serve(self, host: Host) -> None:
         journal: SimulatedJournal | None = None
         if self.disk is None:
-            # Far from earlier processes' revisions, below or above, as a real store's first revision is random.
+            # A real store's first revision is random: choose one far from the revisions of earlier processes.
             first = 1_327_217_885 * self.starts % 2**31
             engine = Engine(store_id=self.store_id, limits=self._limits, first_revision=first)
         else:

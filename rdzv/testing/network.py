@@ -108,7 +108,7 @@ class MemoryNetwork:
             if listener.loop is None or listener.loop is here:
                 link.server.connect()
             else:
-                # The system accepts the connection, also for a stopped process.
+                # A stopped process's operating system accepts connections, too.
                 listener.loop.call_soon(link.server.connect)
             await self._travel(names)
         except BaseException:

@@ -11,7 +11,7 @@
 A `Timeline` runs all processes in one thread. Processes with work take turns, in an order that the seed decides. A turn
 is the work of a real loop between two polls, and takes no time. If no process has work, time jumps to the next timer.
 
-A `Host` is an asyncio event loop without sockets and threads (see `network` and `Host.in_thread`); it runs real code.
+A `Host` is an asyncio event loop without sockets and threads (see `network` and `Host.in_thread`).
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Timeline:
 
     def _bury_the_dead(self) -> None:
         while self.corpses:
-            host = self.corpses.pop(0)  # a process's main loop before its threads
+            host = self.corpses.pop(0)  # the oldest first: a process's main loop, then its threads
             if host in self.runnable:
                 self.runnable.remove(host)
             self.hosts.remove(host)
@@ -139,7 +139,7 @@ class Timeline:
 def _nothing_running() -> Iterator[None]:
     """Hide the running loop of a test, so that hosts can run inside it."""
     outer = asyncio._get_running_loop()
-    # Python 3.12 and later have this function; before, each loop has its own current task.
+    # Python before 3.12 lacks this function, and needs none, as each loop has its own current task.
     swap = getattr(asyncio.tasks, "_swap_current_task", None)
     task = swap(outer, None) if outer is not None and swap is not None else None
     asyncio._set_running_loop(None)
@@ -165,13 +165,13 @@ class Host(asyncio.BaseEventLoop):
         self.rate = rate
         self._epoch = START - START * rate  # all clocks begin at `START`
         self._late: list[asyncio.Handle] = []  # timers that fired while it was stopped
-        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, while it is buried
+        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, while `bury` runs
         self._grave_time = 0.0
         self._queued = False
-        # In order of creation: `bury` cancels them in this order.
+        # The tasks in order of creation, in which `bury` cancels them.
         self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
-        self.paused: bool = False  # True while it is stopped
-        self.dead: bool = False  # True once it was killed
+        self.paused: bool = False
+        self.dead: bool = False
 
     def __del__(self) -> None:
         """Give no warning: there are no sockets."""
@@ -255,7 +255,7 @@ class Host(asyncio.BaseEventLoop):
         sys.set_asyncgen_hooks(firstiter=self._asyncgens.add, finalizer=self._finalize)
         try:
             for _ in range(len(ready)):
-                if self.paused or (self.dead and self._grave is None):  # a callback has stopped or killed it
+                if self.paused or (self.dead and self._grave is None):  # a callback has stopped or killed this process
                     break
                 handle = ready.popleft()
                 if not handle.cancelled():

@@ -27,8 +27,7 @@ class TorchRendezvousBackend(RendezvousBackend):
         store, backend = TorchStore(url), TorchRendezvousBackend(url, run_id)
         DynamicRendezvousHandler.from_backend(run_id, store, backend, min_nodes, max_nodes)
 
-    The class is for comparisons, and for users of PyTorch's handler. The state is a pickle, which PyTorch loads:
-    restrict write access to the store.
+    The state is a pickle, which PyTorch loads: restrict write access to the store.
 
     Args:
         url: A URL of ours; its run is ignored.

@@ -4,9 +4,9 @@ If a peer is killed, a gloo collective fails only on its neighbours. The other m
 PyTorch's abort (2.13) does not end their wait. Shutting down the group's sockets ends it: every collective on the group
 raises `RuntimeError: ... Connection closed by peer`.
 
-Other libraries may open sockets at any time, so gloo's sockets are recognised by their addresses. Each member listens
-at an address, and the members exchange these addresses in the group's store. A socket is gloo's if one of its ends is
-an exchanged address. If the addresses cannot be read, no socket is shut down.
+Other libraries may open sockets at any time, so gloo's sockets are recognised by their addresses. The members
+exchange the addresses at which they listen in the group's store. A socket is gloo's if one of its ends is an exchanged
+address. If the addresses cannot be read, no socket is shut down.
 
 A listening socket is never shut down, as gloo aborts the process when accept fails. Descriptors are read by system
 calls: after `socket.setdefaulttimeout`, a `socket.socket` makes its descriptor non-blocking for all owners.

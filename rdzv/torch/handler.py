@@ -69,7 +69,7 @@ def _as_torch(error: ours.RendezvousError) -> Exception:
 
 
 class _Choices:
-    # Parameters of PyTorch's heartbeat and of PyTorch's store: this handler uses neither.
+    # For PyTorch's heartbeat and store, which this handler does not use.
     IGNORED: Final = ("heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
 
     def __init__(self, params: Any) -> None:
@@ -139,12 +139,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                             their workers fail
 
     **Deaths on the way.** An agent waits up to `read_timeout` for the values of every other member, and fails without
-    them. So `next_rendezvous` returns a round only once all members have received it, and meets again if a member dies
-    before. A member that dies in the milliseconds after the return still costs the others `read_timeout`.
+    them. So `next_rendezvous` returns a round only once all members have received it; if a member dies before, the
+    others meet again. A member that dies in the milliseconds after the return still costs the others `read_timeout`.
 
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent except by a
-    signal. After a signal the node only leaves, and the other nodes learn of that at once. A node that was never in a
-    round, and could not join one, does not close the run.
+    signal, at which the node only leaves. A node that was never in a round, and could not join one, does not close the
+    run.
 
     **Spares.** When the run is closed, a spare gets PyTorch's `RendezvousGracefulExitError`. PyTorch's agent (2.13 and
     before) accepts it, but then raises AttributeError for the missing result. So `next_rendezvous` raises
@@ -252,7 +252,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         Raises:
             RendezvousGracefulExitError: This node was a spare and the run is closed; see the class.
-            RendezvousError: PyTorch's class for the error. Under torchrun one line and `SystemExit` with status 1, as
+            RendezvousError: Any other failure. Under torchrun one line and `SystemExit` with status 1, as
                 PyTorch would print a hundred lines.
         """
         try:
@@ -409,8 +409,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         A store whose host is about to leave counts as one.
 
         If the number is above 0, the agent restarts its workers. The agent asks ten times a second, so this call sends
-        no request. In a closed run the number is 0. A member with a failed worker counts as lost: `agent.worker_ends`
-        says why.
+        no request. In a closed run the number is 0. A member with a failed worker counts as lost.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
@@ -428,7 +427,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return changed
 
     def shutdown(self) -> bool:
-        """Close the run and leave; return True on success. See the class for nodes that do not close it."""
+        """Close the run, or only leave it; return True on success."""
         if self._over:
             return True
         try:

@@ -171,7 +171,7 @@ class Agent:
     @property
     def is_done(self) -> bool:
         """True if the workers have succeeded: the agent only waits for the other agents."""
-        return bool(getattr(self.group, "state", "") == "SUCCEEDED")  # `WorkerState` is a string enum
+        return bool(getattr(self.group, "state", "") == "SUCCEEDED")
 
     def next_workers(self) -> Callable[[], Mapping[int, int]]:
         """Return a function that returns the next workers' pids by local rank, once all are started."""

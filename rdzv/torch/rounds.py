@@ -8,8 +8,8 @@
                 step = train(model, optimizer, step)
 
 After a loss the node's thread aborts the group, so that a hanging collective raises at once. Leaving the block swallows
-the error of the collective, and the next round has a new group, under another prefix of another store. If a group
-cannot be made because a member has gone, the round ends before its body.
+the error of the collective, and the next round has a new group. If a group cannot be made because a member has gone,
+the round ends before its body.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
@@ -230,7 +230,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
 
         No trace of an interrupted step remains in the arguments: the gradients of all members are None, buffers are as
         at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone. To
-        undo it, a copy of parameters and state is kept during a step of LBFGS, and during a step with a closure of
+        undo such a step, parameters and state are copied before a step of LBFGS, and before a step with a closure of
         another library's optimizer.
 
         The program restores the rest, such as a GradScaler or a scheduler; docs/pytorch.md has the list.
@@ -245,8 +245,8 @@ class TorchRound(_GroupOfRound, blocking.Round):
             The `extra` of the source.
 
         Raises:
-            ValueError: This member's model has other tensors; the message names the first, with both shapes. The other
-                members meet again without this one. Or the model is sharded (`fully_shard`).
+            ValueError: This member's model has other tensors (the message names the first, with both shapes), and the
+                other members meet again without this one; or the model is sharded (`fully_shard`).
         """
         return self._synchronized(model, optimizer, extra)
 
@@ -274,7 +274,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         if ending.others_have_gone:
             self._end_thread_waits()
         elif self.life.phase is Phase.AT_WORK:
-            return  # no member has gone: let the body run on to its next `check`
+            return  # an agreed stop: the body leaves at its next `check`, and may be in a collective now
         super()._ended(ending)
 
     def _end_thread_waits(self) -> None:
@@ -297,10 +297,10 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run blocking work, such as a training step, in the round's thread, and wait for its end.
 
-        One call runs at a time. A cancelled call waits for the end of the work, which must not write to the model in
-        the next round; the work's collectives are aborted, and its waits in the store end. If the work succeeds all the
-        same, return its result, so that the number of a step and its effect stay together; the body is cancelled at its
-        next await.
+        One call of `in_thread` runs at a time. A cancelled call waits for the end of the work, which must not write to
+        the model in the next round; the work's collectives are aborted, and its waits in the store end. If its work
+        succeeds, return the result, so that the number of a step and its effect stay together; the body is cancelled at
+        its next await.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
         try:
@@ -313,7 +313,8 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
                 return doing.result()
             raise
         finally:
-            # The work's error refers to this frame: without `del`, the cycle would keep the group and its sockets.
+            # The work's error refers to this frame, and `doing` to the error: without `del`, this cycle would keep the
+            # process group and its sockets.
             del doing
 
     async def new_group(self, ranks: Sequence[int] | None = None, **options: Any) -> Any:
@@ -332,14 +333,14 @@ def rendezvous_reconfigure(round: blocking.Round | AsyncTorchRound, group: Any =
         dist._reconfigure(uuid=uuid, handles=handles).wait()
 
     All members of the round call this blocking function, equally often and in the same order. PyTorch's experiment
-    (2.14 and later) changes the members of a group in place; with 4 gloo ranks, that took as long as a new group.
+    (2.14 and later) changes the members of a group in place.
 
     Args:
         round: A round of `rdzv.sync.rounds` or `rdzv.torch.rounds`; of an awaited one, call it `in_thread`.
         group: Made with `enable_reconfigure=True`; by default the process's default group.
 
     Returns:
-        A number that is new in this run, and a handle for each rank of the round.
+        The uuid, a number that is new in this run; and the handle of each rank of the round.
 
     Raises:
         RendezvousSettingsError: This PyTorch cannot reconfigure groups.

@@ -2,12 +2,11 @@
 
 First the source sends the structure of its state, as one object pickled by PyTorch (`broadcast_object_list`), with a
 place for each tensor. Every member compares the model's part with its own. If all agree, the tensors follow, each as a
-broadcast of its bytes: gloo does not know all number types. A model's parameters and buffers are written in place, also
-those outside its `state_dict`. `get_extra_state` values and an optimizer's state are made anew, as a newcomer has no
-such state yet, or a state of another shape.
+broadcast of its bytes: gloo does not know all number types. `get_extra_state` values and an
+optimizer's state are made anew, as a newcomer may lack them, or have other shapes.
 
-If the source dies meanwhile, a lagging member needs its own state, and not a mixture of two states. So a lagging member
-replaces its tensors only when it has received all.
+A lagging member replaces its tensors only when it has received all: if the source dies before, the member keeps its own
+state, and not a mixture of two states.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ reads it when it makes a group.
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Origin: TypeAlias = "tuple[str, Mapping[str, Any]]"  # a URL with a run, and parameters such as the files of secrets
+Origin: TypeAlias = "tuple[str, Mapping[str, Any]]"  # how another process opens a `TorchStore`: a URL, and parameters
 V = TypeVar("V", str, bytes, "str | bytes")
 
 DEFAULT_TIMEOUT: Final = timedelta(seconds=300)  # PyTorch's default for a store
@@ -79,7 +79,7 @@ def raise_as_torch(error: Exception) -> NoReturn:
         case StoreUsageError():
             raise ValueError(message) from error
         case ours.RendezvousSettingsError():
-            raise error  # it is a ValueError, as PyTorch raises for a wrong setting
+            raise error  # a ValueError, as in PyTorch
         case _:
             raise dist.DistStoreError(message) from error
 
@@ -127,9 +127,8 @@ class TorchStore(dist.Store):
     `QueueEmptyError`; `DistNetworkError` if the store cannot be reached.
 
     C++ holds only the C++ half of this object, and its calls fail with an internal assertion after the end of the
-    Python half. C++ does not report that it releases its half, so every instance is kept until the process ends; a
-    round's store takes a few hundred bytes after the next round has begun. Clones share one client, with a socket for
-    each thread in a call, until `close`.
+    Python half. C++ does not report that it releases its half, so every instance is kept until the process ends.
+    Clones share one client, with a socket for each thread in a call, until `close`.
 
 
     A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries the URL, the
@@ -137,7 +136,7 @@ class TorchStore(dist.Store):
     process's RDZV_TOKEN or RDZV_TOKEN_FILE.
 
     Args:
-        url: A URL of ours, with or without a run; a further segment separates keys. Or a blocking shared store of
+        url: A URL of ours, with or without a run; a further segment separates keys; or a blocking shared store of
             `rdzv.sync`.
         timeout: The limit of a wait, and of the first connection.
         overrides: The URL's parameters as keywords.

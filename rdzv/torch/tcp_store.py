@@ -41,7 +41,7 @@ TRY_AGAIN_AFTER: Final = 0.05  # seconds
 
 
 class WorkersStore:
-    """The TCPStore for a round's workers at rank 0. It waits `within` seconds for its port, then raises OSError."""
+    """The TCPStore for a round's workers at rank 0. The constructor waits `within` seconds for its port."""
 
     def __init__(self, host: str, port: int, timeout: timedelta, *, within: float = 0.0) -> None:
         deadline, listening = time.monotonic() + within, None
@@ -101,7 +101,7 @@ _served: Final = weakref.WeakSet[WorkersStore]()
 
 
 def _close_in_child() -> None:
-    """Close the listening sockets in a forked worker, which would hold the ports."""
+    """Close the copies of listening sockets in a forked child, so that they do not keep the ports bound."""
     for store in list(_served):
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, store.file, inheritable=False)

@@ -1,8 +1,7 @@
 """Shell: the lines that an agent writes about the rendezvous, one for each event of the job.
 
 docs/pytorch.md shows these lines. The lines have PyTorch's prefix and destination. LOGLEVEL sets their level; without
-LOGLEVEL it is INFO, and WARNING for other lines of `rdzv` and `store`. A program's own logging configuration takes
-precedence.
+LOGLEVEL it is INFO, and WARNING for other lines of `rdzv` and `store`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 
 WAITS_SILENTLY: Final = 3.0  # seconds that an agent waits for other nodes before it logs the reason
 SAYS_AGAIN_AFTER: Final = 30.0  # seconds until the same reason for a wait is logged again
-JOIN_WITHIN: Final = 1.0  # seconds to wait for a logging thread that was told to end
+JOIN_WITHIN: Final = 1.0  # seconds to wait for the end of a logging thread
 COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's cost is written
 
 

@@ -5,8 +5,7 @@ process, and its store, without a message, and Ctrl-C would make PyTorch close t
 module raises PyTorch's `SignalException`, as PyTorch does later: the node only leaves the run.
 
 An agent that serves no store has `LEAVES_WITHIN` to leave. An agent that serves the store waits until the other nodes
-have left, as `rdzv run` does. A signal a second or more after the first ends the agent at once; an earlier second
-signal is ignored.
+have left, as `rdzv run` does. A second signal ends the agent at once, unless it comes within a second of the first.
 """
 
 from __future__ import annotations
