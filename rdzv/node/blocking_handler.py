@@ -1,9 +1,9 @@
 """Shell: the handler for blocking callers, which forwards calls to the node.
 
-Each call runs in the process's node thread (`node.link.loops`), and the caller, in any thread, waits for the result.
-Ctrl-C, or a signal handler that raises, ends the caller's wait at once; the node thread still completes or undoes the
-call. An interrupted `next_rendezvous` withdraws the node's arrival, and the next call waits until that is done. Each
-round's shared store has its own socket. A third-party backend's handler is async, and runs in the node thread.
+Each call runs in the process's node thread (`node.link.loops`), while the caller waits in another thread. Ctrl-C, or a
+signal handler that raises, ends the caller's wait at once; the node thread still completes or undoes the call. An
+interrupted `next_rendezvous` withdraws the node's arrival, for which the next call waits. A
+third-party backend's handler is async, and runs in the node thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 def blocking_method(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], T]:
-    """Make a blocking method, which runs a verb in the node's loop, or a third-party backend's method of its name."""
+    """Make a blocking method, which runs a verb in the node's loop, or the third-party backend's method of its name."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -65,13 +65,13 @@ class Handler(Known, RendezvousHandler):
         self._inner = self._named = inner
         self.node: Node | None = inner.node if isinstance(inner, AsyncHandler) else None
         self._loop = loop
-        self._shared_client: BlockingStore | None = None  # the client of the current round's shared store
+        self._shared_client: BlockingStore | None = None  # the client of the last round's shared store
         self._pid = os.getpid()
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, if any, and return once this node is a member of the next; see the async twin."""
+        """Leave the current round, if any, and return once this node is a member of the next; see the async handler."""
         node = self.node
-        if node is None:  # a third-party backend's result is returned as it is
+        if node is None:  # the run has a third-party backend, whose result stays as it is
             return cast("RendezvousInfo", self.call(self._inner.next_rendezvous()))
         ticket = Ticket()
         joining: Call[Membership] | None = None
@@ -79,13 +79,13 @@ class Handler(Known, RendezvousHandler):
             joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
             return self._info(result_of(joining))
         except BaseException:
-            # A signal handler may raise before, during or after the call; `abandon` handles all three. A call that
-            # failed has undone its work itself.
+            # `abandon` undoes the call, even if a signal handler raised before or after it. A failed call has already
+            # undone its work.
             if joining is None or not joining.has_failed:
                 try:
                     self._abandon(node, ticket)
                 except BaseException:
-                    self._abandon(node, ticket)  # after a second Ctrl-C: abandoning a call twice does no harm
+                    self._abandon(node, ticket)  # again, as a second Ctrl-C may have interrupted it
                     raise
             raise
 
@@ -94,7 +94,6 @@ class Handler(Known, RendezvousHandler):
             self.start(node.abandon(ticket))
 
     def _health_check(self, node: Node) -> Callable[[], Awaitable[str | None]] | None:
-        """Return the user's health check, which runs outside the node's loop."""
         check = node.settings.health_check
         if check is None:
             return None
@@ -109,14 +108,13 @@ class Handler(Known, RendezvousHandler):
         return RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
 
     def node_here(self, name: str) -> Node:
-        """Return the built-in node that has this attribute; raise in a forked child, or after closing."""
+        """Return the node; raise if a third-party backend has none, in a forked child, or after closing."""
         self.check_usable()
         if self.node is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
         return self.node
 
     def _elsewhere(self, name: str) -> Callable[..., Any]:
-        """Return a method of the third-party backend; raise RendezvousStateError if the backend lacks it."""
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
@@ -128,7 +126,7 @@ class Handler(Known, RendezvousHandler):
         return BlockingChanges(changes(), self.call)
 
     def statuses(self) -> Iterator[RunStatus]:
-        """Yield the run's status now, and after each change, as the async twin does."""
+        """Yield the run's status now, and after each change, until the run is closed."""
         with BlockingStream(contextlib.aclosing(self._elsewhere("statuses")()), self.call) as statuses:
             yield from statuses
 
@@ -138,7 +136,7 @@ class Handler(Known, RendezvousHandler):
         self.call(cast("Coroutine[Any, Any, object]", self._inner.__aenter__() if node is None else node.connect()))
 
     def close(self) -> None:
-        """Leave the round, the run's coordination and the store for good. May be called twice."""
+        """Leave the round, stop coordinating, and disconnect for good. May be called twice."""
         if self._pid != os.getpid():
             return  # the node belongs to the parent process
         client, self._shared_client = self._shared_client, None
@@ -149,7 +147,7 @@ class Handler(Known, RendezvousHandler):
         except RendezvousStateError:
             return  # closed before
         except BaseException:
-            self._begin_to_close()  # a signal handler raised just then; closing twice does no harm
+            self._begin_to_close()  # a signal handler may have raised before the closing began
             raise
         result_of(closing)
 
@@ -165,7 +163,7 @@ class Handler(Known, RendezvousHandler):
             return result_of(call)
         except BaseException:
             if not see_to_its_end:
-                call.cancel()  # no effect on a call that is over
+                call.cancel()
             raise
 
     leave = blocking_method(verbs.leave)
@@ -192,7 +190,7 @@ class Handler(Known, RendezvousHandler):
 
 
 class BlockingStream(Generic[T]):
-    """The items of an async iterator, read in the handler's loop; for one thread at a time."""
+    """The items of an async iterator, which is read in the node's loop; for one thread at a time."""
 
     def __init__(
         self, opened: contextlib.AbstractAsyncContextManager[AsyncIterator[T]], call: Callable[[Awaitable[Any]], Any]
@@ -200,8 +198,8 @@ class BlockingStream(Generic[T]):
         self._opened = opened
         self._call = call
         self._stream: AsyncIterator[T] | None = None
-        self._turn = asyncio.Lock()  # around each read, in the handler's loop
-        self._taken: list[T] = []  # items that were read and not returned, as a signal handler raised
+        self._turn = asyncio.Lock()  # held during each read, in the node's loop
+        self._taken: list[T] = []  # items that `poll` read but has not returned
 
     def __enter__(self) -> Self:
         self._stream = self._call(self._opened.__aenter__())
@@ -209,7 +207,7 @@ class BlockingStream(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         async def leave() -> None:
-            async with self._turn:  # after an interrupted read, which continues in the loop
+            async with self._turn:  # wait for an interrupted read, which continues in the loop
                 await self._opened.__aexit__(None, None, None)
 
         with contextlib.suppress(RendezvousStateError):  # the handler is closed
@@ -238,7 +236,7 @@ class BlockingStream(Generic[T]):
         if not self._taken:
             self._call(take_one())
         item = self._taken[0] if self._taken else None
-        del self._taken[:1]  # no call follows, so no signal handler runs before the caller has the item
+        del self._taken[:1]  # last, so that no signal handler can raise before the return
         return item
 
 

@@ -1,16 +1,15 @@
 """Shell: the handler for async callers, which forwards calls to the node.
 
-The node lives in its own event loop (`node.link.loops`), so a busy caller does not delay the node. Each call starts a
-coroutine in the node's loop, and waits for it. If the caller is cancelled, natively or by anyio, once or twice, the
-call still ends cleanly:
+The node lives in its own event loop (`node.link.loops`), so a busy caller does not delay the node. If the caller of a
+method is cancelled, natively or by anyio, the call still ends cleanly:
 
-- `next_rendezvous` withdraws the node's arrival. After a first cancel, the call waits until that is done, at most two
-  seconds; after a second one, it does not wait.
-- Calls that write (`leave`, `set_closed`, `drain`, `resize`, `ban`, ...) and `aclose` complete. After a first cancel,
-  `aclose` waits until the node is closed. Calls that only read are cancelled.
+- `next_rendezvous` withdraws the node's arrival. After one cancellation, `next_rendezvous` waits for the withdrawal for
+  at most two seconds; after two, it does not wait.
+- Calls that write (`leave`, `set_closed`, `drain`, `resize`, `ban`, ...) and `aclose` complete. A cancelled `aclose`
+  waits until the node is closed. Calls that only read are cancelled.
 
-The user's health check runs in the caller's loop. So does the round's shared store, with its own client, so that large
-values do not delay the node's keep-alives.
+The user's health check and the round's shared store run in the caller's loop. The shared store has its own client, so
+that large values do not delay the node's keep-alives.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Handler(Known, RendezvousHandler):
         self,
         node: Node,
         *,
-        # Each makes a client for the shared store: the first in the caller's loop, the second for blocking callers.
+        # Both make clients for the shared store: `open_store` in the caller's loop, the other for blocking callers.
         open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
         open_blocking_store: Callable[[], BlockingStore] | None = None,
     ) -> None:
@@ -87,25 +86,25 @@ class Handler(Known, RendezvousHandler):
         try:
             await self.call(self.node.connect())
         except BaseException:
-            await self.aclose()  # the caller has no handler to close, and a hosted store would be served for ever
+            await self.aclose()  # the caller gets no handler that it could close
             raise
         return self
 
     async def aclose(self) -> None:
-        """Leave the round, the run's coordination and the store for good. May be called twice."""
+        """Leave the round, stop coordinating, and disconnect for good. May be called twice."""
         if self._pid != os.getpid():
             return  # the node belongs to the parent process
         try:
             closing = self.node.loop.start(self.node.aclose())
             withdrawn = self.node.loop.start(self.node.withdrawn.wait())
         except RendezvousStateError:
-            return  # closed before, and its thread has ended
-        closing.over.call(self.node.loop.leave)  # after closing, which still needs the loop
+            return  # the handler is closed, and its node thread has ended
+        closing.over.call(self.node.loop.leave)  # leave the loop once the node is closed
         try:
             await self._end_with(withdrawn, closing)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True):
-                await self._end_with(withdrawn, closing)  # a second cancel does not wait; the node still closes
+                await self._end_with(withdrawn, closing)  # a second cancel ends this wait, not the closing
             raise
         finally:
             await self.shared_client.aclose()
@@ -114,15 +113,15 @@ class Handler(Known, RendezvousHandler):
     async def _end_with(self, withdrawn: Call[Literal[True]], closing: Call[None]) -> None:
         """Disconnect the shared store once the node has left its round, then wait until the node is closed.
 
-        If the shared store disconnected earlier, its waiting callers would not learn that the round is over. If it
-        disconnected later, a store that the node hosts would wait for it.
+        If the shared store disconnected before the node has left, its waiting callers would not learn that the round is
+        over. If the shared store stayed connected, the closing of a hosted store would wait for it.
         """
         await withdrawn.end()
         await self.shared_client.aclose()
         await closing.end()
 
     async def call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
-        """Run work in the node's loop and wait for it; if cancelled, cancel the work, unless `see_to_its_end`."""
+        """Run work in the node's loop and wait for it. A cancelled caller cancels the work, unless `see_to_its_end`."""
         call = self.start(work)
         try:
             await call.end()
@@ -143,7 +142,7 @@ class Handler(Known, RendezvousHandler):
         membership, client = self.membership, self.open_blocking_store()
         assert membership is not None, "the node is in a round"
 
-        # Waits in the shared store block on the client's socket: only an interrupt ends them.
+        # A wait in the shared store blocks on the client's socket: interrupt the client when the round is over.
         membership.call_when_over(lambda reason: client.interrupt(ConnectionLost(reason, maybe_applied=False)))
         if self.settings.waits_end_on_loss:
             membership.call_when_lost(lambda _: client.end_waits())
@@ -170,12 +169,11 @@ class Handler(Known, RendezvousHandler):
             return self._info(result_of(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
-            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # later, the node undoes the call alone
+            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # after that, the node undoes the call alone
                 await undoing.end()
             raise
 
     def _health_check(self) -> Callable[[], Awaitable[str | None]] | None:
-        """Return the user's health check, which runs in this loop."""
         check, here = self.settings.health_check, asyncio.get_running_loop()
         return None if check is None else functools.partial(examine_in, here, check)
 
@@ -185,13 +183,13 @@ class Handler(Known, RendezvousHandler):
         here = asyncio.get_running_loop()
 
         def here_soon(call: Callable[..., None], *arguments: object) -> None:
-            with contextlib.suppress(RuntimeError):  # the caller's loop has closed: no call is under way there
+            with contextlib.suppress(RuntimeError):  # raised if the caller's loop is closed: it has no call to end
                 here.call_soon_threadsafe(call, *arguments)
 
         read_roster = functools.partial(self._roster, membership)
         info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
         membership.call_when_over(functools.partial(here_soon, shared.end_calls))
-        if self.settings.waits_end_on_loss:  # waits that begin later check `lost_ids` themselves
+        if self.settings.waits_end_on_loss:  # end the present waits; later waits check for losses
             membership.call_when_lost(lambda _: here_soon(shared.end_waits))
         return info
 
@@ -202,7 +200,7 @@ class Handler(Known, RendezvousHandler):
         return Changes(self.node, lambda: self.call(self.node.connect()))
 
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:
-        """Yield the run's status now, and after each change; the last one is of the closed run."""
+        """Yield the run's status now, and after each change, until the run is closed."""
         wakeup = WakeupHere()
         with self.node.listeners.listening(wakeup):
             while True:
@@ -213,7 +211,7 @@ class Handler(Known, RendezvousHandler):
                 await wakeup.sleep_until(None)
 
     async def questions(self) -> AsyncGenerator[tuple[str, Question], None]:
-        """Yield operators' questions to this node as they come, each with its name; reply with `answer`."""
+        """Yield each question of an operator to this node, with the question's name; reply with `answer`."""
         wakeup, heard = WakeupHere(), set[str]()
         with self.node.listeners.listening(wakeup):
             while True:

@@ -1,10 +1,10 @@
-"""Shell: a node: it connects, takes part in its run, and answers its callers. It lives in a loop of its own.
+"""Shell: a node: it connects, takes part in its run, and answers its callers.
 
-A node runs in one event loop (`link.loops.NodeLoop`) that no caller can block. Other threads call only the methods
+A node runs in an event loop that no caller can block (`link.loops.NodeLoop`). Other threads call only the methods
 marked "from any thread".
 
-From `connect` to `aclose`, a node has a `Link`, its connection to a store. If the store is replaced, the link and the
-node's membership of its round end, and `next_rendezvous` makes a new link.
+From `connect` to `aclose`, a node has a `Link`, its connection to a store. If another store replaces this one, the link
+and the node's membership end, and `next_rendezvous` makes a new link.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
-ANOTHER_STORE_WITHIN = 1.0  # seconds to find another store after the last one was lost
-EARLIER_CALLER = 0.1  # seconds over join_timeout that a caller waits for an earlier caller's attempt to fail
-NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, at random, between attempts to find the store that follows an ending one
+ANOTHER_STORE_WITHIN = 1.0  # seconds of an attempt to connect after the last store was given up
+EARLIER_CALLER = 0.1  # seconds beyond `join_timeout` that a caller waits for another's attempt to connect
+NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, at random, between attempts to find the successor of an ending store
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A handle of one call of `next_rendezvous`, for `Node.abandon`, which sets `abandoned`."""
+    """A handle of one call of `next_rendezvous`, by which `Node.abandon` undoes that call."""
 
     task: asyncio.Task[Any] | None = None
     abandoned: bool = False
@@ -69,9 +69,9 @@ class Ticket:
 class Node:
     """One node of a run.
 
-    `open_store` makes the store client, at the first connect and again if the store was replaced. `rng` is for jitter,
-    and for the node's name if none is given. `port` is the port that the node promises for the case that it becomes
-    rank 0; by default, one of this machine's.
+    `open_store` makes the client of each store that the node connects to. `rng` is for jitter, and for the node's name
+    if the settings give none. `port` is the port at which the node listens if it becomes rank 0; by default, a free one
+    of this machine.
     """
 
     def __init__(
@@ -83,13 +83,13 @@ class Node:
         rng: random.Random | None = None,
         port: HeldPort | None = None,
     ) -> None:
-        rng = rng or random.Random(secrets.randbits(64))  # random.Random() would read 2.5 kB as its seed
+        rng = rng or random.Random(secrets.randbits(64))  # by default, Random reads 2.5 kB of entropy
         self.settings = settings
         self.run_id: str = settings.run_id
         self.keys: Keys = Keys(settings.prefix, settings.run_id)
         self.node_id: str = settings.node_id or f"{host_name()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
-        self.listeners: Listeners = Listeners()  # notified at every change of the node's state; from any thread
+        self.listeners: Listeners = Listeners()  # called at each change of the node's state; any thread may add one
         self.part: Part = Part(
             settings,
             self.keys,
@@ -108,30 +108,30 @@ class Node:
         self._stack = contextlib.AsyncExitStack()
         self._connecting = asyncio.Lock()
         self._connecting_scope: anyio.CancelScope | None = None
-        self._join: Ticket | None = None  # the call of `next_rendezvous` under way, or the last one
-        # Set once a closing node has left its round; a store that it hosts still waits for other clients.
+        self._join: Ticket | None = None  # the ticket of the last call of `next_rendezvous`, which may be under way
+        # Set once a closing node has left its round, although a store that it hosts may still serve others.
         self.withdrawn: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
-        self.time: Callable[[], float] = lambda: 0.0  # the time on the node's clock, once connected; from any thread
+        self.time: Callable[[], float] = lambda: 0.0  # the node's clock once connected, else 0.0; from any thread
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this process serves the store; from any thread
-        self.store_settings: Callable[[], Settings] = lambda: settings  # with only the present store's host
-        self.handed_on: bool = False  # the last store is ending: look for the next one, or start it
-        self._store_gone: StoreError | None = None  # why the last store was given up; None once there is a new link
+        self.store_settings: Callable[[], Settings] = lambda: settings  # the settings; their host is the present store
+        self.handed_on: bool = False  # True while this node looks for the successor of an ending store
+        self._store_gone: StoreError | None = None  # the error of the last store, if it was given up; see `Link.gone`
         self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
 
     # ------------------------------------------------------------------------------------------ life
 
     def on_close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Await `close` after the node has closed; of several callbacks, the last one added is awaited first."""
+        """Await `close` after the node has closed. Callbacks run in the reverse order of their registration."""
         self._stack.push_async_callback(close)
 
     def on_lease_lost(self, callback: Callable[[], None]) -> None:
-        """Call back when this node's lease has ended by its own clock, while the run is not known to be closed."""
+        """Call back when this node's lease has ended by its own clock, unless the run is known to be closed."""
         self.part.on_lease_lost = lambda: callback() if self.head.closed is None else None
 
     def close_with(self, caller: asyncio.AbstractEventLoop) -> None:
-        """Close this node if the caller's loop, which alone runs the member, is closed without cancelling its tasks."""
+        """If the caller's event loop is closed without closing this node, close the node."""
 
         def look() -> None:
             if caller.is_closed() and not self._closed:
@@ -141,7 +141,7 @@ class Node:
         self.part.on_keep_alive = look
 
     async def aclose(self) -> None:
-        """Leave the round, the run's coordination and the store for good. May be called twice, also concurrently."""
+        """Leave the round, stop coordinating, and disconnect for good. May be called twice, also concurrently."""
         if self._closing is None:
             self._closed = True
             self.listeners.changed()
@@ -165,12 +165,12 @@ class Node:
                 await self._stack.aclose()
 
     async def connect(self) -> Link:
-        """Return the link to the store; make a new one if needed, or if its store was replaced."""
+        """Return the link to the store. If the node has none, or its store is lost, make a new link."""
         self.check_usable()
         if self._link is not None and self._link.follower.error is None:
             return self._link
         self.time = asyncio.get_running_loop().time
-        # A caller that waits for another caller's attempt to connect needs a limit here; an attempt has its own.
+        # If another caller is connecting, limit the wait for that attempt; this call's own attempt has a limit already.
         until = self.time() + self.settings.join_timeout + EARLIER_CALLER if self._connecting.locked() else math.inf
         async with self._connecting:
             self.check_usable()
@@ -208,7 +208,7 @@ class Node:
                 if link.follower.error is not None:
                     raise link.follower.error
                 self._link_stack = stack.pop_all()
-        except StoreReplaced:  # the store was replaced while the link was being made
+        except StoreReplaced:  # another store took the first one's place: connect to that
             return await self._new_link()
         except (StoreError, TimeoutError) as error:
             self._unreached = error
@@ -222,13 +222,12 @@ class Node:
             await anyio.sleep_forever()
 
     def _who_waits(self) -> str:
-        """Return in words that the node waits for the store, and for which event; "" if it does not wait."""
+        """Return words for a log line: for what this node waits; "" if it does not wait."""
         what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
         waits = self.joining or (self.membership is not None and self.membership.beats.longest_wait)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""
 
     def _is_counted(self) -> bool:
-        """Return True if the coordinator's progress counts this node."""
         progress = self._link.follower.head.progress if self._link is not None else None
         return progress is not None and (not self.joining or progress.last_arrival >= self.part.arrival.revision > 0)
 
@@ -238,7 +237,7 @@ class Node:
                 learn(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
-            if self.head.round is not None:  # also of a round without this node: the next store's numbers go on from it
+            if self.head.round is not None:  # rounds in the next store get higher numbers
                 self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
             self._store_gone = self._link.gone
@@ -247,7 +246,7 @@ class Node:
             await stack.aclose()
 
     def connection_error(self, error: BaseException) -> RendezvousError:
-        """Return the error to raise for a failure of the store."""
+        """Return the error of this package for a failure of the store."""
         what = str(error) or "the store does not answer"
         if self.store_gone is not None:
             what += f"; {START_AGAIN}"
@@ -256,19 +255,19 @@ class Node:
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     def check_usable(self) -> None:
-        """Raise once this node is closed; from any thread."""
+        """Raise RendezvousStateError if this node is closed; from any thread."""
         if self._closed:
             raise RendezvousStateError(f"this handler of run {self.run_id} is closed; connect again")
 
     @property
     def in_reach(self) -> bool:
-        """True if the store is connected, as far as is known; from any thread."""
+        """True if this node is connected to the store; from any thread."""
         link = self._link
         return link is not None and link.store.connected
 
     @property
     def store_gone(self) -> StoreError | None:
-        """Why the store was given up, until another one replaces it; see `Link.gone`. From any thread."""
+        """The error with which the store was given up (`Link.gone`), until the node has a new link; else None."""
         link = self._link
         return self._store_gone if link is None else link.gone
 
@@ -285,8 +284,8 @@ class Node:
     ) -> Membership:
         """Leave the current round, if any, and return once this node is a member of the next.
 
-        `ticket` identifies this call, for `abandon`. `examine` runs the user's health check outside this loop,
-        and returns why it failed, or None.
+        `ticket` is for `abandon`, which undoes this call. `examine` runs the user's health check, and returns why it
+        failed, or None.
         """
         if not self.settings.can_join:
             raise RendezvousSettingsError(
@@ -296,7 +295,7 @@ class Node:
         clock = JoinClock(self.settings.join_timeout, now=anyio.current_time())
         with anyio.move_on_after(self.settings.join_timeout) as limit:
             await self._end_join(abandoned_only=True)
-            async with self._leaving_call:  # wait for a `leave`, which completes even if its caller was cancelled
+            async with self._leaving_call:  # wait for a `leave` that was cancelled, but completes
                 pass
         if limit.cancelled_caught:
             raise self.part.timeout(self._link)
@@ -310,7 +309,7 @@ class Node:
             return await self._join_somewhere(clock, examine)
         except asyncio.CancelledError:
             if self._closed and not ticket.abandoned:
-                self.check_usable()  # `aclose` has cancelled this call, not the caller
+                self.check_usable()  # if `aclose` has cancelled this call, raise that the node is closed
             raise
         finally:
             ticket.task = None
@@ -324,7 +323,7 @@ class Node:
                 joining = Joining(self.part, self._leaving, link, clock, be_ready_to_coordinate=be_ready_to_coordinate)
                 return await joining.join(examine)
             except StoreReplaced as error:
-                # The caller gets the next round in the new store, numbered above every round it knows (promise S10).
+                # Join in the new store, where rounds have higher numbers than the caller knows (promise S10).
                 log.warning("run %s, node %s: %s; it joins the run in the new one", self.run_id, self.node_id, error)
                 lost: Exception = error
             except StoreEndingError as error:
@@ -340,7 +339,7 @@ class Node:
                 raise self.part.timeout(self._link)
 
     async def _find_store(self, link: Link, error: Exception) -> Link:
-        """Close the link to a lost store; return a link to the next store, which this node may start itself."""
+        """Close the link to a lost store; return a link to the next store, which this node may host."""
         while True:
             async with self._connecting:
                 if self._link is link:
@@ -357,15 +356,14 @@ class Node:
             error = StoreEndingError("it is ending")
 
     async def abandon(self, ticket: Ticket) -> None:
-        """Undo the `next_rendezvous` of this ticket: a node whose caller is gone must be in no round."""
+        """Undo the call of `next_rendezvous` with this ticket: if no caller awaits the round, leave it."""
         ticket.abandoned = True
         if self._join is not ticket:
-            return  # the call has not begun, and will not, or another call has followed it
+            return  # the call has not begun, or a later call has followed it
         if ticket.task is not None:
             await self._end_join()
         elif not self._closed:
-            # The call returned a round, which its caller has not seen. The next call waits until the node has left that
-            # round.
+            # The call has joined a round that its caller did not see: leave it. The next call waits until that is done.
             ticket.task = asyncio.current_task()
             try:
                 await self._leaving.leave(self._link)
@@ -373,12 +371,12 @@ class Node:
                 ticket.task = None
 
     async def _end_join(self, *, abandoned_only: bool = False) -> None:
-        """Cancel a `next_rendezvous` under way and await its end; with `abandoned_only`, await an abandoned one."""
+        """Cancel a `next_rendezvous` and await its end; with `abandoned_only`, only await an abandoned one."""
         join = self._join
         if join is None or join.task is None or (abandoned_only and not join.abandoned):
             return
         task = join.task
-        if not abandoned_only and not task.cancelling():  # cancel once: a second cancel would interrupt its clean-up
+        if not abandoned_only and not task.cancelling():  # a second cancel would interrupt the clean-up
             task.cancel()
         await asyncio.wait([task])
 
@@ -397,18 +395,18 @@ class Node:
 
     @property
     def head(self) -> Head:
-        """The run's head, as far as it is known; from any thread."""
+        """The last known head of the run; from any thread."""
         link = self._link
         return link.follower.head if link is not None else Head()
 
     @property
     def membership(self) -> Membership | None:
-        """The last round this node was in; from any thread."""
+        """The membership in the last round of this node, or None; from any thread."""
         return self.part.membership
 
     @property
     def progress(self) -> int | None:
-        """The last step that this node has finished, for its next record."""
+        """The last step that this node has finished; None if it counts no steps."""
         return self.part.progress
 
     @progress.setter
@@ -416,11 +414,11 @@ class Node:
         self.part.progress = step
 
     async def tell_what_it_knows(self, link: Link) -> None:
-        """Write this node's knowledge of a lost store to the present one; raise StoreError."""
+        """Write this node's knowledge of a lost store to the store of `link`; raise StoreError on failure."""
         await tell(self.part, link)
 
     def send_steps(self) -> None:
-        """Send this node's steps to the others now; from any thread."""
+        """Report this node's steps to the store now; from any thread."""
         self.loop.call_soon(self.part.own_beats.send)
 
     @property
@@ -430,12 +428,12 @@ class Node:
 
     @property
     def needs_store(self) -> bool:
-        """True if this node joins a round or is in one, and the run is not known to be closed."""
+        """True if this node is joining or in a round, and does not know that the run is closed."""
         return (self.joining or self.part.is_member) and self.head.closed is None
 
     @property
     def has_lost_store(self) -> bool:
-        """True if the store of this node's last round will not come back; from any thread."""
+        """True if the node's store is lost for good; from any thread."""
         link = self._link
         return link is not None and link.follower.error is not None
 
@@ -445,7 +443,7 @@ class Node:
         return self.part.drained(self.head) is not None
 
     async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """Run `work` with the store; raise its store errors as errors of this package."""
+        """Run `work` with the store client; turn store errors into errors of this package."""
         link = await self.connect()
         try:
             return await work(link.store)

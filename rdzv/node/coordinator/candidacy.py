@@ -1,8 +1,7 @@
 """Shell: the election: if a run has no coordinator, one of its nodes takes that role.
 
 Every node whose settings the run has accepted is a candidate. The role is a key on a lease of its own, with a short TTL
-(`role`). The revision that created the key is the *term*. A new coordinator can commit a round after three round trips:
-the election, reading the last round's members, the commit.
+(`role`). The revision that created the key is the *term*.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ class Candidacy:
                     grants=(role.grant,),
                 )
         except BaseException:
-            await role.lease.release()  # the transaction may have taken the role
+            await role.lease.release()  # the failed transaction may have taken the role: give it back
             raise
         self.link.answered_in(stopwatch.seconds)
         if taken.succeeded:
@@ -139,16 +138,15 @@ class Candidacy:
         self.link.follower.take_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
         with self.link.follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
-            while self._is_free:  # wait until the watch delivers the other node's role
+            while self._is_free:  # wait until the watch delivers that another node has the role
                 await known.sleep_until(None)
 
     @property
     def _where_it_stands(self) -> tuple[str, str, str]:
-        """The keys that a coordinator reads when its term begins."""
         return self.part.keys.round, self.part.keys.progress, self.part.keys.history
 
     async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
-        """Coordinate until the role is lost. `found` has the entries of `_where_it_stands`; None if unread."""
+        """Coordinate until the role is lost. `found` has the stored round, progress and history; None if unread."""
         lost = anyio.CancelScope()
 
         def lapsed(reason: str) -> None:

@@ -29,13 +29,13 @@ LOOKS_EVERY = 0.5  # seconds between looks for stuck members, at least
 LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member between looks for stuck members, as the response grows with them
 # The share of its TTL below which a lease is not being renewed: a renewed lease has at least twice this share left.
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
-ASKED_ABOUT_MOST: Final = 256  # live members; asking the store about each of more members would take over `gone_ttl`
-# Seconds before each look at an accused member's lease: the store may notice its end later than the accuser does.
+ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the store about each takes too long
+# Seconds before each look at an accused member's lease: the store may notice a closed connection late.
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 
 
 async def gather(office: Office, asking: asyncio.Event) -> None:
-    """Queue members' answers at which step to stop (`core.stopping`), once `asking` is set."""
+    """Once `asking` is set, queue members' answers to the question at which step to stop (`core.stopping`)."""
     await asking.wait()
     begun = office.keys.begun
     async with office.store.watch(begun, snapshot=True) as watch:
@@ -131,7 +131,7 @@ class AccusationWatch:
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _remaining(self, node_id: str, *, at_most: float) -> float:
-        """Return the share of its TTL that a node's lease has left; 1 if over `at_most` seconds, or without a lease."""
+        """Return the share of its TTL that a node's lease has left; 1 without a lease, or over `at_most` seconds."""
         record = await self.office.store.get(self.office.keys.node(node_id))
         if record is None or record.lease is None:
             return 1.0

@@ -67,7 +67,7 @@ class Office:
         return None
 
     async def forget(self, number: int, term: int) -> None:
-        """Delete a round's keys, or those of an attempt at it; the ranks last, as `_clear_away` looks for ranks."""
+        """Delete the keys of a round, or of an attempt at it; last the ranks, by which `_clear_away` finds rounds."""
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.in_office)
         await self.store.delete_prefix(self.keys.attempt(number, term), when=self.in_office)
 
@@ -130,7 +130,7 @@ class SharedLease:
         except LeaseNotFound:  # no node coordinated for the lease's TTL, so the last round has no members
             self._lease = None
         except StoreError:
-            pass  # the lease lasts until after the next renewal
+            pass  # the renewal failed, but the lease lasts until the next one
 
     async def give_back(self) -> None:
         """Revoke the lease if no round uses it. If that fails, the lease expires."""

@@ -7,13 +7,13 @@ deciding task (`Office.bring`).
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
 have the term in their names, so a coordinator never reads the attempt of a dead one (promise R7).
 
-A round is committed by one transaction, conditional on all facts of the decision. If a fact has changed, the store
-writes nothing, and the coordinator decides anew at the next event. The transaction also writes the members' ranks;
-ranks that exceed one transaction are written before it.
+A round is committed by one transaction, conditional on all facts of the decision. If one of these facts has changed,
+the store commits nothing, and the coordinator decides anew at the next event. The transaction also writes the members'
+ranks; if the ranks exceed one transaction, they are written before the commit.
 
 If a round has more members than a transaction may have conditions (etcd: 128), the coordinator first writes a marker
 among the nodes' keys. When its watch delivers the marker, the coordinator knows all earlier events, and decides anew. A
-node that is lost during the commit's round trip may then be in the round, as a loss after completion (promise R4).
+node that is lost during the commit's round trip may be in the round, as a loss after completion (promise R4).
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Term:
         )
 
     def _set_hour(self, hour: float, *, at: float) -> None:
-        """Set the run's time of day: `hour` at the time `at` on this node's clock. Send it at once."""
+        """Set the run's time of day to `hour` at the time `at` on this node's clock, and send it at once."""
         self._role.hour_offset = hour - at
         self._role.lease.renew_now()
         self._hour_changed.set()
@@ -185,7 +185,7 @@ class Term:
         self._picture = replace(self._picture, **changes)
 
     async def _carry_out(self, act: Act) -> int | None:
-        """Carry out an act. Return the revision whose events the next decision needs; None if refused."""
+        """Carry out an act; return the revision up to which the next decision needs events, None if refused."""
         match act:
             case Wait():
                 self._report_error(act.error)
@@ -298,12 +298,10 @@ class Term:
         return 0
 
     def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
-        """Return a write of the progress, with `hour` or else the role's time of day in it."""
         said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.hour()))
         return self._office.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: BaseException | None) -> None:
-        """Log the traceback of an error once, although each attempt to complete a round may raise it."""
         said = None if error is None else repr(error)
         if error is not None and said != self._failed_with:
             log.error("run %s: no round can be completed; it is tried again", self._keys.run_id, exc_info=error)
@@ -317,7 +315,7 @@ class Term:
     # ------------------------------------------------------------------------------------------ the commit
 
     async def _commit_if_there_is_room(self, decision: Complete) -> int | None:
-        """Commit a round. If the store is full, delete the last round's shared keys; if still full, report it."""
+        """Commit a round. If the store is full, delete the last round's shared keys, then report a full store."""
         no_more_room = self._view.round is self._made_room_of
         try:
             return await self._commit(decision)
@@ -392,7 +390,7 @@ class Term:
                 return await self._mark()
             del conditions[self._store.operations_max :]
             commit.append(Delete(keys.marker))
-        # Meanwhile delete the last round's shared keys: the new round's members need that room in a full store.
+        # During the commit, delete the last round's shared keys, so that a full store has room for the new round's.
         committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
         result, _ = await together(committing, self._clear_shared())
         if not result.succeeded:
@@ -443,7 +441,7 @@ class Term:
 
     async def _mark(self) -> int:
         """Write the marker, and return its revision. The watch delivers earlier events before the marker."""
-        marker = NodeRecord(node_id="", incarnation="", left=True)  # `left`: readers of node records skip it
+        marker = NodeRecord(node_id="", incarnation="", left=True)  # `left` makes readers skip the marker
         in_office = self._office.in_office
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
 
@@ -456,7 +454,7 @@ async def _clear_away(office: Office, round: Round | None) -> None:
         for entry in await office.store.list(keys.rounds, keys_only=True):
             number, _, rest = entry.key.removeprefix(keys.rounds).partition("/")
             term_of, slash, _ = rest.partition("/")
-            if slash and number.isdecimal() and term_of.isdecimal():  # else another program wrote the key
+            if slash and number.isdecimal() and term_of.isdecimal():  # the key is of an attempt at a round
                 attempts[int(number), int(term_of)] = None
         for attempt in attempts:
             # Skip this term's attempts, which the deciding task writes and deletes itself.

@@ -1,1 +1,1 @@
-"""The front of a node: its calls, each written once, of which both handlers make methods."""
+"""The calls of a node, each written once, of which both handlers make methods."""

@@ -1,4 +1,4 @@
-"""Shell: values of a node that both its handlers return without a request, in any thread."""
+"""Shell: values of a node that both handlers return in any thread, without a request to the store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Known, P], T]:
-    """Make a method of a verb that returns at once, in any thread."""
+    """Make a handler's method of a verb that returns at once, in any thread."""
 
     @functools.wraps(verb)
     def method(self: Known, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -37,12 +37,12 @@ def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Kno
 
 
 class Known:
-    """The part of a handler that reads its node without a call into the node's loop."""
+    """The part of both handlers that reads the node without a call into the node's loop."""
 
     node: Node | None  # None for a third-party backend
-    _named: Node | RendezvousHandler  # the node, or the third-party backend
-    _loop: NodeLoop  # the loop that the node runs in
-    _pid: int  # the id of the process that has the node
+    _named: Node | RendezvousHandler  # the node, or the handler of a third-party backend
+    _loop: NodeLoop
+    _pid: int
 
     @property
     def run_id(self) -> str:
@@ -62,7 +62,7 @@ class Known:
         return self.node
 
     def node_here(self, _: str) -> Node:
-        """Return the node for a call of this name."""
+        """Return the node; the blocking handler raises if a third-party backend has none."""
         return self.own_node
 
     @property
@@ -72,7 +72,7 @@ class Known:
 
     @property
     def store_settings(self) -> Settings:
-        """The settings with only the host of the present store: a round's store does not move."""
+        """The settings, with the present store as the only host, for clients of a round's shared store."""
         return self.own_node.store_settings()
 
     def check_usable(self) -> None:
@@ -91,7 +91,7 @@ class Known:
         except BaseException:
             work.close()
             raise
-        return self._loop.start(work)  # from now on it may run, even if an exception is raised here
+        return self._loop.start(work)  # the work may run even if a signal handler raises before the return
 
     @property
     def reason(self) -> str:
@@ -100,7 +100,7 @@ class Known:
 
     @property
     def membership(self) -> Membership | None:
-        """The last round that this node was in."""
+        """The membership in the last round of this node, or None."""
         return self.own_node.membership
 
     @property
@@ -120,7 +120,7 @@ class Known:
 
     @property
     def store_gone(self) -> StoreError | None:
-        """The reason for which the store was given up, if no other replaces it."""
+        """The error with which the store was given up, until another replaces it; else None."""
         return self.own_node.store_gone
 
     def absence_of(self, node_id: str) -> str:
@@ -129,7 +129,7 @@ class Known:
 
     def draining(self) -> dict[str, Leaving]:
         """Return the members of this round whose drains were announced since it completed."""
-        membership, head = self.own_node.membership, self.own_node.head  # read once: the node replaces its head
+        membership, head = self.own_node.membership, self.own_node.head  # read the head once, as the node replaces it
         progress = head.progress
         if membership is None or progress is None or head.closed is not None:
             return {}

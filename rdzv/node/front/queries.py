@@ -1,6 +1,6 @@
 """Shell: `changes()`: the changes of a node's round, for its callers, without a round trip.
 
-`changes_since` returns the changes that one caller has not read. A reader that is cancelled or times out misses none.
+A reader that is cancelled or times out misses no change: `changes_since` returns those that it has not read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Changes:
     """The changes of a node's round as they happen, beginning with those that already hold; for async callers.
 
-    Enter it, and iterate over it; or ask for one change within a time limit, by `poll` or any limit of `anext`. Counts
-    begin with the round's completion. The iteration continues with the next rounds, and ends after `Closed`.
+    Enter the object, and iterate over it; or call `poll` for one change within a time limit. The changes count nodes
+    since the round's completion. The iteration continues in the node's next rounds, and ends after `Closed`.
     """
 
     def __init__(self, node: Node, connect: Callable[[], Awaitable[object]]) -> None:
@@ -63,7 +63,7 @@ class Changes:
             await self._wakeup.sleep_until(None)
 
     def _next(self) -> Change | None:
-        """Return one change that was not returned yet, or None. By the next call the node may be in another round."""
+        """Return one change that was not returned yet, or None. In a new round, no change counts as returned."""
         of = self._node.membership
         if of is not self._of:
             self._of = of

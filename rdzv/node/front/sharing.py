@@ -1,4 +1,4 @@
-"""Shell: makes a round's shared store for one member: fenced, and with the node's knowledge of losses."""
+"""Shell: makes a round's shared store for one member, whose calls end once the member is out of the round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:
-    """Return the round's shared store for one member: fenced by the round, and by the member's record."""
+    """Return the round's shared store for one member. It rejects calls once the member is out of the round."""
     round, keys = membership.round, node.keys
     return SharedStore(
         client,
@@ -47,6 +47,6 @@ def absence_of(node: Node, node_id: str) -> str:
     try:
         now = asyncio.get_running_loop().time()
     except RuntimeError:
-        now = time.monotonic()  # the clock of event loops
+        now = time.monotonic()  # the time on the node's clock
     missing = head.progress.absent.missing if head.progress is not None else ()
     return next((one.describe(elapsed=now - head.progress_at) for one in missing if one.node_id == node_id), "")

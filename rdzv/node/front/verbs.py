@@ -1,7 +1,7 @@
 """The verbs of a node: the calls that its callers may make, each written once, with its signature and docstring.
 
 A verb is a coroutine function that runs in the node's loop, or a plain function that returns at once, in any thread.
-The handlers make methods of them: `awaited_method` in `rdzv.node.handler`, and its twin in `blocking_handler`.
+Both handlers make methods of the verbs: by `awaited_method` in `handler`, and `blocking_method` in `blocking_handler`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MUST_END: set[object] = set()
 
 
 def goes_on(verb: Verb) -> Verb:
-    """Mark a verb that completes even if its caller is cancelled or interrupted; others only read."""
+    """Mark a verb that must complete even if its caller is cancelled or interrupted."""
     _MUST_END.add(verb)
     return verb
 
@@ -68,7 +68,7 @@ def must_end(verb: object) -> bool:
 
 @goes_on
 async def leave(node: Node) -> None:
-    """Leave this round; the node may join again. Without a round, do nothing.
+    """Leave this round; the node may join again. If the node is in no round, do nothing.
 
     Raises:
         RendezvousStateError: A call of `next_rendezvous` is under way; cancel that instead.
@@ -77,7 +77,7 @@ async def leave(node: Node) -> None:
 
 
 async def num_nodes_waiting(node: Node) -> int:
-    """Return how many arrivals a regroup now would admit, by the coordinator's last report; no round trip."""
+    """Return how many waiting nodes the next round would admit now, by the coordinator's last report."""
     head, membership = (await node.connect()).follower.head, node.membership
     if head.progress is None or (membership is not None and head.progress.round != membership.round.number):
         return 0
@@ -85,12 +85,11 @@ async def num_nodes_waiting(node: Node) -> int:
 
 
 def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
-    """Return how many nodes wait to join, or have gone. Above 0, this member should meet the others again.
+    """Return how many nodes wait to join, or have gone. If it is above 0, the members should meet again.
 
-    The node knows the answer without asking the store, so a loop in any thread may call this many times a second.
-    Members that have died or left since the round completed, and this node itself if it was dropped, count unless
-    `on_loss` is False; arrivals count if a regroup now would admit them. A resize below the round's size, or an ending
-    store, counts as one node.
+    This asks no store, so a loop in any thread may call it many times a second. Members that have died or left since
+    the round completed, and this node itself if it was dropped, count unless `on_loss` is False. Waiting nodes count if
+    a next round would admit them now. A resize below the round's size, or an ending store, counts as one node.
 
     Returns:
         0 if this node is in no round, or if the run is closed: then the members cannot meet again.
@@ -182,12 +181,12 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
 
 
 async def all_here(node: Node, *, timeout: float) -> bool:
-    """Wait until every member of this round has called this; return False if one has gone first: then all meet again.
+    """Wait until every member of this round has called this; return False if a member has gone before.
 
-    For callers that then block on each other, as PyTorch's agents do: a member can die before it learns of its round.
-    All callers get the same answer, from one key that is written once: by the last member that calls (go on), or by the
-    first that notices a loss or departure before that (meet again). If a live member does not call within `timeout`
-    seconds, return True: the caller's next step will time out on it.
+    PyTorch's agents need this, as they block on each other next: a member can die before it learns of its round.
+    All callers get the same answer: True if the last member has called, False if a member has noticed a loss or
+    departure before. If a live member does not call within `timeout` seconds, return True: the caller's next step will
+    time out.
 
     Raises:
         RendezvousConnectionError: The store cannot be reached.
@@ -197,11 +196,11 @@ async def all_here(node: Node, *, timeout: float) -> bool:
         return True
     shared = shared_store(node, membership, link.store)
     membership.call_when_over(shared.end_calls)
-    store = shared.waiting_through_losses()  # the answer is written even if members are lost
+    store = shared.waiting_through_losses()  # waits in this store continue when members are lost
     store.set_timeout(timeout)
 
     async def answer_if_one_goes() -> None:
-        with contextlib.suppress(RendezvousError, StoreError):  # the wait for the answer fails, too
+        with contextlib.suppress(RendezvousError, StoreError):  # `all_here` fails with the same error
             async with Changes(node, node.connect) as changes:
                 async for change in changes:
                     if isinstance(change, NodesLost | NodesLeft):
@@ -210,7 +209,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
 
     answering = asyncio.create_task(answer_if_one_goes(), name=f"notice members of {node.run_id} that leave early")
     try:
-        # A call that is cancelled and repeated must not count this member twice.
+        # If this call is cancelled and repeated, count the member only once.
         if membership.muster is None or _has_failed(membership.muster):
             membership.muster = asyncio.create_task(store.add(CAME, 1), name=f"come to the muster of {node.run_id}")
             membership.muster.add_done_callback(_has_failed)
@@ -231,16 +230,16 @@ def _has_failed(task: asyncio.Task[int]) -> bool:
 
 @goes_on
 async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
-    """Change the run's shared counters; return them. `change` runs again if another node changed them meanwhile."""
+    """Change the run's shared counters; return them. If another node was faster, `change` runs again."""
     if node.membership is None:
         raise RendezvousStateError(f"node {node.node_id} has been in no round of run {node.run_id}")
     key = node.keys.tally
     link = await node.connect()
 
     async def write(store: Store) -> bytes:
-        await node.tell_what_it_knows(link)  # this writes the counters of a lost store
+        await node.tell_what_it_knows(link)  # begin with the counters of a lost store
         round = node.head.round
-        lease = round.lease if round is not None else await link.run_lease()  # kept with the round's store
+        lease = round.lease if round is not None else await link.run_lease()  # as long as the round's shared store
         while True:
             there = await store.get(key)
             before, at = (b"", 0) if there is None else (there.value, there.mod_revision)
@@ -250,7 +249,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             if (await store.compare_and_set(key, after, expected_revision=at, lease=lease)).succeeded:
                 return after
 
-    node.part.tally = await node.ask_the_store(write)  # for the next store if this one is lost
+    node.part.tally = await node.ask_the_store(write)  # remember the counters, for the next store if this one is lost
     return node.part.tally
 
 
@@ -273,20 +272,20 @@ async def is_closed(node: Node) -> bool:
 
 
 async def store_host(node: Node) -> str:
-    """Return in words whose process serves the store; empty for `rdzv serve`, for etcd, and if not known yet."""
+    """Return in words which process serves the store; "" for `rdzv serve`, for etcd, and if unknown."""
     entry = await node.ask_the_store(lambda store: store.get(node.keys.host))
     return entry.value.decode(errors="replace") if entry is not None else ""
 
 
 @goes_on
 async def set_closed(node: Node, reason: str = "") -> None:
-    """Close the run for every node, for good; the first reason is shown for as long as the run is remembered."""
+    """Close the run for every node, for good. The first reason is shown for as long as the store keeps the run."""
     await _close(node, reason)
 
 
 @goes_on
 async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
-    """Close the run because it cannot go on; `status` is the exit status of every launcher: see `GiveUp`."""
+    """Close the run because it cannot go on. Every launcher exits with `status`; see `GiveUp`."""
     status, remark = exit_status(status)
     reason = reason + remark if remark else reason
     await _close(node, reason, given_up=True, status=status)
@@ -297,7 +296,7 @@ async def _close(node: Node, reason: str, **verdict: Any) -> None:
         with anyio.fail_after(node.settings.close_timeout):
             link = await node.connect()
             closed = await _run(node, link.store).close(reason, lease=await link.run_lease(), **verdict)
-            link.follower.take_closing(closed)  # the caller sees it closed before the watch reports it
+            link.follower.take_closing(closed)  # the caller sees the closing before the watch delivers it
     except (StoreError, TimeoutError) as error:
         raise node.connection_error(error) from error
 
@@ -333,10 +332,10 @@ ping = of_run(Run.ping)
 
 @goes_on
 async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id: str | None = None) -> None:
-    """Announce that this node, or another one, is to leave: the members of its round stop together before it does.
+    """Announce that this node, or another one, will leave; before, the members of its round stop together.
 
-    A member that uses `rounds()` leaves at a `check`, the same for all; for others `changes()` gives `Draining`. After
-    `within` seconds the node leaves at any step, which the others see as an ordinary departure.
+    Members that use `rounds()` stop at one agreed `check`; for other members `changes()` gives `Draining`. If the node
+    is still in the round after `within` seconds, it is removed, which the others see as a loss.
 
     Raises:
         RendezvousStateError: No such node is in the run.

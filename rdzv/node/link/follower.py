@@ -140,7 +140,7 @@ class Follower:
                 self.synced.set()
             case "reset":
                 # Keep the old head until the snapshot is complete, so that a closed run does not look open. Keep the
-                # round for good: its successor has a higher number.
+                # last round, which only a later round replaces.
                 self._anew = Head(round=self.head.round)
                 self.resets += 1
             case "put" | "delete":
@@ -192,7 +192,7 @@ class Follower:
             coordinator = Coordinator(node_id=value.decode(errors="replace"), term=event.create_revision)
             return {"coordinator": coordinator if put else None}
         if key == keys.closed:
-            # If the closing was known before a reset, keep its progress: the snapshot has only a later one.
+            # After a reset, keep the known progress from before the closing: the snapshot has only a later one.
             over = self.head.closed_over if self.head.closed is not None else self.head.progress
             return {"closed": Closed.of(value) if put else None, "closed_over": over if put else None}
         if key == keys.progress:

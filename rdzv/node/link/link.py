@@ -33,7 +33,7 @@ ANSWERS_KEPT = 3  # answer times that a link keeps; the shortest counts as the r
 IF_HOSTED = "if a node hosted this store, it ended with that node's process; a store of `rdzv serve` does not"
 SAY_AWAY_AFTER = 2.9  # seconds that the store is disconnected before the first warning (R22)
 ASK_EVERY = 1.0  # seconds between checks that the store answers, at least, while a caller waits for it
-ASK_EVERY_PER_NODE = 0.01  # seconds between these checks per node, so that the store gets 100 requests a second
+ASK_EVERY_PER_NODE = 0.01  # seconds per node between checks that the store answers: it gets some 100 requests a second
 # Random factor of the seconds between a node's checks that the store answers, so that nodes do not check together.
 ASK_SPREAD = (0.75, 1.25)
 ASK_EARLY = 0.01  # seconds by which a check may be early: a timer for a shorter rest might fire at once, repeatedly
@@ -57,7 +57,7 @@ class Link:
         # Ends this node's candidacy for coordinator within a number of seconds; None if the node is no candidate.
         self.resign: Callable[[float], Awaitable[None]] | None = None
         self.back_at: float | None = None  # when the store was last reconnected; None if never
-        self.gone: ConnectionLost | None = None  # the error if the store was given up, with its data
+        self.gone: ConnectionLost | None = None  # the error with which the store was given up, or None
         self.host: str = ""  # the URL of this store, without the hosts that could replace it
         self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
@@ -77,7 +77,7 @@ class Link:
         self._is_counted: Callable[[], bool] = bool
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
-        self._telling: asyncio.Task[None] | None = None  # warns while the store does not answer
+        self._telling: asyncio.Task[None] | None = None  # the task that warns of a silent store, or None
         self._silent = False  # True if the connected store has not answered a request for a while
         self._closed = False
         store.on_connection(self._note_connection)
@@ -132,7 +132,7 @@ class Link:
         """From now on, log when the store has been disconnected or silent for a while, and its return.
 
         `who_waits` returns in words what this node waits for, or "". Between keep-alives the link checks that the store
-        answers, once the coordinator has counted this node (`is_counted`); until then, the number of nodes is unknown.
+        answers, once the coordinator has counted this node (`is_counted`).
         """
         self._who_waits, self._is_counted = who_waits, is_counted
         self._ask_in(self._asks_every)

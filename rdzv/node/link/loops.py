@@ -67,7 +67,7 @@ class NodeLoop:
         return contextlib.nullcontext()
 
     def leave(self) -> None:
-        """Stop using the loop; an existing loop goes on."""
+        """Stop using the loop, which continues."""
 
 
 class NodeThread(NodeLoop):
@@ -89,7 +89,7 @@ class NodeThread(NodeLoop):
             return thread.run(work)
         except RuntimeError as error:
             if thread is not None and not thread.has_ended:
-                raise  # a signal handler has raised it
+                raise  # a signal handler has raised the error
             work.close()
             raise RendezvousStateError(f"the node thread has ended: {error}") from None
 
@@ -110,7 +110,6 @@ class NodeThread(NodeLoop):
             if held:
                 held.pop().release()
 
-        # After `TURN_MOST` seconds let other nodes proceed: this node may be waiting for an absent store.
         over = asyncio.get_running_loop().call_later(TURN_MOST, give_back)
         try:
             yield
@@ -119,7 +118,7 @@ class NodeThread(NodeLoop):
             give_back()
 
     def leave(self) -> None:
-        """Stop using the thread; from any thread, and once."""
+        """Stop using the node thread; call this once, from any thread."""
         thread, self._thread, self._left = self._thread, None, True
         if thread is not None:
             _leave_thread(self, thread)
@@ -143,7 +142,7 @@ def _join(user: NodeThread) -> LoopThread:
 def _leave_thread(user: NodeThread, thread: LoopThread) -> None:
     global _thread
     with _lock:
-        if thread is not _thread:  # in a forked child, whose parent has that thread
+        if thread is not _thread:  # in a forked child, the thread is the parent's
             return
         _users.discard(user)
         if not _users:
@@ -152,7 +151,6 @@ def _leave_thread(user: NodeThread, thread: LoopThread) -> None:
 
 
 def _forget_in_child() -> None:
-    """In a forked child, forget the parent's node thread; the child starts its own if needed."""
     global _thread, _users, _lock, _turns
     _thread, _users, _lock, _turns = None, set(), threading.Lock(), asyncio.Semaphore(TURNS)
 

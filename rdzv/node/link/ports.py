@@ -20,7 +20,7 @@ class HeldPort:
         self._ports = range(int(first), int(last or first) + 1)
 
     def hold(self) -> int:
-        """Return the held port. If all are in use, return the first one, which may become free."""
+        """Return the held port. If all ports are in use, return the first, which may become free."""
         if self._socket is None:
             self._socket = next(filter(None, map(_bound, self._ports)), None)
             if self._socket is None:

@@ -22,7 +22,7 @@ ROUND_TRIPS_PER_TERM = 10  # round trips that the role's TTL covers at least; ta
 SECONDS_PER_NODE = 0.001  # seconds of the role's TTL per node, at least: many nodes keep the coordinator busy
 TERM_MOST = 30.0  # seconds, at most, of the role's TTL, without the time that the store's own failover takes
 ELECTION_PER_NODE = 0.001  # seconds per node of the longest pause before an election: few nodes then try at once
-ELECTION_MOST = 1.0  # seconds, at most, of that pause before a node's first election
+ELECTION_MOST = 1.0  # seconds of the pause before an election, at most, unless this node lost the role before
 LOST_TERMS_MOST = 4  # each lost term in a row doubles the TTL and the pause, up to this many terms
 ROLE_DISCONNECT_TTL = 0.4  # seconds until a disconnected coordinator loses its role, at least
 
@@ -38,7 +38,7 @@ class Role:
         self.lease: HeldLease = HeldLease(link.keeping, id=link.new_lease_id(), ttl=ttl)
         self.grant: Grant = Grant(
             ttl=ttl,
-            # If a coordinator disconnects, end its role before its lease as a member: its successor reports the loss.
+            # If a coordinator disconnects, end its role no later than its record: its successor reports the loss.
             disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnects_in, settings.disconnect_ttl)),
             gone_ttl=max(settings.gone_ttl, link.reconnects_in),
             id=self.lease.id,

@@ -24,7 +24,7 @@ class Wakeup:
         loop = asyncio.get_running_loop()
         while not self._told:
             self._sleeping = loop.create_future()
-            # An anyio scope would double the cost of each event pushed to a node.
+            # Use a bare timer: an anyio scope would double the cost of each event that a node receives.
             timer = None if deadline is None else loop.call_at(deadline, _wake, self._sleeping)
             try:
                 await self._sleeping

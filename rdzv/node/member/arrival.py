@@ -1,8 +1,7 @@
 """Pure: a node's arrival at its run, as a state machine: the state of its record in the store.
 
-A node has at most one record in its run. The coordinator takes the record into a round, and other nodes notice its
-deletion. `TRANSITIONS` has one line per event: the states in which it may happen, and the state after each. Any other
-event is a defect, and raises at once.
+A node has at most one record in its run. `TRANSITIONS` has one line per event: the states in which it may happen, and
+the state after each. Any other event is a defect, and raises at once.
 
     ABSENT      the node knows of no record of its own in the store
     SENT        the node has sent a record, which may be stored or not, as the answer is missing
@@ -80,7 +79,7 @@ class Arrival(Generic[L]):
         return self.record.arrival if self.record is not None else 0
 
     def stands(self, revision: int) -> bool:
-        """Return True if the node knows of no end of its record of this revision."""
+        """Return True if the record of this revision is stored, as far as the node knows."""
         return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
 
     def send(self, record: NodeRecord) -> None:

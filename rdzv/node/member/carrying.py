@@ -54,7 +54,7 @@ async def tell(part: Part, link: Link) -> None:
         lease = (await link.run_lease()).id
         writes: list[Operation] = [Put(keys.lost_store, lost.pack(), lease=lease)]
         for key, value in ((keys.settings, lost.settings), (keys.closed, lost.closed), (keys.tally, lost.tally)):
-            if value and round is None:  # keep the new store's value if a round used it
+            if value and round is None:  # no round has used the new store's values yet
                 writes.append(Put(key, value, lease=lease))
         if there is not None:  # delete what another node wrote and this node does not know
             if there.closed and not lost.closed:

@@ -44,7 +44,7 @@ async def examine(check: Callable[[], Any]) -> str | None:
 
 
 async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:
-    """If the health check failed, write that and raise RendezvousRefusedError; else delete an earlier failure."""
+    """If the health check failed, store that and raise RendezvousRefusedError; else delete an earlier failure."""
     key = keys.unfits + node_id
     if failure is None:
         await store.delete(key)  # an earlier check may have failed

@@ -1,8 +1,7 @@
 """Shell: makes a node a member of the next round: it arrives, and waits for a round that contains its record.
 
-A call of `next_rendezvous` writes one record, which cancellation, timeout and leaving withdraw. At each change of the
-head, `follow` returns whether the node is in a round, waits, or is refused. During an outage of the store the node
-waits, within the join timeout.
+A call of `next_rendezvous` writes one record, which cancellation, timeout and leaving withdraw. During an outage of the
+store the node waits, within the join timeout.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Joining:
                 if verdict is None:
                     part.unreached, part.cut_off, part.given_up, part.times_left_out = False, (), "", 0
                     return membership
-                # If this process was paused during the check, it may still reach rank 0 in the next round.
+                # Do not leave out a process that was paused during the check: it may reach rank 0 next time.
                 is_left_out = membership.rank in verdict.left_out and self._tried >= TRIED_LEAST
                 part.unreached = membership.rank == 0 and not verdict.left_out
                 if is_left_out:
@@ -107,7 +106,7 @@ class Joining:
             with anyio.CancelScope(shield=True):
                 if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
                     await link.step_down()  # a node that the run refuses must not coordinate
-                is_late = isinstance(error, RendezvousTimeoutError)  # then hurry to delete the record
+                is_late = isinstance(error, RendezvousTimeoutError)  # then do not wait long for a silent store
                 await self.leaving.leave(link, within=RELEASE_SOON if is_late else RELEASE_WITHIN)
             raise
         finally:
@@ -128,7 +127,7 @@ class Joining:
                 membership = await self._wait_for_round()
                 if membership is not None:
                     return membership
-                # The record was lost during the wait, so the loop arrives again. Count a lost lease.
+                # The record was lost during the wait: count a lost lease, and arrive again.
                 part.lapses += part.arrival.lease is None
             except StoreError as error:
                 lacks_room = has_no_room(error) and link.follower.head.round is not None
@@ -141,7 +140,7 @@ class Joining:
                 part.wait_for(f"the store at {part.settings.endpoint.url} {what}: {error}")
                 if not clock.left(now):
                     raise part.timeout(link) from error
-                if lacks_room:  # the coordinator will delete the last round's shared keys
+                if lacks_room:  # wait until the coordinator deletes the last round's shared keys
                     if not told:
                         log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
                     told = True
@@ -230,12 +229,12 @@ class Joining:
                         deadline = self.clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
-                        # keep the text for the error: `_reason_now` would return another once the record is gone
+                        # keep the text for the error: once the record is gone, `_reason_now` returns another reason
                         part.reason = part.reason
                         round_now = await self.leaving.give_up(link, me)
                         if round_now is None:
                             raise part.timeout(link)
-                        follower.take_round(round_now)  # committed just before the timeout
+                        follower.take_round(round_now)  # a round that was committed just before the timeout
 
     async def _until_rank_0_answers(self) -> None:
         """Return once rank 0 answers at an address where this node did not reach it before."""
@@ -288,11 +287,10 @@ class Joining:
             await cancel_and_wait(checking)
 
     async def _check_the_way(self, membership: Membership) -> Verdict | None:
-        """Check that all members reach rank 0. If not, rank 0 publishes a verdict, for which the others wait."""
+        """Check that all members reach rank 0. If one does not, rank 0 publishes a verdict, for which others wait."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
         async def names_of(ranks: Collection[int]) -> list[str]:
-            """Return the names and addresses of members; only the ranks if the store is slow."""
             found: dict[int, str] = {}
             with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
                 for entry in await link.store.list(part.keys.roster(round.number, round.term)):
@@ -309,7 +307,7 @@ class Joining:
                 self._tried += TICK
 
         async def hear() -> None:
-            """Wait for rank 0's verdict. After it rank 0 no longer listens, so a paused process stops trying."""
+            """Wait for rank 0's verdict. Rank 0 listens no more then, so a paused process stops trying."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
                 (entry,) = await link.store.wait([key], timeout=WITHIN + HEARD_WITHIN)

@@ -1,7 +1,7 @@
 """Shell: a node withdraws its record: its caller gives up, its join times out, or it leaves its round.
 
-After a withdrawal the store rejects a round with that record. If a round was committed just before a join timed out,
-the node is a member of that round.
+After a node's withdrawal, the store rejects a round with its record. If a round was committed just before a join timed
+out, the node is a member of that round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from store import Condition, TransactionResult
 
 HAND_OVER_WITHIN = 0.5  # seconds that a departing coordinator waits until its departure is reported
-HAND_OVER_TRIPS = 2  # round trips that it waits longer: the report is written, and its watch delivers it
+HAND_OVER_TRIPS = 2  # round trips by which that wait is longer: the report, and its delivery by the watch
 WITHDRAW_TRIPS = 4  # round trips of a withdrawal: two writes, and the report of the departure
 
 
@@ -132,7 +132,6 @@ class Leaving:
                 await reported.sleep_until(None)
 
     def _is_in(self, round: Round, arrival: int) -> bool:
-        """Return True if a round contains this node, even if the node has given up joining since."""
         membership = self._part.membership
         known = membership is not None and membership.round.number == round.number
         return known or round.rank_of(arrival) is not None

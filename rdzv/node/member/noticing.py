@@ -117,7 +117,6 @@ class Noticing:
         return None
 
     async def _delete(self, link: Link, record: NodeRecord) -> bool:
-        """Delete this node's record; return False if another revision, of a later arrival, is stored."""
         key = self._part.keys.node(self._part.node_id)
         with contextlib.suppress(ConditionFailed):
             return await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
@@ -130,7 +129,7 @@ class Noticing:
             record = part.arrival.record
             part.put_out(link, f"this node is {ban}")
             if record is not None:
-                await self._delete(link, record)  # the operator may have been interrupted before that
+                await self._delete(link, record)  # the operator may have failed to delete the record
         else:
             await self._see_whether_it_stands(link)
 

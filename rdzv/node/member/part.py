@@ -1,6 +1,6 @@
-"""Shell: one node's state in its run, as far as it knows; all files of this folder read and write it.
+"""Shell: one node's state in its run, as far as the node knows, which the files of this folder share.
 
-The state outlives the link to a store. Only the node's loop writes it; any thread may read it.
+The state outlives the link to a store. Only the node's loop writes the state; any thread may read it.
 """
 
 from __future__ import annotations
@@ -59,30 +59,30 @@ class Part:
     node_id: str
     listeners: Listeners
     loop: NodeLoop
-    rng: random.Random  # spreads the work of many nodes over time
-    port: HeldPort  # the port that the others would use if this node were rank 0
-    agreed: Agreed = field(init=False)  # the settings that the node expects in the store; an observer has none
+    rng: random.Random  # for jitter, so that many nodes do not act at once
+    port: HeldPort  # the port at which this node listens if it becomes rank 0
+    agreed: Agreed = field(init=False)  # the run's settings; unset if this node cannot join
     incarnation: str = field(init=False)  # see `NodeRecord`
     arrival: Arrival[HeldLease] = field(default_factory=Arrival)
-    membership: Membership | None = None  # the last round that the node was in; `over` says if it still is
-    known_round: int = -1  # the last round that the node knows of; -1 for none
+    membership: Membership | None = None  # this node's last membership in a round, which may be over
+    known_round: int = -1  # the number of the last round that the node knows of; -1 for none
     unreached: bool = False  # see `NodeRecord`
-    cut_off: tuple[str, ...] = ()  # addresses of rank 0s that only others reached; cleared when all reach rank 0
-    times_left_out: int = 0  # how often the node was left out as it did not reach rank 0; cleared likewise
-    given_up: str = ""  # the round that the node gave up, and why, for its next record; cleared likewise
-    leaves_because: str = ""  # the reason that this node gives for leaving, for the others
-    lapses: int = 0  # leases lost while waiting for this round
+    cut_off: tuple[str, ...] = ()  # hosts where only other members reached rank 0; cleared when all reach it
+    times_left_out: int = 0  # how often this node was left out as it did not reach rank 0; 0 when all reach it
+    given_up: str = ""  # words for the node's next record: the round that it gave up, and why; else ""
+    leaves_because: str = ""  # the reason that this node gives when it leaves; "" if none
+    lapses: int = 0  # how many leases the node lost while waiting for its next round
     lapsed_in: int = -1  # see `NodeRecord`
-    refusal: RendezvousError | None = None  # the error with which `overruled` ends this node's wait
-    progress: int | None = None  # for the node's next record; see `NodeRecord`
-    known: Known | None = None  # the node's knowledge of a lost store, if any
+    refusal: RendezvousError | None = None  # the error that ends this node's wait for a round, or None
+    progress: int | None = None  # the last step that the node finished; None if it counts none
+    known: Known | None = None  # the node's knowledge of the last lost store; None if none was lost
     tally: bytes = b""  # the run's shared counters, as last read or written
     own_beats: OwnBeats = field(init=False)
     on_keep_alive: Callable[[], object] = int
-    # Called when the node's lease has ended by the node's clock: the store may be silent for long.
+    # Called when the node's lease has ended by the node's own clock, as a silent store cannot report that.
     on_lease_lost: Callable[[], object] = int
     _reason: str = NOT_WAITING
-    _reason_now: Callable[[], str | None] | None = None  # returns the reason with running durations
+    _reason_now: Callable[[], str | None] | None = None  # returns `_reason` with current durations, or None
 
     def __post_init__(self) -> None:
         self.incarnation = f"{self.rng.getrandbits(64):016x}"
@@ -92,7 +92,7 @@ class Part:
 
     @property
     def is_member(self) -> bool:
-        """True if the node is in a round, as far as it knows."""
+        """True if the node knows of no end of its membership of a round."""
         return self.membership is not None and self.membership.over is None
 
     @property
@@ -106,18 +106,18 @@ class Part:
         self._reason, self._reason_now = reason, None
 
     def wait_for(self, reason: str, reason_now: Callable[[], str | None] | None = None) -> None:
-        """Set the reason for waiting, and log a new one; `reason_now` returns it with current durations."""
-        # The cheap conditions come first: this runs at each event of the store.
+        """Set the reason for waiting, and log it if it is new; `reason_now` returns it with current durations."""
+        # The cheap conditions come first, because this runs at each event of the store.
         is_shown = reason != self._reason and log.isEnabledFor(logging.INFO)
         if is_shown and without_durations(reason) != without_durations(self._reason):
             log.info("run %s, node %s: %s", self.keys.run_id, self.node_id, reason)
         self._reason, self._reason_now = reason, reason_now
 
     def timeout(self, link: Link | None) -> RendezvousTimeoutError:
-        """Return the error for a call that has timed out."""
+        """Return the error for a `next_rendezvous` that has timed out."""
         away = link is None or not link.store.connected
         problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
-        reason = self.reason  # the reason may contain `given_up`, which nodes report
+        reason = self.reason  # the text may contain `given_up`, which the coordinator reports, too
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"
         return RendezvousTimeoutError(
@@ -127,17 +127,17 @@ class Part:
         )
 
     def refuse_if_closed(self, head: Head, me: Me) -> None:
-        """Raise if the run is closed, unless a round that may contain this node completed before."""
+        """Raise if the run is closed, unless a round completed after this node's arrival."""
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self.closed_error(head.closed, spare=False)
 
     def drained(self, head: Head) -> Leaving | None:
-        """Return this node's announced drain, if any. Drains of an earlier process of its name are ignored."""
+        """Return this node's announced drain, or None. Ignore a drain of an earlier process with its name."""
         leaving = head.drains.get(self.node_id)
         return leaving if leaving is not None and leaving.revision >= self.arrival.began > 0 else None
 
     def drained_error(self, leaving: Leaving) -> RendezvousGracefulExitError:
-        """Return the error for a node that must leave, and joins a round or waits for one."""
+        """Return the error for a drained node that joins a round."""
         reason = f": {leaving.reason}" if leaving.reason else ""
         return RendezvousGracefulExitError(
             f"run {self.keys.run_id}: node {self.node_id} is to leave{reason}, and joins no round any more"
@@ -152,18 +152,18 @@ class Part:
         reason = f": {closed.reason}" if closed.reason else ""
         by = f" by {closed.by}" if closed.by else ""
         message = f"run {self.keys.run_id} is closed{by}{reason}"
-        if spare and not closed.given_up:  # if the run was given up, no node ends with success
+        if spare and not closed.given_up:  # a spare ends with success, unless the run was given up
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
     def overruled(self, theirs: Mapping[str, object]) -> None:
-        """End this node's wait with an error: the run's settings were rewritten, and it is in the run by mistake."""
+        """End this node's wait with an error: the run now has settings `theirs`, which differ from this node's."""
         difference = describe_difference(self.settings.shared(), theirs)
         self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} now has other settings: {difference}")
         self.listeners.changed()
 
     def lease_lost(self, lease: HeldLease, reason: str) -> None:
-        """Note a lost lease. If it is this node's, its record and its membership are lost, too."""
+        """Note that a lease was lost. If this node's record was on it, that record and the membership are lost."""
         if self.arrival.lease is lease:
             self.arrival.lapsed()
             self.end_membership(reason, dropped=True)
@@ -193,19 +193,19 @@ class Part:
         self.known_round = max(self.known_round, round.number)
         who = f"run {self.keys.run_id}, round {round.number}: node {self.node_id}"
         log.info("%s has rank %d of %d", who, rank, round.size)
-        self.take(link)  # the head may have changed while the rank was read
+        self.take(link)  # the head may have changed while this node read its rank
         self.listeners.changed()
         return membership
 
     def take(self, link: Link) -> None:
-        """Update the membership from the head."""
+        """Update the membership from the run's head."""
         membership = self.membership
         if membership is None or membership.over is not None:
             return
         if link.follower.error is not None:
             self.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
             return
-        # A later round may contain a record that is still being sent: on etcd, events may come before the answer.
+        # While a new record is being sent, a later round may contain it: on etcd, that event may precede the answer.
         membership.take(link.follower.head, rejoins=self.arrival.state is State.SENT)
         if not self.is_member:
             self._note_end(membership)
@@ -213,18 +213,18 @@ class Part:
             self._forget_record(link, by_decision=membership.expelled)
 
     def put_out(self, link: Link, why: str) -> None:
-        """Note that a decision has removed this node's record."""
+        """Note that a ban or a drain has removed this node's record."""
         self.end_membership(why, dropped=True)
         self._forget_record(link, by_decision=True)
 
     def _forget_record(self, link: Link, *, by_decision: bool) -> None:
         self.arrival.gone()
-        if by_decision:  # otherwise it was an outage, in which other leases have lapsed, too
+        if by_decision:  # a decision removes this record only; an outage ends others' leases, too
             self.lapsed_in = -1
         link.start(link.step_down(), f"decide nothing more of {self.keys.run_id}")
 
     def end_membership(self, reason: str, *, dropped: bool = False) -> None:
-        """End the membership, if any: the node joined a later round, left, or was dropped."""
+        """End the membership, if any, because the node joined a later round, left, or was dropped."""
         membership = self.membership
         if membership is None or membership.over is not None:
             return
@@ -239,6 +239,6 @@ class Part:
         self.listeners.changed()
 
     def note_lapse(self) -> None:
-        """Remember a lost lease for the next record: others may have lost theirs in the same outage, and rejoin."""
+        """Note the round in which this node's lease lapsed, for its next record."""
         if self.membership is not None and self.membership.over is None:
             self.lapsed_in = self.membership.round.number

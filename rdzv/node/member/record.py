@@ -1,7 +1,7 @@
 """Shell: writes a node's record: an arrival is one transaction, conditional on the run's settings.
 
-The transaction also grants the record's lease. The first node's transaction writes the settings and takes the role of
-coordinator, too.
+An arrival also grants the record's lease. The first node's arrival also writes the settings, and takes the role of
+coordinator.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ROUND_TRIPS_PER_TTL = 10  # the least in a node's lease: three renewals, each with time for a slow answer
-BANS_LOOKED_FOR_MOST = 64  # in an arrival's conditions: etcd accepts 128; a waiting node looks for all bans
-LAPSES_MOST = 4  # the most lost leases in one wait that make the next lease longer
-TTL_MOST = 30.0  # seconds, unless the settings ask for more; a dead node may be taken for alive that long
+ROUND_TRIPS_PER_TTL = 10  # round trips that a node's TTL covers at least: time for three slow renewals
+BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions; a waiting node then looks for all bans
+LAPSES_MOST = 4  # lost leases in one wait that each double the TTL of the next, at most
+TTL_MOST = 30.0  # seconds of a longer TTL, at most: a dead node may count as live for that long
 
 
 class Recording:
-    """Writes a node's record, for one call of `next_rendezvous` over one link."""
+    """Writes the record of a node for one call of `next_rendezvous` over one link."""
 
     def __init__(self, part: Part, link: Link, clock: JoinClock) -> None:
         self._part = part
@@ -57,7 +57,7 @@ class Recording:
         self._ban_keys = [part.keys.bans + name for name in names[:BANS_LOOKED_FOR_MOST]]
 
     async def write(self, me: Me) -> tuple[Me, Role | None]:
-        """Write this node's record; return its arrival, and the role if it was free and this node has it now."""
+        """Write this node's record; return its arrival, and the role of coordinator if this node has taken that."""
         part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
         while True:
@@ -65,8 +65,7 @@ class Recording:
             lease = self._lease()
             record = await new_record(part, link)
             if part.arrival.lease is not lease:
-                # The lease lapsed while the store was away. The store may still write a record on it, which no task
-                # would renew.
+                # The lease lapsed while `new_record` waited for the store: use a new lease, which the node will renew.
                 expected = part.arrival.revision
                 continue
             role = None
@@ -77,12 +76,12 @@ class Recording:
                 result, sent_at = await self._send(record, lease, role, run, expected=expected)
             except LeaseNotFound:
                 part.note_lapse()
-                part.arrival.lapsed()  # at once: the lease's keeper reports it later
+                part.arrival.lapsed()  # note the lapse now, as `lease` reports it later
                 link.known_run_lease = None
                 expected = 0
                 continue
             except BaseException as error:
-                if role is not None:  # it is unknown if the store granted the role
+                if role is not None:  # the store may have granted the role: give it back
                     in_time = clock.left(link.store.time()) > 0
                     await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
@@ -102,18 +101,17 @@ class Recording:
             if part.arrival.written(result.revision):
                 part.end_membership("this node has gone on to the next round")
                 return replace(me, arrival=result.revision, known_round=part.known_round), role
-            expected = result.revision  # the record's lease was given up meanwhile: no task renews it
+            expected = result.revision  # no task renews the record's lease any more: replace the record
             if role is not None:
                 await role.lease.release()
 
     def _say_silent(self) -> None:
         part, link = self._part, self._link
-        if link.store.connected and not part.arrival.revision:  # in other cases the link warns
+        if link.store.connected and not part.arrival.revision:  # in all other cases, the link warns
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
             log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
 
     def _lease(self) -> HeldLease:
-        """Return the lease of this node's records, or a new one, not granted yet."""
         part, link = self._part, self._link
         if part.arrival.lease is None:
             most = link.store.lease_ttl_max
@@ -124,9 +122,9 @@ class Recording:
     async def _send(
         self, record: NodeRecord, lease: HeldLease, role: Role | None, run: Grant | None, *, expected: int
     ) -> tuple[TransactionResult, float]:
-        """Send the transaction that writes a record over the one of the `expected` revision; 0 for none.
+        """Write a record in place of the one with the `expected` revision; 0 if the store must have none.
 
-        `run` is the grant of the run's lease, if needed. Return the answer, and when the record's lease was asked for.
+        `run` is the grant of the run's lease, or None. Return the answer, and when the record's lease was requested.
         """
         part, link, keys = self._part, self._link, self._part.keys
         own = keys.node(part.node_id)
@@ -138,15 +136,14 @@ class Recording:
         agreed = when.value(keys.settings) == part.agreed.value
         if run is not None:
             agreed = when.value_if_any(keys.settings) == part.agreed.value
-            # Write them even if they exist: a node that looked for others before this arrival then fails to rewrite
-            # them.
+            # Write the settings even if they exist: the new revision makes another node's concurrent rewrite fail.
             writes += [Put(keys.settings, part.agreed.value, lease=run.id), note_of_run(keys, run)]
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
-            writes.append(Delete(keys.drains + part.node_id))  # a drain of an earlier process
+            writes.append(Delete(keys.drains + part.node_id))  # the drain is of an earlier process
         if part.settings.endpoint.has_successors and is_served_here(link.store.store_id):
             last = 0 if part.membership is None else part.membership.round.revision
-            of_run = run or link.known_run_lease  # the key outlives the node, and ends with the store's process
+            of_run = run or link.known_run_lease  # on the run's lease the key outlives this node
             writes.append(Put(keys.hosted + part.node_id, b"%d" % last, lease=of_run.id if of_run else lease.id))
         if role is not None:
             writes.append(Create(keys.coordinator, part.node_id.encode(), lease=role.lease.id))
@@ -154,7 +151,7 @@ class Recording:
         conditions = [agreed, when.mod_revision(own) == expected, *map(when.missing, self._ban_keys)]
         if part.settings.endpoint.has_successors:
             conditions.append(when.missing(keys.moving))
-        if not expected:  # a member that rejoins stays with the others while the ending store serves them
+        if not expected:  # an ending store admits no newcomers
             conditions.append(when.missing(keys.ending))
         part.arrival.send(record)
         sent_at = link.store.time()
@@ -182,22 +179,21 @@ class Recording:
         self._link.known_run_lease = Lease(self._link.store, id=id, ttl=ttl)
 
     async def _has_role(self, role: Role, result: TransactionResult, sent_at: float) -> bool:
-        """Return True if this node has the role it asked for; otherwise note which node has it."""
         there = result.results[-1]
         if isinstance(there, Entry):
             self._link.follower.take_coordinator(there, revision=result.revision)
             return False
-        if sent_at != role.sent_at:  # the node's lease had to be renewed: the role's lease is as old, and shorter
+        if sent_at != role.sent_at:  # the answer was slow: the role's short lease may have lapsed
             await role.lease.release()
             return False
         role.term = result.revision
         return True
 
     async def _after_refusal(self, me: Me, result: TransactionResult, *, is_newcomer: bool) -> int:
-        """Return the revision to replace in the next attempt, once the cause of this refusal is gone."""
+        """Wait until the cause of a refused write is gone; return the revision that the next attempt replaces."""
         part, link = self._part, self._link
         part.arrival.refused()
-        part.take(link)  # a member may have been left out of a later round meanwhile
+        part.take(link)  # while it tried to rejoin, a later round may have left this member out
         settings_entry, there, ending, *bans = cast("list[Entry | None]", result.results)
         for ban in bans:
             if ban is not None:
@@ -208,7 +204,7 @@ class Recording:
         await agree_on_settings(
             link.store, part.keys, part.agreed, lease, incarnation=part.incarnation, there=settings_entry
         )
-        while there is not None:  # wait until this arrival may replace the record of its name
+        while there is not None:  # wait while a live node has this node's name
             holder = NodeRecord.unpack(there.value, node_id=part.node_id, arrival=there.mod_revision)
             if holder.left or holder.incarnation == part.incarnation:
                 return there.mod_revision
@@ -217,13 +213,13 @@ class Recording:
         return 0
 
     async def _changed_record(self, there: Entry) -> Entry | None:
-        """Return a record once it has changed: its node may have rejoined, and still have the name."""
+        """Wait until a record changes; return the new one, or None if it was deleted."""
         part, link, clock, changed = self._part, self._link, self._clock, Wakeup()
 
         async def first_change() -> None:
             with contextlib.suppress(StoreError):
                 async for event in watch:
-                    if event.key == there.key:  # the watch also sees keys that begin with it
+                    if event.key == there.key:  # skip longer keys that begin with this key
                         break
             changed.changed()
 
@@ -244,18 +240,18 @@ class Recording:
 
 
 def ending_error(part: Part, link: Link, me: Me) -> StoreEndingError:
-    """Return the error after which this node looks for the next store; raise if the run is closed."""
+    """Return the error after which this node looks for the next store. If the run is closed, raise instead."""
     part.refuse_if_closed(link.follower.head, me)
     return StoreEndingError(f"the store at {link.host} is ending: the node that hosts it is done")
 
 
 async def new_record(part: Part, link: Link) -> NodeRecord:
-    """Return this node's record, once the store has reported the address that it sees in this session."""
+    """Return a record of this node; first wait until the store has reported the address of this session."""
     settings, store = part.settings, link.store
     address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
     if address is None:
         if settings.endpoint.info.family == "tcp" and not link.store.connected:
-            # Never use a host name instead: most hosts cannot resolve it.
+            # Wait for the address that the store sees, as other hosts may not resolve this host's name.
             await link.in_reach_again(within=math.inf)
         if link.store.failure is not None:
             raise link.store.failure
@@ -290,7 +286,7 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
 
 
 def came_from(part: Part) -> tuple[int, int] | None:
-    """Return the revision of a lost store's last round and this node's rank in it, if it was a member."""
+    """If this node was in the lost store's last round, return that round's revision and this node's rank."""
     known, last = part.known, part.membership
     if not part.settings.endpoint.has_successors or known is None or last is None:
         return None
@@ -301,6 +297,6 @@ def came_from(part: Part) -> tuple[int, int] | None:
 
 def node_ttl(asked: float, *, round_trip: float, lapses: int, most: float) -> float:
     """Return a node's lease TTL, in seconds: at least `asked`, at most `most`, the store's limit."""
-    # Longer if answers are slow, or if several lost leases in one wait show a busy process; one may be an outage.
+    # Use a longer TTL if the store is slow, or if this node lost several leases in one wait, as busy nodes do.
     needed = max(ROUND_TRIPS_PER_TTL * round_trip, asked * 2.0 ** min(max(lapses - 1, 0), LAPSES_MOST))
     return max(asked, min(needed, TTL_MOST, most))

@@ -27,14 +27,14 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Agreed:
-    """The settings that the nodes of a run share, as far as this node knows; a resize changes the numbers of nodes."""
+    """The settings that the nodes of a run share, as this node knows them. A resize changes the numbers of nodes."""
 
     def __init__(self, settings: Settings) -> None:
         self._run_id = settings.run_id
         self._ours = settings.shared()
         self._agreed = self._ours
-        self.value: bytes = pack_settings(self._ours)  # the expected value of the settings key
-        self.rules: Rules = Rules(  # by which the coordinator decides
+        self.value: bytes = pack_settings(self._ours)  # the value that this node expects in the settings key
+        self.rules: Rules = Rules(  # the settings by which a coordinator decides
             needed=settings.needed,
             capacity=settings.capacity,
             unit=settings.node_unit,
@@ -47,7 +47,7 @@ class Agreed:
         )
 
     def take(self, there: bytes) -> str:
-        """Accept the run's settings in `there`, or return in words how this node's differ by more than a resize."""
+        """Accept the run's settings; if this node's differ by more than a resize, return the difference instead."""
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
         if difference and not was_resized_from(theirs, self._ours):
@@ -62,7 +62,7 @@ class Agreed:
         return ""
 
     def forget(self) -> None:
-        """Return to this node's own settings; called if no other node is in the run."""
+        """Expect this node's own settings again, as no other node is in the run."""
         assert self.take(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
 
@@ -71,9 +71,9 @@ async def agree_on_settings(
 ) -> None:
     """Ensure that the run has this node's settings; rewrite them if no other node is in it.
 
-    If only a resize makes a difference, this node adopts the run's numbers. Every arrival writes the settings again, so
-    the rewrite, conditional on their revision, fails if another node has arrived meanwhile. If other nodes are in the
-    run with other settings, RendezvousSettingsError is raised.
+    If the settings differ only by a resize, this node adopts the run's numbers. If another node arrives at the same
+    time, the rewrite fails, as each arrival writes the settings. If the run has nodes with other settings, raise
+    RendezvousSettingsError.
     """
     if there is None:
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)
@@ -90,7 +90,7 @@ async def agree_on_settings(
 
 
 async def check_prefix(store: Store, prefix: str) -> None:
-    """Raise RendezvousSettingsError if a prefix lies among another run's keys."""
+    """Raise RendezvousSettingsError if keys with this prefix would be among another run's keys."""
     parts = prefix.split("/")
     above = ["/".join(parts[:count]) for count in range(3, len(parts) + 1)]  # the shortest is "/rdzv/job-7"
     if not above or prefix in {scheme.prefix for scheme in SCHEMES.values()}:
@@ -101,7 +101,7 @@ async def check_prefix(store: Store, prefix: str) -> None:
 
 
 class OverruledError(Exception):
-    """The run's settings have changed so that this node must leave."""
+    """The run's settings have changed, and this node's no longer fit."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__("the run now has other settings")
@@ -109,7 +109,7 @@ class OverruledError(Exception):
 
 
 def take_settings(refused: TransactionResult, agreed: Agreed) -> bool:
-    """Adopt settings of the run that caused a refusal; return False for other causes. Raise OverruledError if unfit."""
+    """If changed settings caused a refusal, adopt them and return True, or raise OverruledError if they do not fit."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:
         return False

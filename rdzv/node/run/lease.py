@@ -1,4 +1,4 @@
-"""Shell: the run's own lease (promise R19), on which most of the run's keys are."""
+"""Shell: the run's own lease, with which most of the run's keys end (promise R19)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from store import Store
 
 
-RUN_TTL_LEAST = 60.0  # seconds; so a short closed_ttl does not end a run between a node's end and the next arrival
+RUN_TTL_LEAST = 60.0  # seconds that a run without nodes stays, at least, even if `closed_ttl` is shorter
 
 
 async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
-    """Return the run's own lease; grant it if there is none. The key `keys.lease` is on it, with its TTL as value."""
+    """Return the run's own lease; grant it if there is none. The key `keys.lease`, on that lease, has its TTL."""
     entry = await store.get(keys.lease)
     if entry is None:
         grant = grant_of_run(keys, closed_ttl, most=store.lease_ttl_max)
@@ -38,25 +38,25 @@ def grant_of_run(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
 
 
 def note_of_run(keys: Keys, grant: Grant) -> Create:
-    """Return the write of the key `keys.lease`; it does nothing if the key exists."""
+    """Return the write of the key `keys.lease`, which has no effect if the key exists."""
     return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
 
 
 def is_too_long(error: LimitExceeded) -> bool:
-    """Return True if a lease was refused for its TTL: the store's message names the limit."""
+    """Return True if a lease was refused for its TTL, so that the message names the store's limit."""
     return "lease_ttl_max" in str(error)
 
 
 def has_no_room(error: StoreError) -> bool:
-    """Return True if a write was refused because the store or its disk is full, or the run's share is used up."""
+    """Return True if a write was refused because the store, its disk, or the run's share of it is full."""
     text = str(error)
     return isinstance(error, LimitExceeded) and (" would hold " in text or text.startswith("nothing was written"))
 
 
 def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
-    """Return the error for a refused lease: one that names the setting to lower, or else the store's own."""
+    """Return the error for a refused lease. If its TTL was too long, the error names the setting to lower."""
     if not is_too_long(error):
-        return error  # no room, or a full disk: not this node's settings
+        return error  # the cause is not a setting, but a full store or disk
     if ttl is not None and f"ttl is {ttl:g} s" in str(error):
         return RendezvousSettingsError(f"ttl={ttl:g} s was refused: {error}; lower ttl")
     return RendezvousSettingsError(f"closed_ttl={closed_ttl:g} s was refused: {error}; lower closed_ttl")

@@ -1,7 +1,7 @@
 """Shell: one run in a store, for a node, or for an operator that does not join.
 
-A ban is a key under the head, which every node watches; a node's arrival is conditional on no such ban. A drain is a
-key on a lease of its own: it survives the node's lease, and its remaining TTL tells its age.
+A ban is a key that every node watches, and the store rejects the arrival of a banned node. A drain is a key on a lease
+of its own: the drain survives the node's lease, and the remaining TTL tells the drain's age.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 WITHIN: Final = Parameter("within", duration())
-ENDS_WITHIN: Final = 5.0  # seconds to complete a ban after its caller was cancelled
-RUNS_NAMED_MOST: Final = 10  # in an error; `rdzv runs` lists all
+ENDS_WITHIN: Final = 5.0  # seconds that a cancelled call of `ban` has to complete
+RUNS_NAMED_MOST: Final = 10  # existing runs that the error for a missing run names
 
 
 @dataclass(slots=True)
@@ -55,9 +55,9 @@ class Run:
     store: Store
     keys: Keys
     _: KW_ONLY
-    by: str = ""  # the caller's name, shown to others
-    keep: float = 0.0  # seconds that the keys outlive the last node
-    head: Callable[[], Head] = Head  # returns the present head, for the status
+    by: str = ""  # the caller's name, which nodes and displays show
+    keep: float = 0.0  # seconds that the run's keys outlive its last node
+    head: Callable[[], Head] = Head  # returns the run's present head, for `status`
 
     @property
     def run_id(self) -> str:
@@ -65,7 +65,7 @@ class Run:
         return self.keys.run_id
 
     async def drain(self, who: str, within: float = 120.0, reason: str = "") -> None:
-        """Announce that a node of the run is to leave within `within` seconds; see `Handler.drain`."""
+        """Announce that a node of the run will leave within `within` seconds; see `Handler.drain`."""
         _check_node_id(who)
         drain = Drain(within=WITHIN.read(within), reason=reason)
         put = Put(self.keys.drains + who, drain.pack(), ttl=drain_ttl(self.store, drain.within))
@@ -73,7 +73,7 @@ class Run:
             record = await self.store.get(self.keys.node(who))
             if record is None:
                 raise RendezvousStateError(f"no node {who} is in run {self.run_id}; `rdzv status` names those that are")
-            # The node may have gone; another process with its name must not be drained.
+            # If another process with the node's name has replaced it, do not drain that process.
             unchanged = when.mod_revision(record.key) == record.mod_revision
             if (await self.store.transact(when=(unchanged,), then=(put,))).succeeded:
                 return
@@ -97,7 +97,7 @@ class Run:
             new = resize(unpack_settings(there.value), min_nodes=min_nodes, max_nodes=max_nodes)
             resized = Resized(min_nodes=new["min_nodes"], max_nodes=new["max_nodes"], reason=reason, by=self.by)
             result = await self.store.transact(
-                # By value and not by revision: each arrival writes the settings again.
+                # Compare the settings by value, as each arrival gives them a new revision.
                 when=(when.value(self.keys.settings) == there.value, when.missing(self.keys.closed)),
                 then=(
                     Put(self.keys.settings, pack_settings(new), lease=there.lease),
@@ -118,24 +118,24 @@ class Run:
         raise RendezvousStateError(f"run {self.run_id} has no settings that could change: no node has come to it yet")
 
     async def close(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
-        """Close the run; return the first closing, which counts. `verdict` has `given_up` and `status` of `Closed`."""
+        """Close the run, and return its first closing. `verdict` has the fields `given_up` and `status` of `Closed`."""
         closed = Closed(reason=reason, by=self.by, **verdict)
         lease = lease or await take_run_lease(self.store, self.keys, self.keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
-        await lease.keep_alive()  # the run may have no node that renews it
+        await lease.keep_alive()  # the run may have no node that renews its lease
         return Closed.of(result.entry.value) if result.entry else closed
 
     async def reopen(self) -> Closed | None:
-        """Open a closed run again; return its closing, if any."""
+        """Open a closed run again; return the deleted closing, or None."""
         entry = await self.store.get(self.keys.closed)
         if entry is None:
             return None
-        # A newer closing stays, as its caller was told that it counts.
+        # Delete only this closing: the caller of a newer one was told that the run is closed.
         await self.store.delete(self.keys.closed, when=(when.mod_revision(self.keys.closed) == entry.mod_revision,))
         return Closed.of(entry.value)
 
     async def accuse(self, membership: Membership, accused: str, why: str) -> bool:
-        """Write this member's accusation of another; return False if it is no longer in the round."""
+        """Write this member's accusation of another member. Return False if this member is no longer in the round."""
         record = await self.store.get(self.keys.node(self.by))
         if record is None:
             return False
@@ -157,7 +157,7 @@ class Run:
         now: bool = False,
         lasts: float | None = None,
     ) -> tuple[str, ...]:
-        """Keep nodes out of the next rounds, and with `now` out of this one; return the ids of those in the run.
+        """Keep nodes out of the next rounds, and with `now` out of this one; return the banned nodes in the run.
 
         Args:
             node_id: The node.
@@ -181,7 +181,7 @@ class Run:
     async def unban(self, node_id: str = "", reason: str = "", *, where: tuple[str, str] | None = None) -> bool:
         """Lift the ban of a node, or of an attribute and its value; the history gets the reason.
 
-        Return True if there was one. Nodes banned by their id stay banned if the ban of an attribute is lifted.
+        Return True if there was such a ban. If an attribute's ban is lifted, nodes banned by their id stay banned.
         """
         name, attribute = _name_of_ban(node_id, where)
         note = Unban(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by).pack()
@@ -195,18 +195,18 @@ class Run:
         return False
 
     async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
-        """Write a ban, then delete the records of the nodes that it removes; return all nodes with this ban.
+        """Write a ban, then delete the records of the nodes that it removes. Return the ids of all banned nodes.
 
         The ban is written first, so that the coordinator knows why a record is deleted. A cancelled call still
-        completes. `find` returns the records' revisions.
+        completes. `find` returns the ids of banned nodes in the run, with their records' revisions.
         """
-        ban.pack()  # raise errors before the first write
+        ban.pack()  # if the ban is invalid, this raises
 
         async def write() -> set[str]:
-            here = await find()  # before the ban: waiting nodes leave once they see it
+            here = await find()  # list the nodes before the ban, at which waiting nodes leave
             final, lease = await self._lease_of(ban)
             await self.store.put(self.keys.bans + name, final.pack(), lease=lease)
-            # From now on no banned node arrives.
+            # No banned node arrives once the ban is written, so this loop ends.
             while found := await find():
                 here |= found
                 out = found if ban.now else await self._not_in_round(found)
@@ -214,7 +214,7 @@ class Run:
                     break
                 for node_id, arrival in out.items():
                     key = self.keys.node(node_id)
-                    with contextlib.suppress(ConditionFailed):  # it has just left, or arrived again; look again
+                    with contextlib.suppress(ConditionFailed):  # the record has just changed: look again
                         await self.store.delete(key, when=(when.mod_revision(key) == arrival,))
             return set(here)
 
@@ -229,7 +229,7 @@ class Run:
             await cancel_and_wait(writing)
 
     async def _not_in_round(self, nodes: dict[str, int]) -> dict[str, int]:
-        """Return the nodes among these that are not members of the last round: members may finish it."""
+        """Return those of the nodes that are not in the last round: a ban without `now` lets members finish it."""
         entry = await self.store.get(self.keys.round)
         if entry is None:
             return nodes
@@ -241,7 +241,7 @@ class Run:
         }
 
     async def _lease_of(self, ban: Ban) -> tuple[Ban, Lease]:
-        """Return the ban and its lease: the run's; or, if the ban expires, its own, with the granted TTL as `lasts`."""
+        """Return the ban and its lease: the run's, or if the ban expires, its own, with the granted TTL as `lasts`."""
         if ban.lasts is None:
             return ban, await take_run_lease(self.store, self.keys, self.keep)
         if not 0 < ban.lasts <= DURATION_MAX:  # false for NaN, too
@@ -271,14 +271,14 @@ class Run:
         return await read_hour(self.store, self.keys)
 
     async def check_exists(self) -> None:
-        """Raise RendezvousStateError, with the ids of existing runs, if the store has no key of this run."""
+        """If the store has no key of this run, raise RendezvousStateError, with the ids of existing runs."""
         if not await self.store.count(self.keys.root):
             runs = sorted(await read_usage(self.store, self.keys.prefix))
             there = f"it has {first_of(runs, RUNS_NAMED_MOST)}" if runs else f"it has none under {self.keys.prefix}"
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
     async def restore(self, key: str) -> bytes | None:
-        """Return the last data that a member has kept under this name; None if there is none."""
+        """Return the last data that a member has kept under this name, or None."""
         entry = await self.store.get(self.keys.kept(key))
         return None if entry is None else entry.value
 
@@ -305,7 +305,6 @@ class Run:
 
 
 def _check_node_id(node_id: str) -> None:
-    """Raise RendezvousSettingsError for an id that no node can have: a ban of it would have no effect."""
     try:
         NAME.convert(node_id)
     except (TypeError, ValueError):

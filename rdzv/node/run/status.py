@@ -1,4 +1,4 @@
-"""Shell: reads the status of a run, and the notes that come with its nodes' keep-alives."""
+"""Shell: reads the status of a run, and the notes that its nodes send with keep-alives."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from rdzv.core.stopping import Resized
     from store import Entry, Store
 
-DRAIN_KEPT = 60.0  # seconds that a drain outlives its deadline: a node may return after an outage, and must still leave
+DRAIN_KEPT = 60.0  # seconds that a drain outlives its deadline, for a node that returns after an outage
 
 
 class Usage(NamedTuple):
-    """The size of one run in the store; None where the store does not count (etcd)."""
+    """The size of one run in the store; `bytes` and `age` are None on etcd, which does not count them."""
 
     run_id: str
     keys: int
@@ -42,7 +42,7 @@ class Usage(NamedTuple):
 
 
 async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tuple[RunStatus, History]:
-    """Return a run's status at `hour`, its present time of day, and its history; O(n) in its nodes."""
+    """Return a run's status at `hour`, its present time of day, and its history."""
     records = await read_nodes(store, keys)
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
@@ -64,7 +64,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
-        known = {*addresses, *(one.node_id for one in absent.missing)}  # `records` has no members any more
+        known = {*addresses, *(one.node_id for one in absent.missing)}  # nodes in the run, or known to be missing
         gone = gone_before(history, head.round.number, here=known, now=hour)
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     counts = {"members": len(members), "waiting": len(waiting)}
@@ -126,7 +126,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
 async def _take_members(
     store: Store, keys: Keys, head: Head, records: dict[str, NodeRecord]
 ) -> tuple[list[Participant], set[str]]:
-    """Return the live members of the last round, moved out of `records`, and the ids of all its members."""
+    """Return the live members of the last round, and the ids of all its members. Remove the live from `records`."""
     members: list[Participant] = []
     ranked: set[str] = set()
     if head.round is None:
@@ -229,7 +229,7 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
             try:
                 note = BeatNote.unpack(one.note)
             except RendezvousStateError:
-                continue  # not a note of this program
+                continue  # another program wrote the note
             heard[one.key.removeprefix(keys.nodes)] = Heard(note=note, ago=one.age)
     return heard
 
@@ -237,7 +237,7 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
 async def read_hour(store: Store, keys: Keys) -> float:
     """Return the run's present time of day: from the coordinator's note, or the note on the run's lease.
 
-    A restarted store has lost both notes: then return the time of day in the last progress, or this machine's.
+    If the store has neither note, as after its restart, return the time of day in the last progress, or this machine's.
     """
     for one in (*await store.notes(keys.coordinator), *await store.notes(keys.lease)):
         if one.note and (said := HourNote.unpack_at(one.key, one.note)) is not None:
@@ -257,17 +257,17 @@ async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
         try:
             record = NodeRecord.unpack(entry.value, node_id=node_id, arrival=entry.mod_revision)
         except RendezvousStateError:
-            continue  # not a record of this program
+            continue  # another program wrote the record
         if not record.left:
             records[node_id] = record
     return records
 
 
 async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
-    """Return the entries of all nodes, without values, by run, under any prefix; raise Unsupported on etcd."""
+    """Return the entries of the nodes of all runs, by run, without values; raise Unsupported on etcd."""
     found: dict[Keys, list[Entry]] = {}
     for group in await store.groups():
-        # A group is one run if the prefix has one part; otherwise list the whole group.
+        # If a group of keys is one run, its nodes are under `nodes/`; if it has several runs, list all its keys.
         entries = await store.list(f"{group.name}nodes/", keys_only=True)
         for entry in entries or await store.list(group.name, keys_only=True):
             root, _, node_id = entry.key.rpartition("/nodes/")
@@ -278,11 +278,11 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
 
 
 async def read_usage(store: Store, prefix: str) -> dict[str, Usage]:
-    """Return the size of each run under a prefix: by the store's own count, else by listing all keys."""
+    """Return the size of each run under a prefix, by the store's count, or by listing all keys."""
     root = f"{prefix}/"
     with contextlib.suppress(Unsupported):
         groups = [group for group in await store.groups() if group.name.startswith(root)]
-        if all(group.name.count("/", len(root)) == 1 for group in groups):  # otherwise some groups are not one run
+        if all(group.name.count("/", len(root)) == 1 for group in groups):  # each group is one run
             runs = ((group.name[len(root) : -1], group) for group in groups)
             return {run_id: Usage(run_id, group.keys, group.bytes, group.age) for run_id, group in runs}
     counted = count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
@@ -290,7 +290,7 @@ async def read_usage(store: Store, prefix: str) -> dict[str, Usage]:
 
 
 def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
-    """Count keys by run id. Keys with an empty id, the receipts of writes on etcd, do not count."""
+    """Count keys by run id. Skip keys with an empty id: on etcd, receipts of writes."""
     parts = (key[len(root) :].partition("/") for key in keys)
     return Counter(run_id for run_id, slash, _ in parts if run_id and slash)
 
@@ -316,7 +316,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
     """Return the member of a round that has this arrival, if any."""
     entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
-    members = Member.unpack_all(entry.value) if entry is not None else []  # None: a later round has replaced it
+    members = Member.unpack_all(entry.value) if entry is not None else []  # a later round may have replaced this one
     return next((one for one in members if one.node_id == node_id and one.arrival == arrival), None)
 
 
@@ -325,13 +325,13 @@ def _phase(head: Head) -> Phase:
         return Phase.CLOSED
     if _is_news(head):
         return Phase.TRAINING
-    # A reopened run still has the progress of its closing, until a node arrives.
+    # If a closed run was opened again, its progress is still that of the closing, until a node arrives.
     phase = head.progress.phase if head.progress is not None else Phase.GATHERING
     return Phase.GATHERING if phase is Phase.CLOSED else phase
 
 
 def reason_of(head: Head, status: RunStatus, *, now: float) -> str:
-    """Return the reason in an earlier status, with its durations as of `now`."""
+    """Return the reason for which the run waits, as in an earlier `status`, with durations as of `now`."""
     return _reason(
         head, members=len(status.members), waiting=len(status.waiting), elapsed=_elapsed(head, now, status.now)
     )
@@ -396,12 +396,12 @@ def _absent(head: Head, *, elapsed: float) -> Absent:
 
 
 def _elapsed(head: Head, now: float, hour: float) -> float:
-    """Return the seconds since the progress was written; for one found in the store, by the time of day in it."""
+    """Return the seconds since the run's progress was written, even if this node did not watch the run then."""
     since = max(now - head.progress_at, 0.0)
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0
     return max(since, hour - said_at) if head.progress_found and said_at else since
 
 
 def _is_news(head: Head) -> bool:
-    """Return True if the last round is newer than the progress, which is written after its commit."""
+    """Return True if the last round was committed after the run's progress was written."""
     return head.round is not None and (head.progress is None or head.progress.round < head.round.number)
