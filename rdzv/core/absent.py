@@ -50,7 +50,7 @@ class Absent(Record, kw_only=True):
     waited: float | None = None  # seconds for which too few nodes have waited; None if enough or no nodes wait
     staying: tuple[str, ...] = ()  # the live members, if others wait to join; empty if more than `NAMED_OF_MANY`
     staying_at: tuple[str, ...] = ()  # the addresses of the `staying` members
-    said_at: float = 0.0  # when this was reported, in seconds since 1970; 0 if unknown
+    said_at: float = 0.0  # the Unix time of this report; 0 if unknown
 
     def without_durations(self) -> Absent:
         """Return the report without the fields that change with time alone."""
@@ -95,7 +95,7 @@ class AbsenceBook:
     def __init__(self, expected: Iterable[str] = ()) -> None:
         self._expected = dict.fromkeys(expected)
         self._unseen = dict(self._expected)
-        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # by node id: how, when, address, why
+        self._gone: dict[str, tuple[str, float | None, str, str]] = {}  # a gone node's id to how, when, address, why
         self._short_since: float | None = None
 
     def take_over(self, absent: Absent, *, now: float) -> None:

@@ -4,7 +4,7 @@ Unless configured, a node's address is the one from which the store sees the nod
 cases:
 
     on the store's own host       The store sees loopback, or an interface that other hosts may not reach. But nodes on
-                                  other hosts know an address of this host: they reach the store at it.
+                                  other hosts know the address at which they reach the store's host.
     behind a forwarder            The store sees the forwarder's address (loopback if it runs on the store's host). But
                                   the node knows from which address its own system sends.
 
@@ -12,8 +12,7 @@ So a node's record has the addresses of both ends of its connection to the store
 addresses when it completes a round. If the store has several servers (etcd), a server's address replaces only addresses
 of nodes on that server's host.
 
-A loopback address is published only if all members are on one host. If no other address of a member is known, no round
-completes with this member as rank 0; at another rank, its address is empty.
+A loopback address is published only if all members are on one host.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]
 
 
 def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
-    """Return the members with addresses where others reach them; raise RendezvousSettingsError if rank 0 has none."""
+    """Return the members with addresses where others reach them, or ""; raise RendezvousSettingsError for rank 0."""
     own = _those_behind_one_address(members)
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]

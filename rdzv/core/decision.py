@@ -1,7 +1,7 @@
 """Pure: the decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
 `decide` returns the first due act, in the order of the union `Act`, and does not change the `Picture`. An act that is
-not due yet does not delay later ones in this order.
+not due yet does not delay acts that come later in `Act`.
 
 The phases of a run:
 
@@ -12,8 +12,6 @@ The phases of a run:
 
 A round completes once enough nodes have arrived, the last call is over, and the last round has no live member (promise
 R2). The last call also runs while the last round has live members (R11).
-
-Each node puts the `Progress` into words itself (`explain`).
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ class Complete:
     progress: Progress
 
     def is_of_the_same(self, other: Complete) -> bool:
-        """Return True if both rounds have the same number and the same arrivals."""
+        """Return True if both rounds have the same number and arrivals."""
         arrivals = [sorted(record.arrival for record in one.members) for one in (self, other)]
         return self.number == other.number and arrivals[0] == arrivals[1]
 
@@ -128,7 +126,7 @@ class Wait:
 
 Act = Resize | Expel | Complete | Report | Ask | Wait
 
-LAST_CALL_GRACE = 10.0  # seconds after a last call until join timeouts run again: a new coordinator may commit
+LAST_CALL_GRACE = 10.0  # seconds after a last call for which join timeouts stay suspended: a new coordinator may commit
 MANY = 64  # from this many nodes on, a change of the count of arrivals alone is reported less often
 UNBANS_AT_ONCE = 16  # lifted bans that one write of the history adds
 TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
@@ -358,10 +356,10 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
-    A change that `_kind` shows is written at once. Another change is written 1 ms per node after the last write, at
-    least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a thousand messages. In a large run,
-    a change of the count of arrivals alone waits three times as long. The time left of a last call is written for a
-    later coordinator: every second, or after a tenth of the time left if that is longer.
+    A change of the phase, round or problem (see `_kind`) is written at once. Another change is written 1 ms per
+    node after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a
+    thousand messages. The time left of a last call is written for a later coordinator: every second, or after a tenth
+    of that time if it is longer.
     """
     if last is None or _kind(last) != _kind(current):
         return now
@@ -439,7 +437,7 @@ class Me:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked:
-    """Wait until the head changes."""
+    """An answer of `follow`: the node waits until the `Head` changes."""
 
     reason: str
     suspended: bool = False  # True: the join timeout does not run meanwhile (promise R1)
@@ -448,7 +446,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """The run is closed; `spare` is True if this node was a spare at the closing."""
+    """An answer of `follow`: the run is closed. `spare`: this node was a spare at the closing."""
 
     closed: Closed
     spare: bool = False

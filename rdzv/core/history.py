@@ -7,7 +7,7 @@ A duration is None if no coordinator saw both its begin and its end.
 
 The *hour of a run* is its time of day. The coordinator that commits a round sets the hour by its own clock; then the
 hour advances by the coordinator's monotonic clock. A new coordinator continues the hour from the last progress that
-it received. Keep-alives carry the hour, and the store tells its age, so no reader compares clocks of two machines.
+it received. Keep-alives carry the hour, and the store tells how old it is, so no reader compares two clocks.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Incident(Record, kw_only=True):
     after: float | None  # seconds from the round's completion to the event; None if unknown
     count: int = 0  # the number of nodes
     node_ids: tuple[str, ...] = ()  # the ids of the first nodes that were lost or left
-    reason: Prose = ""  # why, and by whose command; empty if unknown
-    at: float | None = None  # when the event happened, in seconds since 1970; None if not recorded
+    reason: Prose = ""  # why it happened, and by whose command; empty if unknown
+    at: float | None = None  # the Unix time of the event; None if not recorded
 
 
 class Chapter(Record, kw_only=True):
@@ -58,7 +58,7 @@ class Chapter(Record, kw_only=True):
     after: float | None = None  # seconds since the previous round completed; None if unknown, or for the first round
     incidents: tuple[Incident, ...] = ()
     reached_at: tuple[str, ...] = ()  # the address of each node in `node_ids`; "" if the address is the id
-    at: float | None = None  # when the round completed, in seconds since 1970; None if not recorded
+    at: float | None = None  # the Unix time of the completion; None if not recorded
     met: float | None = None  # seconds from the last arrival to the round's completion; None if unknown
     stopped: float | None = None  # seconds from the completion until a member was gone; None if none was, or if unknown
     short: float = 0.0  # seconds with too few nodes for a round, after the first member was gone
@@ -92,7 +92,7 @@ class Past(Record, kw_only=True):
     losses: int = 0
     lost: Mapping[str, int] = MappingProxyType({})  # the ids of the nodes lost most often, with the numbers of losses
     reasons: Mapping[str, int] = MappingProxyType({})  # losses by their most common reasons; "" is an unknown reason
-    since: float | None = None  # when the run began, in seconds since 1970; None if not recorded
+    since: float | None = None  # the Unix time of the run's beginning; None if not recorded
 
 
 class History(Stored, kw_only=True):
@@ -105,7 +105,7 @@ class History(Stored, kw_only=True):
 
 
 class HourNote(Stored, kw_only=True):
-    """The hour of a run (its time of day) when the note was sent, in seconds since 1970."""
+    """The hour of a run, as Unix time, when the note was sent."""
 
     called = "the hour of a run"
 
@@ -113,7 +113,7 @@ class HourNote(Stored, kw_only=True):
 
 
 def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
-    """Return the nodes, except those `here`, that were lost in or left the round before round `number`."""
+    """Return the nodes that the round before round `number` lost, or that left it, except the nodes `here`."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
     before, last = history.chapters[-2:]
@@ -208,8 +208,8 @@ class Chronicle:
         """Continue the previous coordinator's history.
 
         `began` is when this node saw the last round complete, `ended` when this node left that round; each is None if
-        this node did not. After an outage, `ended` is long before `now`. Too few nodes have waited for `waited`
-        seconds; if no round has completed, the run began with this wait. `hour` is the hour of the run, if known.
+        this node did not. Too few nodes have waited for `waited` seconds; if no round has completed, the run began with
+        this wait. `hour` is the hour of the run, if known.
         """
         self._history, self._began = history, began
         if not history.chapters:

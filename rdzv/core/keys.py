@@ -28,7 +28,7 @@ class Keys:
     root: str = field(init=False, repr=False, compare=False)  # the prefix of all the run's keys
 
     # Keys.
-    lease: ClassVar[_Name] = _Name("lease")  # attached to the run's own lease, so that its reader learns the lease's id
+    lease: ClassVar[_Name] = _Name("lease")  # attached to the run's own lease: its reader learns the lease's id
     settings: ClassVar[_Name] = _Name("settings")
     marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
     coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the coordinator's id; its create_revision is the *term*

@@ -66,7 +66,7 @@ class Round(Stored, kw_only=True):
     since: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = ((), (), ())
     checked: bool = False  # True: the members check that they reach rank 0 before they accept the round
     least: int = 0  # the earliest arrival
-    # By rank, each member's arrival minus `least`, in two bytes, so that members need no buckets; empty if too many.
+    # Two bytes per rank: the member's arrival minus `least`. If `arrivals` is empty, members find ranks in the buckets.
     arrivals: bytes = b""
     revision: int = 0  # of its commit
 

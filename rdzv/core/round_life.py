@@ -2,9 +2,8 @@
 
 **Blame.** When a member dies, the others fail too: their connections to it close, mostly before its death is announced.
 So a member that fails writes its name into the round's store before it ends its own connections. The member named first
-is to blame, and the others meet again. But a killed member writes nothing. So the first member that writes its name
-waits until a death would have been announced. If a death is announced, the death is the cause, and no member is to
-blame.
+is to blame, and the others meet again. A killed member writes nothing. So the first member that writes its name waits
+as long as the announcement of a death takes. If a death is announced, it is the cause, and no member is to blame.
 
 For each member, the first `Ending` of a round counts. But after an agreement to leave, the first ending of another kind
 counts, too: a member that still works may wait for a member that has gone.
@@ -99,6 +98,6 @@ def news_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf
 
     A death is normally announced after `gone_ttl`, and after `disconnect_ttl` if many seem dead at once. But a store
     that restarts renews each lease for its full `ttl`, also leases of dead members. `back_for` has the seconds since
-    this node reconnected to the store.
+    this node reconnected to the store; infinity if it did not.
     """
     return max(disconnect_ttl, ttl - back_for) + NEWS_OF_A_LOSS

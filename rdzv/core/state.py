@@ -67,7 +67,7 @@ class NodeRecord(Stored, kw_only=True):
     stopped: bool = False  # True: the node leaves at the agreed step, or after its body: see `StepGate.has_stopped`
     why: Prose = ""  # why it leaves
     release: str = ""  # the node's release of this package; empty if unknown
-    since: float = 0.0  # when the node arrived, on its clock, in seconds since 1970; 0 if unknown
+    since: float = 0.0  # the Unix time of the arrival, on the node's clock; 0 if unknown
     progress: int | None = None  # the node's last finished step, -1 for none; None if it does not use `rounds()`
     came_from: tuple[int, int] | None = None  # revision of the node's round in a lost store, and its rank in it
     arrival: int = 0  # the record's revision, which identifies the arrival
@@ -192,7 +192,7 @@ class Progress(Stored, kw_only=True):
     absent: Absent = Absent()
     given_up: Prose = ""  # the round that waiting nodes have given up, and why; empty for none
     why_lost: tuple[tuple[str, str], ...] = ()  # members that were expelled although alive, and why
-    standstill: Prose = ""  # a sentence that no member makes progress, or empty
+    standstill: Prose = ""  # a sentence saying that no member makes progress, or empty
     left_early: bool = False  # True: a member has left at another step than agreed
     draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
 

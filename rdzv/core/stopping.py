@@ -8,7 +8,7 @@ the members agree on a step: the largest step that any member has begun, plus on
     coordinator: every live member has answered  >  writes the decision: all leave before step `stop_of`
 
 The node's thread answers at once, while the member computes in its own thread. The two threads share a `StepGate`. No
-member may begin a step that its answer does not cover. So both threads write first and then read: the member writes its
+member may begin a step beyond the one in its answer. So both threads write first and then read: the member writes its
 step, then reads if it was asked; the node writes that it asked, then reads the step. At least one thread sees the
 other's write; if the member sees that it was asked, it waits for the decision. (CPython's locks keep these single
 accesses in one order.)
@@ -46,9 +46,9 @@ class Stop(Stored, kw_only=True):
 
     round: int
     decided: bool = False  # True: this is the decision; False: the question
-    step: int | None = None  # all leave before this step; None: at once
+    step: int | None = None  # all members leave before this step; None: at once
     why: Prose = ""
-    for_newcomers: bool = False  # True: nodes that wait to join are the only reason
+    for_newcomers: bool = False  # True: nodes that wait to join are the only reason to leave
     revision: int = 0  # this record's revision, on which the next write is conditional
 
 

@@ -1,6 +1,6 @@
 """Pure: folds the events of nodes into a `View`, the state of a run as its coordinator knows it.
 
-Each event changes one node, so its cost does not depend on the number of nodes. A node's state follows from its record:
+An event changes one node, so its cost does not depend on the number of nodes. A node's state follows from its record:
 
     record                                         node
     ------------------------------------------     ------------------------------------------------------
@@ -60,14 +60,14 @@ class Stuck(NamedTuple):
 
 
 class Standstill(NamedTuple):
-    """For `View.learn`: a sentence that no member of this round makes progress; empty if a member does."""
+    """For `View.learn`: a sentence saying that no member of this round makes progress, or empty."""
 
     round: int
     said: str
 
 
 class Answered(NamedTuple):
-    """For `View.learn`: a member's answer, its largest begun step; `begun` None: all answers have been read."""
+    """For `View.learn`: a member's answer which step it has begun; None: all answers in the store are read."""
 
     node_id: str = ""
     begun: Begun | None = None
@@ -77,7 +77,7 @@ class View:
     """The state of a run as its coordinator knows it. Only the deciding task changes a view, between two acts.
 
     Without `tells_causes`, the store (etcd) does not say how a key's lease ended, so a deleted record's lease counts as
-    lapsed, unless the record was written with `left` before. `expected` nodes are missing until they arrive.
+    lapsed, unless the record was written with `left` before.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class View:
         self.round = round
         self.members = {member.node_id: member for member in members}
         if progress is not None and progress.round == self.number:
-            # Keep the order of gone members, and those that have come back: an announced loss is not revoked.
+            # Keep announced members in order, also those that have come back: an announced loss is not revoked.
             for left, node_ids in ((False, progress.lost_ids), (True, progress.departed_ids)):
                 self._missed.update((node_id, _Missed(left)) for node_id in node_ids)
             self.absences.take_over(progress.absent, now=progress_at)
@@ -257,7 +257,7 @@ class View:
             self._count(now)
 
     def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
-        """Record that a round was committed. Waiting nodes that it left over may begin the next last call."""
+        """Record that a round was committed. Waiting nodes that the round left over may begin the next last call."""
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         self.round = round
         self.members = {member.node_id: member for member in members}
@@ -306,7 +306,7 @@ class View:
         for left, count in ((False, said.lost), (True, said.departed)):
             self._unnamed[left] = max(count - self._count_of(left=left), 0)
         if self.enough_since is not None and said.last_call_left is not None:
-            # The reported last call continues if enough of the nodes that the report counted still wait. Otherwise
+            # The reported last call continues if enough of the nodes that the report counted still wait; otherwise,
             # later arrivals began a new last call.
             standing = sum(1 for record in self.waiting.values() if record.arrival <= said.last_arrival)
             if standing >= self._needed:

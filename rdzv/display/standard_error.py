@@ -15,8 +15,6 @@ AT_EXIT: Final = 2.0  # seconds at exit to write the pending lines
 
 
 class _Lines:
-    """The pending lines, and the thread that writes them."""
-
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting = bytearray()

@@ -156,7 +156,7 @@ def draw(frame: Frame, *, height: int) -> list[Line]:
     texts, most = exceptions(status), max(height // 2, 1)
     lines += [Line(text, "bad" if text.lstrip().startswith("missing") else "") for text in texts[:most]]
     if len(texts) > most:
-        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # `texts` has one line for all unnamed nodes
+        unnamed = max(status.missing_count - len(status.missing) - 1, 0)  # one line in `texts` counts all unnamed nodes
         lines.append(Line(f"             and {len(texts) - most + unnamed:,} more that are missing, refused or wait"))
     lines += [Line(text, may_be_cut=True) for text in member_lines(status, height)]
     return [line._replace(text=printable(line.text)) for line in lines]

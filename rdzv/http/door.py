@@ -1,7 +1,7 @@
 """Pure: the access rules of HTTP, as docs/operating.md lists them.
 
-If the server is on loopback, the header `Host` must name this machine. Without this rule, a foreign page in a
-browser of this machine could read the answers (DNS rebinding).
+If the server is on loopback, the header `Host` must name this machine. With any other `Host`, a foreign page in
+a browser of this machine could read the answers (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Door:
         if self.token is None:
             return None
         kind, _, secret = headers.get("Authorization", "").partition(" ")
-        # aiohttp decodes bytes that are not UTF-8 as surrogates.
+        # Restore bytes that are not UTF-8, which aiohttp has decoded as surrogates.
         plain = secret.encode("utf-8", "surrogateescape")
         given = plain if kind.lower() == "bearer" else _password(plain) if kind.lower() == "basic" else b""
         if hmac.compare_digest(given, self.token):

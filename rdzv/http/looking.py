@@ -37,7 +37,7 @@ FRESH = 0.5  # the shortest time for which an answer is reused, in seconds
 FRESH_FOR = 4  # an answer is reused for this many times the duration of its reading
 HISTORY_LINES = 40
 ENDED_LISTED = 100  # the most ended runs of a list
-READ_AT_ONCE = 5  # ended runs that one request reads for the list
+READ_AT_ONCE = 5  # ended runs whose numbers one request reads for the list
 COUNTED_AT_ONCE = 64  # runs whose nodes are counted concurrently
 SPACED = 0.1  # seconds between two reads of a run that changes continuously
 
@@ -67,8 +67,8 @@ class _Ended:
     """A run without nodes."""
 
     usage: Usage  # the usage at the last read; if it differs now, the run has changed
-    since: float  # the time of its first key, on the client's clock
-    summary: dict[str, Any] | None = None  # the run's numbers, if they were read
+    since: float  # when the run's first key was written, on the client's clock
+    summary: dict[str, Any] | None = None  # the run's figures, if they were read
 
 
 class Runs:
@@ -89,7 +89,7 @@ class Runs:
         return await self._client.ping(timeout=2.0)
 
     async def live(self) -> list[dict[str, Any]]:
-        """Return the numbers of the runs with nodes."""
+        """Return the figures of the runs with nodes."""
         return await self._fresh("", self._look)
 
     async def _fresh(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
@@ -113,7 +113,7 @@ class Runs:
         return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
-        """Return the numbers of the runs with nodes and the youngest ended runs, without members' steps."""
+        """Return the figures of the runs with nodes and of the youngest ended runs, without members' steps."""
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self.over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:

@@ -1,12 +1,12 @@
 """Pure: the nodes' knowledge of a run whose store was lost, which they carry to the next store.
 
 A node that connects to the next store writes a record of its knowledge (`LostStore`) there, unless that store has a
-record that outranks it. Records are not merged. The settings, bans and closing in the record are applied before the
-first round in the next store.
+record that outranks it. The settings, bans and closing in the record are applied before the first
+round in the next store.
 
 Some members of the lost store's last round may still work while others meet in the next store. So the first round in
-the next store waits until all these members have come, or until `ttl` has passed: by then, a member that is cut off has
-stopped. Members in the process that served the lost store are not awaited.
+the next store waits for all members of the lost store's last round, but at most for `ttl`: by then, a member that is
+cut off has stopped. The first round does not wait for members in the process that served the lost store.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hos
     named = (*told.lost_ids, *told.departed_ids) if told is not None else ()
     gone = told.lost + told.departed if told is not None else 0
     if gone != len(named):
-        return gone  # unnamed members may be in the lost store's process: do not count them twice
+        return gone  # unnamed members may be the ones in `hosted`: do not count them twice
     # In a large round, `rank_of` returns None, so only `last_round` shows that a node was a member.
     others = [one for node_id, one in hosted.items() if node_id not in named]
     return gone + sum(one.last_round == round.revision or round.rank_of(one.arrival) is not None for one in others)

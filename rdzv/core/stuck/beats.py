@@ -26,7 +26,7 @@ class BeatNote(Stored, kw_only=True):
 
     round: int
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since the member began that step, or the round if `step` is None
+    age: float  # seconds since the member began `step` (or the round), or since it was last busy
     first: bool = False  # True until the second step begins: in the first step, a member may compile
     busy: float = 0.0  # seconds for which the member will still be busy; 0 if it is not busy
     what: Prose = ""  # why the member is busy, or the key for which it waits; else empty

@@ -1,17 +1,15 @@
 """Pure: the judgement which members of a round are stuck: alive, but without progress while others make some.
 
-The coordinator reads the notes that come with keep-alives (`beats`). A member is stuck if two facts hold. First, the
-member has begun no step for `stall_timeout`; before its second step, for `first_step_timeout`, as it may compile then.
-Second, others make progress: one is at a later step, or has begun a step within half of this limit, or all others wait
-in the round's store and this member does not. If no member makes progress, no member is dropped; a report says so.
+The coordinator reads the notes that come with keep-alives (`beats`). A member is stuck if it has begun no step for
+`stall_timeout` (`first_step_timeout` before its second step, as it may compile), while other members make progress. The
+other members make progress if one is at a later step, or has begun a step within half of the limit, or if all of them
+wait in the round's store and this member does not. If no member makes progress, none is dropped; a report says so.
 
-A member that waits for another in a collective makes no progress either. So the coordinator judges no member in these
-cases, nor for `stall_timeout` after them:
+A member that waits for another in a collective makes no progress either. So the coordinator judges no member while one
+of these facts holds, nor for `stall_timeout` afterwards:
 
 - a member has said that it is busy;
 - a member or the store is disconnected, or was a moment ago: a disconnected member is judged by its lease.
-
-A node sends an extra note when its member has begun no step for the whole limit.
 """
 
 from __future__ import annotations
@@ -36,13 +34,13 @@ AWAY_AFTER = 1.0  # seconds that a keep-alive may be late before its member coun
 class StallRules:
     """The settings of a run for `Stalls`."""
 
-    stall_timeout: float | None = None  # seconds that a member may begin no step; None: no limit
-    first_step_timeout: float | None = None  # the limit before a member's second step; None: no limit
+    stall_timeout: float | None = None  # seconds for which a member may begin no step; None: no limit
+    first_step_timeout: float | None = None  # the same limit before a member's second step; None: no limit
     notes_every: float  # seconds between two keep-alives of a member
 
     @property
     def on(self) -> bool:
-        """True if there is any limit."""
+        """True if `stall_timeout` or `first_step_timeout` is set."""
         return self.stall_timeout is not None or self.first_step_timeout is not None
 
     def limit(self, *, first: bool) -> float:
@@ -64,7 +62,7 @@ class Verdict:
     """The result of `Stalls.look`."""
 
     stuck: Mapping[str, str] = field(default_factory=dict)  # the stuck members, and why
-    standstill: str = ""  # a sentence that no member makes progress, or empty
+    standstill: str = ""  # a sentence saying that no member makes progress, or empty
 
 
 class Stalls:
@@ -73,7 +71,7 @@ class Stalls:
     def __init__(self, rules: StallRules) -> None:
         self._rules = rules
         self._round = -1
-        self._excused_at = -math.inf  # time without a step before this moment does not count
+        self._excused_at = -math.inf  # time without a step counts only from this moment on
         self._looked_at = -math.inf
 
     def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:

@@ -36,7 +36,7 @@ class StepOf:
     """The progress of a member, for displays."""
 
     step: int | None  # the last begun step; None before the first
-    age: float  # seconds since that step began
+    age: float  # seconds since the step began, or since the member was last busy
     report_age: float = 0.0  # seconds since its last note was received
     rate: float  # recent steps per second
     busy: str = ""  # why the member is busy, in its words; empty if it is not busy
@@ -47,7 +47,7 @@ class StepOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The progress of a round's members together."""
+    """The progress of a round over all its members."""
 
     told: int = 0  # the number of members that report steps
     step: int | None = None  # the largest begun step
@@ -56,11 +56,11 @@ class Pace:
     limit: float = STUCK_AFTER  # seconds without a step after which a member is stuck, if others make progress
     stuck: Mapping[str, str]  # the stuck members, and why
     slow: Mapping[str, str]  # the slow members, and why
-    stands: bool = False  # no member makes progress, so none is stuck
+    stands: bool = False  # True: no member makes progress, so none is stuck
 
 
 def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
-    """Return the progress of a round's members together."""
+    """Return the progress of a round over all its members."""
     begun = {node_id: one for node_id, one in steps.items() if one.step is not None}
     if not begun:
         return Pace(told=len(steps), stuck={}, slow={})
@@ -69,7 +69,7 @@ def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) 
     rates = [one.rate for one in begun.values() if one.rate > 0]
     rate = median_low(rates) if rates else 0.0
     limit = SHOWN_PART * stall_timeout if stall_timeout else max(STUCK_AFTER, STUCK_STEPS / rate if rate else 0.0)
-    # While one member is busy or disconnected, the other members may wait for it.
+    # While a member is busy or disconnected, no member is stuck: others may wait for it.
     excused = any(one.busy or one.away for one in steps.values())
     quiet = {} if excused else {name: one for name, one in begun.items() if one.age >= limit and not one.first}
     others_fresh = age < FRESH_PART * limit

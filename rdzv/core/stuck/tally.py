@@ -1,11 +1,11 @@
-"""Pure: counters that a run's launchers, or its `rounds()`, share in one record in the store.
+"""Pure: counters that a run's launchers, or its members in `rounds()`, share in one record in the store.
 
 A restart counts for the run, whichever node's process failed: else `--max-restarts 3` on a hundred nodes would allow
 three hundred restarts. A round is fruitless, and counts once, if it ended by a failure or a loss, no process wrote the
 checkpoint file in it, and no process reported more than one step. Rounds that end by announced changes (newcomers, a
 drain, a resize) do not count.
 
-The record outlives the run's last node by half a minute.
+The counters outlive the run's last node by half a minute.
 """
 
 from __future__ import annotations
