@@ -85,7 +85,7 @@ class Handler(Known, RendezvousHandler):
                 try:
                     self._abandon(node, ticket)
                 except BaseException:
-                    self._abandon(node, ticket)  # again, as a second Ctrl-C may have interrupted it
+                    self._abandon(node, ticket)  # once more, if a second Ctrl-C has interrupted the first `_abandon`
                     raise
             raise
 
@@ -236,7 +236,7 @@ class BlockingStream(Generic[T]):
         if not self._taken:
             self._call(take_one())
         item = self._taken[0] if self._taken else None
-        del self._taken[:1]  # last, so that no signal handler can raise before the return
+        del self._taken[:1]  # delete the item last, so that no signal handler can raise before the return
         return item
 
 

@@ -222,7 +222,6 @@ class Node:
             await anyio.sleep_forever()
 
     def _who_waits(self) -> str:
-        """Return words for a log line: for what this node waits; "" if it does not wait."""
         what = f"a round, for {self.settings.join_timeout:g} s" if self.joining else "the others in its round"
         waits = self.joining or (self.membership is not None and self.membership.beats.longest_wait)
         return f"; node {self.node_id} waits for it, and for {what}" if waits else ""

@@ -1,7 +1,7 @@
 """Shell: the election: if a run has no coordinator, one of its nodes takes that role.
 
 Every node whose settings the run has accepted is a candidate. The role is a key on a lease of its own, with a short TTL
-(`role`). The revision that created the key is the *term*.
+(`role`). The *term* is the revision that created the coordinator's key.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Candidacy:
             self._running = None
 
     async def _lead_and_survive(self, role: Role | None) -> None:
-        """Coordinate until the term ends. After an error, return: this node may be the only candidate."""
+        """Coordinate until the term ends. After an error, stay a candidate, as this node may be the only one."""
         try:
             if role is None:
                 await self._take_role()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LOOKS_EVERY = 0.5  # seconds between looks for stuck members, at least
 LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member between looks for stuck members, as the response grows with them
-# The share of its TTL below which a lease is not being renewed: a renewed lease has at least twice this share left.
+# A lease with a smaller share of its TTL left is not being renewed: a renewed lease has at least twice this share.
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
 ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the store about each takes too long
 # Seconds before each look at an accused member's lease: the store may notice a closed connection late.
@@ -84,7 +84,7 @@ class AccusationWatch:
 
     office: Office
     gone_ttl: float
-    _asked: set[tuple[int, str, str]] = field(default_factory=set)  # known accusations: (round, accused, by)
+    _asked: set[tuple[int, str, str]] = field(default_factory=set)  # accusations that were already looked into
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def look(self) -> None:

@@ -77,7 +77,7 @@ class Office:
         self.wakeup.changed()
 
     def begin(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:
-        """Start a task of the term, named `what`. If it raises, the term ends."""
+        """Start a task of the term, named `what`. If the task raises, the term ends."""
 
         async def beside() -> None:
             try:

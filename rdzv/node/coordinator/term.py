@@ -1,19 +1,19 @@
 """Shell: a term of a coordinator: it watches the nodes, and carries out what `decide` returns.
 
 The deciding task calls `decide`, carries out the act that `decide` returned, applies events until its own write is in
-its picture of the run, and decides anew. The term's other tasks do not change the picture: they queue facts for the
-deciding task (`Office.bring`).
+its picture of the run, and decides anew. The term's other tasks do not change that picture of the run: they queue
+facts for the deciding task (`Office.bring`).
 
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
 have the term in their names, so a coordinator never reads the attempt of a dead one (promise R7).
 
-A round is committed by one transaction, conditional on all facts of the decision. If one of these facts has changed,
-the store commits nothing, and the coordinator decides anew at the next event. The transaction also writes the members'
-ranks; if the ranks exceed one transaction, they are written before the commit.
+A round is committed by one transaction, conditional on all facts of the decision. If a fact of the decision has
+changed, the store commits nothing, and the coordinator decides anew at the next event. A commit also writes the
+members' ranks; if the ranks exceed one transaction, they are written before the commit.
 
 If a round has more members than a transaction may have conditions (etcd: 128), the coordinator first writes a marker
-among the nodes' keys. When its watch delivers the marker, the coordinator knows all earlier events, and decides anew. A
-node that is lost during the commit's round trip may be in the round, as a loss after completion (promise R4).
+among the nodes' keys. Once the watch has delivered the marker, the coordinator knows all earlier events, and decides
+anew. A node that is lost during the commit's round trip may be in the round, as a loss after completion (promise R4).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Shell: `changes()`: the changes of a node's round, for its callers, without a round trip.
 
-A reader that is cancelled or times out misses no change: `changes_since` returns those that it has not read.
+A reader that is cancelled or times out misses no change.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class Changes:
     """The changes of a node's round as they happen, beginning with those that already hold; for async callers.
 
-    Enter the object, and iterate over it; or call `poll` for one change within a time limit. The changes count nodes
-    since the round's completion. The iteration continues in the node's next rounds, and ends after `Closed`.
+    Enter the object, and iterate over it; or call `poll` for one change within a time limit. The number in a
+    change counts nodes since the round's completion. The iteration continues in the node's next rounds, and ends after
+    `Closed`.
     """
 
     def __init__(self, node: Node, connect: Callable[[], Awaitable[object]]) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | Store) -> SharedStore:
-    """Return the round's shared store for one member. It rejects calls once the member is out of the round."""
+    """Return the round's shared store for one member. The store rejects calls once the member is out of the round."""
     round, keys = membership.round, node.keys
     return SharedStore(
         client,

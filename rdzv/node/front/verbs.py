@@ -85,11 +85,11 @@ async def num_nodes_waiting(node: Node) -> int:
 
 
 def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
-    """Return how many nodes wait to join, or have gone. If it is above 0, the members should meet again.
+    """Return how many nodes wait to join, or have gone. If the number is above 0, the members should meet again.
 
-    This asks no store, so a loop in any thread may call it many times a second. Members that have died or left since
-    the round completed, and this node itself if it was dropped, count unless `on_loss` is False. Waiting nodes count if
-    a next round would admit them now. A resize below the round's size, or an ending store, counts as one node.
+    The call asks no store, so a loop in any thread may repeat it many times a second. Members that have died or left
+    since the round completed, and this node itself if it was dropped, count unless `on_loss` is False. Waiting nodes
+    count if a next round would admit them now. A resize below the round's size, or an ending store, counts as one node.
 
     Returns:
         0 if this node is in no round, or if the run is closed: then the members cannot meet again.
@@ -127,7 +127,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
     `in_round` is the number of the caller's round; by default the present one.
 
     Raises:
-        RoundSupersededError: This node is in no round, or that round is not its present one.
+        RoundSupersededError: This node is in no round, or `in_round` is not its present round.
         RendezvousSettingsError: The key is no text, or the data no bytes.
     """
     _check_text("key", key)
@@ -155,10 +155,11 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
     """Accuse the member with this rank of not answering, for example after a failed collective.
 
     An accusation is shown in `rdzv status`. A member with two accusers is lost to the round, with their reasons, though
-    its lease is still valid. `in_round` is the number of the round that the rank is of; by default the present one.
+    its lease is still valid. `in_round` is the number of the round in which the member has that rank; by default the
+    present one.
 
     Raises:
-        RoundSupersededError: This node is in no round, or that round is not its present one.
+        RoundSupersededError: This node is in no round, or `in_round` is not its present round.
         RendezvousStateError: The round has no such rank, or it is this node's own.
         RendezvousSettingsError: The rank is no whole number, or the reason no text.
     """
@@ -237,9 +238,9 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     link = await node.connect()
 
     async def write(store: Store) -> bytes:
-        await node.tell_what_it_knows(link)  # begin with the counters of a lost store
+        await node.tell_what_it_knows(link)  # if a store was lost, write its counters to the new store
         round = node.head.round
-        lease = round.lease if round is not None else await link.run_lease()  # as long as the round's shared store
+        lease = round.lease if round is not None else await link.run_lease()  # the counters end with the round's lease
         while True:
             there = await store.get(key)
             before, at = (b"", 0) if there is None else (there.value, there.mod_revision)

@@ -1,7 +1,7 @@
 """Shell: keeps the state of runs up to date for displays: a run is read again only if one of its keys has changed.
 
-Members' steps change no key: nodes send them with keep-alives. Each refresh reads the steps; if no member reports any,
-only few refreshes do.
+Members' steps change no key: nodes send them with keep-alives. A refresh reads the members' steps; while no member
+reports any, only few refreshes do.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class FollowedRun:
         return self._stream
 
     def summary(self) -> dict[str, Any]:
-        """Return `summary_of` of the run's report."""
+        """Return the run's numbers, for the metrics."""
         return summary_of(self.report(), self.cost(), self.now()[1].chapters, self.hour())
 
 
@@ -167,7 +167,7 @@ class FollowedRuns:
         return self._runs[run_id].hour() if run_id in self._runs else time.time()
 
     async def summary_of(self, run_id: str) -> dict[str, Any]:
-        """Return the `summary` of a run that is over, without following the run."""
+        """Return the numbers of a run that is over, for the metrics, without following the run."""
         run = FollowedRun(self._store, Keys(self._prefix, run_id), int)
         try:
             await run.refresh()

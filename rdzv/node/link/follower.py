@@ -93,7 +93,7 @@ class Follower:
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _follow(self) -> None:
-        """Open the watch and apply its events. If a busy server does not open it in time, return, to try again."""
+        """Open the watch and apply its events. If a busy server does not open the watch in time, return, to retry."""
         with Stopwatch(self._store.time) as opening:
             try:
                 async with self._store.watch(self._keys.head, snapshot=True) as watch:

@@ -164,7 +164,6 @@ class Link:
             self._tell_of_absence(self.store.time(), SAY_AWAY_AFTER)
 
     def _note_silence(self, since: float | None) -> None:
-        """Note since when the store owes an answer; None if it owes none."""
         self._silent = since is not None
         self._reach_changed.set()
         if since is not None:
@@ -256,5 +255,5 @@ class Link:
             except LeaseNotFound:
                 self.known_run_lease = None  # the lease expired; the next arrival grants another one
                 return
-            except StoreError:  # the lease lasts until after the next attempts
+            except StoreError:  # the renewal failed; the lease lasts for two more attempts
                 await anyio.sleep(LOOK_FOR_RUN_AFTER)

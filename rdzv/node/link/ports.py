@@ -12,7 +12,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class HeldPort:
-    """A free port of this machine (of `among`, as in `master_port`), held until the node has its round."""
+    """A free port of this machine, from the range `among`, which is held until the node has its round."""
 
     def __init__(self, among: str | None = None) -> None:
         self._socket: socket.socket | None = None
@@ -44,7 +44,7 @@ class HeldPort:
 
 
 def _bound(port: int) -> socket.socket | None:
-    """Return a socket bound to this port in IPv4 and IPv6, if present; None if a server listens there."""
+    """Return a socket bound to this port, in IPv6 and IPv4 if the system has both; None if the port is in use."""
     for family in (socket.AF_INET6, socket.AF_INET):
         try:
             sock = socket.socket(family)

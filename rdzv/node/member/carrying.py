@@ -27,7 +27,7 @@ def learn(part: Part, link: Link) -> None:
     if settings and told is not None and (head.round is None or not link.has_arrived):
         # If this node may not know the run's settings, use those that another node wrote to the store that is now lost.
         settings = told.settings or (settings if link.has_arrived else b"")
-    if settings and resized is not None:  # this node has not adopted the resize yet
+    if settings and resized is not None:  # this node may not have adopted the resize yet
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
     lost = known_of(
@@ -41,7 +41,7 @@ def learn(part: Part, link: Link) -> None:
 
 
 async def tell(part: Part, link: Link) -> None:
-    """Write this node's knowledge of a lost store to the new store, unless that has better; raise StoreError."""
+    """Write this node's knowledge of a lost store to the new store, unless the new store has better knowledge."""
     known, keys, store = part.known, part.keys, link.store
     if known is None or known.store_id == store.store_id or link.was_told:
         return

@@ -49,7 +49,7 @@ HEARD_WITHIN = 4.0  # seconds that a member waits for rank 0's verdict on a roun
 HEAR_AFTER = 1.0  # seconds until a member asks for rank 0's verdict; most checks have passed by then
 TICK = 0.25  # the seconds by which `_tried` grows at a time, also after a long pause of the process
 TRIED_LEAST = WITHIN / 2  # a node that tried for fewer seconds to reach rank 0 is not left out of the next round
-CUT_OFF_MOST = 8  # addresses that a node remembers because it did not reach rank 0 there
+CUT_OFF_MOST = 8  # addresses, at most, that a node remembers because it did not reach rank 0 there
 TRY_AGAIN_AFTER = 1.0  # seconds, at most, from a failed attempt to arrive to the next
 # Seconds until a node that was left out, as it did not reach rank 0, tries to reach rank 0 again. They double after
 # each try, and each time that the node is left out, because each of its arrivals interrupts the other members.
@@ -252,7 +252,6 @@ class Joining:
                 return
 
     def _parked_reason(self, now: float) -> str | None:
-        """Return the reason for which this node waits, with current durations, or None; from any thread."""
         answer = follow(self._me, self.link.follower.head, now=now)
         return answer.reason + self.link.slowness() if isinstance(answer, Parked) else None
 
@@ -280,7 +279,7 @@ class Joining:
             with part.listeners.listening(wakeup):
                 while not checking.done():
                     if membership.over is not None or membership.lost_ids:
-                        return None  # a member is lost: return the round, whose caller learns of the loss
+                        return None  # a member was lost: keep the round, as its caller will notice the loss
                     await wakeup.sleep_until(None)
             return checking.result()
         finally:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from store import Condition, TransactionResult
 
 HAND_OVER_WITHIN = 0.5  # seconds that a departing coordinator waits until its departure is reported
-HAND_OVER_TRIPS = 2  # round trips by which that wait is longer: the report, and its delivery by the watch
+HAND_OVER_TRIPS = 2  # round trips added to `HAND_OVER_WITHIN`: the report, and its delivery
 WITHDRAW_TRIPS = 4  # round trips of a withdrawal: two writes, and the report of the departure
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAY_WAIT_AFTER = 1.5  # if a member waits this many seconds in the round's store, its node logs that
-LOOKS_PER_LIMIT = 4  # checks of a member per time limit for a step, if none applies now or one was exceeded
+LOOKS_PER_LIMIT = 4  # looks at a member's steps per time limit, unless the limit's end sets the next look
 NOTES_PER_LIMIT = 3  # notes about a member's steps within a time limit, at least
 
 

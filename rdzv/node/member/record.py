@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ROUND_TRIPS_PER_TTL = 10  # round trips that a node's TTL covers at least: time for three slow renewals
-BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions; a waiting node then looks for all bans
-LAPSES_MOST = 4  # lost leases in one wait that each double the TTL of the next, at most
+BANS_LOOKED_FOR_MOST = 64  # bans in an arrival's conditions, at most; a node that waits then checks all bans
+LAPSES_MOST = 4  # each further lease lost in one wait doubles the next TTL, up to this many times
 TTL_MOST = 30.0  # seconds of a longer TTL, at most: a dead node may count as live for that long
 
 
@@ -107,7 +107,7 @@ class Recording:
 
     def _say_silent(self) -> None:
         part, link = self._part, self._link
-        if link.store.connected and not part.arrival.revision:  # in all other cases, the link warns
+        if link.store.connected and not part.arrival.revision:  # the link warns in all other cases
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
             log.warning(text, part.keys.run_id, SAY_AWAY_AFTER, part.node_id)
 
@@ -193,7 +193,7 @@ class Recording:
         """Wait until the cause of a refused write is gone; return the revision that the next attempt replaces."""
         part, link = self._part, self._link
         part.arrival.refused()
-        part.take(link)  # while it tried to rejoin, a later round may have left this member out
+        part.take(link)  # a later round may have left this member out while it tried to rejoin
         settings_entry, there, ending, *bans = cast("list[Entry | None]", result.results)
         for ban in bans:
             if ban is not None:

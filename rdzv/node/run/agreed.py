@@ -27,7 +27,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Agreed:
-    """The settings that the nodes of a run share, as this node knows them. A resize changes the numbers of nodes."""
+    """The settings that the nodes of a run share, as known here. A resize changes `min_nodes` and `max_nodes`."""
 
     def __init__(self, settings: Settings) -> None:
         self._run_id = settings.run_id
@@ -101,7 +101,7 @@ async def check_prefix(store: Store, prefix: str) -> None:
 
 
 class OverruledError(Exception):
-    """The run's settings have changed, and this node's no longer fit."""
+    """The run's settings have changed, and no longer fit this node's."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__("the run now has other settings")

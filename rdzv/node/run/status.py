@@ -126,7 +126,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
 async def _take_members(
     store: Store, keys: Keys, head: Head, records: dict[str, NodeRecord]
 ) -> tuple[list[Participant], set[str]]:
-    """Return the live members of the last round, and the ids of all its members. Remove the live from `records`."""
+    """Return the live members of the last round, and the ids of all its members. Remove live members from `records`."""
     members: list[Participant] = []
     ranked: set[str] = set()
     if head.round is None:
