@@ -1,7 +1,4 @@
-"""The errors of a rendezvous; the base of all is `RendezvousError`.
-
-The launchers of NVIDIA and PyTorch know `RendezvousNonRetryableError` as an error that a retry cannot mend.
-"""
+"""The errors of a rendezvous; the base of all is `RendezvousError`."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class RendezvousError(Exception):
 
 
 class RendezvousNonRetryableError(RendezvousError):
-    """The base of errors that a retry cannot mend."""
+    """The base of errors that a retry cannot mend; launchers of NVIDIA and PyTorch know the name."""
 
 
 class RendezvousClosedError(RendezvousNonRetryableError):
@@ -82,7 +79,7 @@ class GiveUp(RendezvousError):
     Attributes:
         reason: Why the run is given up; the repr of a value that is no text, such as an error.
         status: The exit status of every launcher, from 0 to 255; 0 for none in particular. An invalid status is
-            replaced, and the reason says so: -9, of a process killed by signal 9, by 128 + 9; any other by 1.
+            replaced, and the reason says so: -9, of a process killed by signal 9, becomes 137; any other becomes 1.
     """
 
     def __init__(self, reason: object = "", *, status: int = 0) -> None:

@@ -26,7 +26,7 @@ class _Names:
 
 
 class RendezvousHandler(_Names, ABC):
-    """One node's part in the rendezvous of one run; `async with` closes it. Errors are those of `rdzv.errors`."""
+    """One node's part in the rendezvous of one run; `async with` closes it."""
 
     @abstractmethod
     async def next_rendezvous(self) -> RendezvousInfo:

@@ -25,7 +25,7 @@ class Listeners:
     """A group of listeners that are notified together; a group is a `Listener` itself, so it may be in another.
 
     A listener reads the state itself, once after it was added and again at each notification, so it misses no change.
-    Any thread may add, remove and notify listeners: each access to the table is atomic in the interpreter. There is no
+    Any thread may add, remove and notify listeners: each access to their table is atomic in Python. There is no
     lock: a process forked while another thread holds a lock could never acquire that lock.
     """
 

@@ -75,7 +75,7 @@ class RendezvousInfo(_Info["SharedStore"]):
 
     Attributes:
         run_id: The run's id.
-        round: The round's number, from 0. All members agree on it.
+        round: The round's number, from 0, the same for every member.
         node_id: This node's id.
         rank: This node's rank, from 0.
         world_size: The number of members.
@@ -87,7 +87,7 @@ class RendezvousInfo(_Info["SharedStore"]):
     _read_roster: Callable[[], Awaitable[list[Participant]]] = field(repr=False)
 
     async def participants(self) -> list[Participant]:
-        """Read all members, by rank, with address, payload and attributes. The cost grows with their number."""
+        """Read all members, by rank, with address, payload and attributes; the cost grows with their number."""
         return await self._read_roster()
 
 
@@ -159,7 +159,7 @@ class Membership:
             self._set_over(f"round {later.number} was completed without this node", dropped=True)
         if stop is not None and stop.decided and stop.round == self.round.number and self.round.in_steps:
             gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
-        if progress is not None and self.over is None:  # once it is over, the list may name this node itself
+        if progress is not None and self.over is None:  # after the membership's end, the list may name this node
             self.lost_ids = progress.lost_ids
         self.listeners.changed()
 

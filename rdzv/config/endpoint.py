@@ -83,7 +83,7 @@ class Endpoint:
 
     @property
     def has_successors(self) -> bool:
-        """True if several hosts may serve the store: if one host dies, the next serves it."""
+        """True if the next host of the URL serves the store when one dies."""
         return len(self.hosts) > 1 and self.info.family == "tcp"
 
     @property

@@ -36,7 +36,7 @@ class Parameter:
     kind: value_types.Kind
     _: KW_ONLY
     default: Any = None
-    default_text: str = ""  # the default in words, if the value does not say it
+    default_text: str = ""  # the default in words, if the value of `default` does not say it
     derive: Callable[[Any], Any] | None = None  # returns the default from a `Settings`
     aliases: tuple[str, ...] = ()  # older names, for a URL and `--rdzv-conf`
     sources: frozenset[Source] = frozenset(Source)

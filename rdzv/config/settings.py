@@ -10,8 +10,8 @@ older name, such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_
 Keywords that are None are ignored. Unknown names are errors, but not in the environment, in which launchers set
 RDZV_ROUND and others.
 
-Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. The form from the
-stronger place counts; both forms in one place are an error.
+Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. If both are
+given, the one from the stronger place counts; both in one place are an error.
 
 `Settings` checks all its values, also in a copy by `dataclasses.replace`.
 """

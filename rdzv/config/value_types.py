@@ -41,7 +41,7 @@ class Unfit(ValueError):
 class Kind:
     """The type of a parameter. `convert` accepts its own results, and returns them unchanged."""
 
-    limit: str  # completes "it must be ..."
+    limit: str  # completes the error "it must be ..."
     convert: Callable[[Any], Any]  # returns the canonical value; raises `ValueError` or `TypeError` for a wrong one
     example: str  # a valid value as text, for errors
 
@@ -76,7 +76,7 @@ _WITH_UNIT: Final = re.compile(r"([0-9.]+)(ms|s|m|h|d)", re.ASCII)
 
 
 def _seconds(raw: Any) -> float:
-    """Return seconds from a number, from text with one, or with units: 5m, 1h30m, 500ms."""
+    """Return seconds from a number, from its text, or from text with units: 5m, 1h30m, 500ms."""
     if isinstance(raw, (bool, bytes, bytearray)):
         raise TypeError
     if not isinstance(raw, str):

@@ -7,8 +7,8 @@
                 step = train(round, step)
 
 A body that blocks cannot be cancelled. So when a round has ended, the next `check` raises `RoundChanged`, and every
-wait in `round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the block swallows both
-errors.
+wait in `round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the block swallows
+`RoundChanged` and `MembersLostError`.
 """
 
 from __future__ import annotations

@@ -156,8 +156,8 @@ class Life:
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         has_left = progress.live + progress.lost + progress.departed < round.size
         if self.phase is Phase.AT_WORK and has_left and round.in_steps and not gate.decided:
-            # A member has rejoined without an agreed stop: its step failed, and it could not ask the store which member
-            # failed first. Other members may wait for it in that step.
+            # A member has rejoined without an agreed stop: its step failed, it could not ask the store which member
+            # failed first, and other members may wait for it in that step.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 
@@ -203,7 +203,7 @@ class Life:
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.others_have_gone:
-            self.changed()  # look again: the work may fail before the node reads the cause
+            self.changed()  # look again: the node may read of a loss only after the work has failed
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
                 self._note(Ending(kind=EndKind.DROPPED, reason=str(failure)))
                 if self.membership.gate.is_awaited:
@@ -271,7 +271,7 @@ class Life:
     async def _await_news(self) -> None:
         """Wait until the loss of a member is known, or any loss would be known by now."""
         settings = self.node.settings
-        back_for = self.node.back_for if settings.endpoint.info.family == "tcp" else -1.0  # etcd is up to 1 s late
+        back_for = self.node.back_for if settings.endpoint.info.family == "tcp" else -1.0  # etcd leases: up to 1 s late
         left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=back_for)
         with anyio.CancelScope() as self._awaits:
             self.changed()
@@ -334,7 +334,7 @@ def names_of(gone: NodesLost | NodesLeft) -> str:
 
 
 async def suspect(node: Node, why: str) -> None:
-    """Accuse an unknown member: one that has disconnected from the store is then lost at once, before `gone_ttl`."""
+    """Accuse an unnamed member, so that a member that has disconnected from the store is lost before `gone_ttl`."""
     link, membership = await node.connect(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):

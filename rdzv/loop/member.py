@@ -42,7 +42,7 @@ SomeRound = TypeVar("SomeRound", bound="MemberOfRound")
 OnWaiting = Literal["now", "wait"]
 """How a body that never calls `check` is treated when nodes wait to join."""
 
-NO_PROGRESS_STATUS: Final = 93  # as `--give-up-status` of `rdzv run`
+NO_PROGRESS_STATUS: Final = 93  # the default of `rdzv run --give-up-status`, too
 NO_PROGRESS: Final = Parameter("no_progress", whole_number(0))
 SECONDS: Final = Parameter("seconds", duration())
 
@@ -67,7 +67,7 @@ async def done(work: Awaitable[T] | T) -> T:
 
 
 class RoundLoop(Generic[SomeRound]):
-    """The loop over the rounds of a run, for both twins. With a blocking handler, its coroutines never await."""
+    """The loop over the rounds of a run, for both twins. With a blocking handler, the loop's coroutines never await."""
 
     def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: Options) -> None:
         self.node: Node = node
@@ -144,7 +144,7 @@ class RoundLoop(Generic[SomeRound]):
 
 
 class Busy:
-    """A period in which no member is judged by its steps, as this one is busy; entered by `with` or `async with`."""
+    """A period in which members are not judged by their steps, as one is busy; entered by `with` or `async with`."""
 
     def __init__(self, node: Node, membership: Membership, seconds: float, what: str) -> None:
         self._node = node
@@ -278,7 +278,7 @@ class MemberOfRound(ABC):
 
 
 class BodyCalls(MemberOfRound):
-    """The calls of a body to its round. In the blocking twin they never await, and become plain methods."""
+    """The calls of a body to its round. In the blocking twin these calls never await, and become plain methods."""
 
     @abstractmethod
     async def _until_decided(self) -> None:
@@ -334,6 +334,6 @@ class BodyCalls(MemberOfRound):
         await done(self._handler.accuse(rank, why, in_round=self.number))
 
     async def participants(self) -> list[Participant]:
-        """Return all members, by rank, with address, payload and attributes. The cost grows with their number."""
+        """Return all members, by rank, with address, payload and attributes; the cost grows with their number."""
         members: list[Participant] = await done(self._info.participants())
         return members

@@ -56,15 +56,16 @@ def rounds(
     Args:
         url: As for `rdzv.connect`.
         on_waiting: What happens to a body that never calls `check` when nodes wait to join: it is cancelled at once
-            (`now`), or left alone until the round ends otherwise (`wait`). A body that calls `check` leaves there.
+            (`now`), or left alone until the round ends otherwise (`wait`). A body that calls `check` leaves at the next
+            `check`.
         progress: Returns the last step that this node has finished, -1 for none; needed if the steps given to `check`
-            do not tell. Called before the first round, and after each.
+            do not tell. `progress` is called before the first round, and after each.
         no_progress: The run is given up everywhere after this many rounds in a row that ended by a failure or a loss
             before any member had finished a step; 0: never. Rounds with an announced end do not count.
         overrides: As for `rdzv.connect`.
 
     Raises:
-        GiveUp: The body has raised it.
+        GiveUp: The body has raised `GiveUp`.
         RunGivenUpError: The body of another member has raised `GiveUp`, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
     """

@@ -63,7 +63,7 @@ class Company:
 class Roster:
     """Names members missing at a barrier.
 
-    `read` unpacks the value of `key(rank)`: names by rank. `absence` returns "lost 41 s ago" for a lost node, else "".
+    `read` unpacks the value of `key(rank)` into names by rank. `absence` returns "lost 41 s ago", or "".
     """
 
     rank: int

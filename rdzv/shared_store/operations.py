@@ -7,7 +7,7 @@
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction. The
 pop of the last item deletes the item and the mark, on condition that no later push has written the mark. So the mark
 exists exactly while the queue has items, and `wait`, `check` and a blocking `queue_pop` need not poll. Only one caller
-of `queue_pop` gets an item, as its deletion is conditional on its existence. A push wakes every caller that waits in
+of `queue_pop` gets an item: an item is deleted only if it still exists. A push wakes every caller that waits in
 `queue_pop`, so a queue suits tens of them.
 """
 
@@ -91,7 +91,7 @@ class Operations(RoundKeys):
         return await _get_all(self._begin(), names, tuple(map(self._value_key, names)))
 
     async def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys exist. A queue exists while it has items."""
+        """Wait until all keys exist."""
         names = keys_of(keys)
         held = tuple(map(self._value_key, names))
         ask = self._begin(timeout)
@@ -132,13 +132,13 @@ class Operations(RoundKeys):
         """Write the desired value if the key holds the expected one, or is missing and the expected one is empty.
 
         Returns:
-            The key's value now; if it is missing, the expected value.
+            The key's value after the call; the expected value if the key is missing.
         """
         held, wanted, new = self._value_key(key), value_of(expected_value), value_of(desired_value)
         ask = self._begin()
         may_create = not wanted
         while True:
-            # One request creates the key, the other replaces its value. If one fails, try the other.
+            # One request creates the key, the other replaces its value: if one fails, try the other.
             if may_create:
                 request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self.lease)
             else:
@@ -253,7 +253,7 @@ async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
         return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
     except OutOfTime:
         missing = await _missing(ask, names, held)
-        # If no key is missing, the keys came after the wait had ended. `_read` returns None if one was deleted again.
+        # If no key is missing, the keys came late; `_read` returns None if one was deleted again.
         found = None if missing else await _read(ask, held)
         if found is None:
             _give_up(ask, names, missing or names)

@@ -3,8 +3,8 @@
 Names, order of arguments and meaning are those of PyTorch 2.13, except:
 
 - `num_keys` and `list_keys` cover this round's keys only, where PyTorch's count the whole server's.
-- A timeout is a `timedelta` or a number of seconds. It limits
-  waiting; a request that the store answers at once has at least a second.
+- A timeout is a `timedelta` or a number of seconds. The
+  timeout limits waiting; a request that the store answers at once has at least a second.
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
   `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
 - A key cannot be both a queue's and a value's.
@@ -91,7 +91,7 @@ class _Twin(RoundKeys, Generic[C]):
         self.lease: int | None = lease  # the lease of every key written, if any
         self._timeout = _seconds(timeout)
         self._company: Company = company or Company()
-        self._under_way: dict[anyio.CancelScope, bool] = {}  # by running call: True if a member's loss ends it
+        self._under_way: dict[anyio.CancelScope, bool] = {}  # running calls; True if a member's loss ends the call
 
     @abstractmethod
     async def _ask(self, request: Request[Any], left: float) -> Response:
@@ -247,7 +247,7 @@ class SharedStore(_Twin[Caller], Operations):
                 return response
             finally:
                 del under_way[scope]
-        raise WaitEnded("members were lost")  # or this node was dropped: `superseded` has the reason by now
+        raise WaitEnded("members were lost")  # if this node was dropped, `_explained` says so instead
 
 
 class BlockingSharedStore(_Twin["BlockingStore"]):
@@ -280,7 +280,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
 
     @property
     def keys_max(self) -> int:
-        """The most keys in one request beside the fence."""
+        """The most keys in one request, besides the keys of the fence."""
         return min(self._client.operations_max, self._client.writes_max) - len(self.fence)
 
     def reopened(self) -> BlockingSharedStore:

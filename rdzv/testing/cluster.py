@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXIT_LOOKS_EVERY = 0.5  # seconds
-EXIT_WITHIN = 10.0  # seconds after a body's end, at which its process ends even if not idle
+EXIT_WITHIN = 10.0  # seconds from a body's end until its process is ended, even if not idle
 FINISH_LOOKS_EVERY = 1.0
 FINISH_WITHIN = 1800.0
 
@@ -47,7 +47,7 @@ SHORT, MIDDLING, LONG = 0.3, 3.0, 20.0
 
 
 class Done(Generic[T]):
-    """The result of a method of `Cluster`: `value`. Awaiting it is optional, and first calls `then`."""
+    """The result of a method of `Cluster`: `value`. Awaiting the result is optional, and first calls `then`."""
 
     def __init__(self, value: T, then: Callable[[], object] | None = None) -> None:
         self.value = value
@@ -343,7 +343,7 @@ class Cluster:
             The number of seeds.
 
         Raises:
-            ClusterError: A seed has failed; the message has it and the story.
+            ClusterError: A seed has failed; the message has the seed and the story.
         """
         chosen = body or self._body
         if chosen is None:

@@ -1,8 +1,8 @@
 """A disk on virtual time: it has latencies, and keeps only committed data.
 
-A `Disk` outlives the store's processes. Each of these processes opens a `SimulatedJournal` on the disk: the real
+A `Disk` outlives the store's processes. Each process of the store opens a `SimulatedJournal` on its disk: the real
 journal on a database in memory, with timers of the process's loop in place of the writer's thread. When the process
-dies, uncommitted data is lost, but the group being written may have reached the disk.
+dies, uncommitted data is lost, but the group of changes being written may have reached the disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMIT_SECONDS = (0.0002, 0.004)  # the shortest and the longest commit, in seco
 
 
 class NoFiles:
-    """Replaces two files of the journal: the mark, and the reserve of space, here unlimited."""
+    """Replaces the files of the journal: its mark, and its reserve of space, here unlimited."""
 
     def write(self, store_id: str, number: int) -> None:
         """Do nothing."""
@@ -68,7 +68,7 @@ class Disk:
 
 
 class SimulatedJournal(Journal):
-    """The journal of one process on a `Disk`."""
+    """The journal of one store process on a `Disk`."""
 
     def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop) -> None:
         self._disk = disk  # `super().__init__` is not called, as it makes and locks files
@@ -102,7 +102,7 @@ class SimulatedJournal(Journal):
         return 0
 
     def _open_to_read(self) -> sqlite3.Connection:
-        return _Borrowed(self._disk.database)  # type: ignore[return-value]  # without the right to close it
+        return _Borrowed(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
 
     def append(self, facts: Facts) -> int:
         """Queue facts for the next group."""

@@ -192,7 +192,7 @@ class MemoryTransport(asyncio.Transport):
             if isinstance(self._protocol, asyncio.BufferedProtocol):
                 return _fill_buffer(self._protocol, data)
             self._protocol.data_received(bytes(data))
-        # As in asyncio, the loop reports any error, and the connection is lost.
+        # If the protocol raises an error, the loop reports it and the connection is lost, as in asyncio.
         except Exception as error:  # noqa: BLE001
             self._fail(error)
         return len(data)

@@ -65,7 +65,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """True until it has ended."""
+        """True until the process has ended."""
         return not self.host.dead
 
     @property
@@ -150,7 +150,7 @@ def process_id_of(name: str) -> bytes:
 
 
 class StoreMachine:
-    """The store's machine; its disk, if `durable`, outlives its processes. Its clock counts `rate` seconds a second."""
+    """The store's machine; its disk, if `durable`, outlives its processes; its clock counts `rate` seconds a second."""
 
     def __init__(
         self, world: World, *, rng: random.Random, durable: bool = True, limits: Limits | None = None, rate: float = 1.0

@@ -93,7 +93,7 @@ class ClusterNode:
 
     @property
     def alive(self) -> bool:
-        """True until its process ends, also while stopped."""
+        """True until the node's process ends, also while it is stopped."""
         return self.process.alive
 
     @property

@@ -56,7 +56,7 @@ class ClusterStuckError(ClusterError):
 
 
 class Story:
-    """The events of a cluster, one of `lines` each, with its virtual time from `now`."""
+    """The events of a cluster: `lines` has a line for each, with the virtual time that `now` returned."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -100,7 +100,7 @@ def frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
     """Return the frames of a suspended task, the innermost last."""
     frames: list[FrameType] = []
     awaited: object = task.get_coro()
-    # A coroutine has the first of these attributes, an asynchronous generator the second.
+    # A coroutine has `cr_frame` and `cr_await`, an asynchronous generator `ag_frame` and `ag_await`.
     while frame := getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None):
         frames.append(frame)
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)

@@ -1,12 +1,12 @@
 """Shell: finds gloo's sockets in this process, and shuts them down.
 
 If a peer is killed, a gloo collective fails only on its neighbours. The other members wait for the group's timeout, and
-PyTorch's abort (2.13) does not end their wait. Shutting down the group's sockets ends it: every collective on the group
+PyTorch's abort (2.13) does not end their wait. Once the group's sockets are shut down, every collective on the group
 raises `RuntimeError: ... Connection closed by peer`.
 
 Other libraries may open sockets at any time, so gloo's sockets are recognised by their addresses. The members
 exchange the addresses at which they listen in the group's store. A socket is gloo's if one of its ends is an exchanged
-address. If the addresses cannot be read, no socket is shut down.
+address.
 
 A listening socket is never shut down, as gloo aborts the process when accept fails. Descriptors are read by system
 calls: after `socket.setdefaulttimeout`, a `socket.socket` makes its descriptor non-blocking for all owners.
@@ -25,10 +25,10 @@ from typing import Final
 
 Address = tuple[int, bytes]  # a port, and an address of 4 or 16 bytes
 
-STORAGE_BYTES: Final = 128  # of a `sockaddr_storage`
-ADDRESS_BYTES: Final = STORAGE_BYTES + 8  # of gloo's address: a `sockaddr_storage`, and a number
+STORAGE_BYTES: Final = 128  # the size of a `sockaddr_storage`
+ADDRESS_BYTES: Final = STORAGE_BYTES + 8  # the size of a gloo address: a `sockaddr_storage`, and a number
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-HOST_BYTES_MAX: Final = 256  # of the host name before the address
+HOST_BYTES_MAX: Final = 256  # the longest host name before a gloo address
 
 
 class GlooSockets:
@@ -45,7 +45,7 @@ class GlooSockets:
     def shut_down(self) -> None:
         """Shut down the connections with a recorded address at one end; from any thread."""
         for name in os.listdir("/dev/fd"):
-            # Check and shut down a duplicate: the descriptor may be reused for another file meanwhile.
+            # Check and shut down a duplicate of the descriptor, as the original may be closed and reused meanwhile.
             with contextlib.suppress(OSError):
                 copy = os.dup(int(name))
                 try:

@@ -86,9 +86,9 @@ class RoundGroup:
             if self._aborted.is_set():
                 self.abort()  # end the group: `abort` was called while PyTorch was making it
             return
-        # A gloo group has one timeout for connecting and for collectives. Connecting needs a short timeout: a wait for
-        # a member that dies meanwhile has no sockets to abort. If the timeout is too short, all members try again with
-        # more time.
+        # A gloo group has one timeout for connecting and for collectives. Connecting needs a short timeout: if a member
+        # dies before it connects, there are no sockets to shut down. If the timeout is too short, all members try again
+        # with more time.
         within = CONNECT_WITHIN + CONNECT_WITHIN_PER_RANK * self.world_size
         failure: RuntimeError | None = None
         for attempt in range(ATTEMPTS):

@@ -69,7 +69,7 @@ def _as_torch(error: ours.RendezvousError) -> Exception:
 
 
 class _Choices:
-    # For PyTorch's heartbeat and store, which this handler does not use.
+    # Parameters of PyTorch's heartbeat and store, which this handler does not use.
     IGNORED: Final = ("heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
 
     def __init__(self, params: Any) -> None:
@@ -219,7 +219,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             self._worker_ends.follow(agent.next_workers(), agent.raised_by)
         if self._beats is None:
             self._beats = make_own_folder("rdzv-beats-")
-            # Not a TemporaryDirectory: Python warns when it collects one, and forked children would remove it.
+            # Not a TemporaryDirectory, as forked children would remove it.
             weakref.finalize(self, _remove_in, os.getpid(), self._beats)
             os.environ[BEAT_DIR] = str(self._beats)
         forget_beats(self._beats)
@@ -230,7 +230,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         handler = self._handler
         if handler is not None:
             done = agent is not None and agent.is_done
-            with contextlib.suppress(ours.RendezvousStateError):  # the handler is being closed
+            with contextlib.suppress(ours.RendezvousStateError):  # raised while the handler is being closed
                 handler.start(in_thread(partial(self._screen.ended, ending, handler.closed, done=done)))
 
     def _end_life(self, why: str = "") -> None:
@@ -252,8 +252,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
         Raises:
             RendezvousGracefulExitError: This node was a spare and the run is closed; see the class.
-            RendezvousError: Any other failure. Under torchrun one line and `SystemExit` with status 1, as
-                PyTorch would print a hundred lines.
+            RendezvousError: Any other failure. Under torchrun one line and `SystemExit` with status 1.
         """
         try:
             info = self._next_whole_round()
@@ -406,10 +405,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return the number of nodes that require a new round: waiting, leaving, or with `regroup_on_loss` lost.
 
-        A store whose host is about to leave counts as one.
+        A store whose host is about to leave counts as one node.
 
-        If the number is above 0, the agent restarts its workers. The agent asks ten times a second, so this call sends
-        no request. In a closed run the number is 0. A member with a failed worker counts as lost.
+        If the number is above 0, the agent restarts its workers. In a closed run the number is 0. A member with a
+        failed worker counts as lost.
         """
         handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
@@ -472,7 +471,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         return self._handler is not None and self._handler.hosts_store
 
     def _end_by_signal(self, name: str) -> None:
-        """Leave, and serve the store until the others have gone; exit handlers cannot start threads for that."""
+        """Leave, and serve the store until the others have gone; exit handlers could not start the threads for this."""
         self._signals.leave(name)
         self._screen.ends(name, serves_for=self._settings.close_timeout if self._hosts() else None)
         if self._handler is not None and not self._over:

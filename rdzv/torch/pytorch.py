@@ -109,7 +109,7 @@ def copy_all(into: list[torch.Tensor], of: list[torch.Tensor]) -> None:
 def destroy_process_groups() -> None:
     """Destroy all process groups, also right after a collective.
 
-    The groups' threads take some 15 ms to end, without a notification. A thread waits for them, also at exit.
+    The groups' threads take some 15 ms to end, without a notification. A new thread waits for their end, also at exit.
     """
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
@@ -122,7 +122,7 @@ def _let_go(groups: list[Any]) -> None:
 
 
 def same_device(work: Callable[..., T]) -> Callable[..., T]:
-    """Wrap work for another thread, on this thread's GPU if any."""
+    """Wrap work so that another thread runs it on this thread's GPU, if any."""
     if not torch.cuda.is_initialized():
         return work
     device = torch.cuda.current_device()
@@ -236,7 +236,7 @@ def signal_of(error: BaseException | None) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AgentEnd:
-    """The end of an agent that shuts its handler down; see `end_of_agent`."""
+    """The end of an agent that shuts its handler down."""
 
     signal: str | None  # the signal's name, or None
     why: str  # the reason, for the other nodes
@@ -277,7 +277,7 @@ def underlying_store(store: Any) -> Any:
 def teach_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
     """Let `PrefixStore` call a store's Python methods for queues and `list_keys`, for which C++ raises an error.
 
-    Over stores other than `kind` its methods are unchanged. `prefix_of` returns the prefix of a `PrefixStore`'s keys.
+    A `PrefixStore` over another kind of store is unchanged. `prefix_of` returns the prefix of a `PrefixStore`'s keys.
     """
     for name in ("queue_push", "queue_pop", "queue_len", "list_keys"):
         original = getattr(dist.PrefixStore, name, None)

@@ -13,8 +13,8 @@ the round ends before its body.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
-which ends that work, and cancels the body. Other changes end the body only at a `check`, also where `rdzv.rounds` would
-cancel it before its first step: a body cancelled in a collective would leave the others in a hanging collective.
+to end the thread's work, and cancels the body. Other changes end the body only at a `check`, also where `rdzv.rounds`
+would cancel it before its first step: a body cancelled in a collective would leave the others in a hanging collective.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def rounds(
     Args:
         url: As for `rdzv.connect`.
         backend: Of the process group: `gloo`, `nccl`, or another one of PyTorch's. See `rdzv.torch.group`.
-        timeout: The limit of a collective. A loss ends it sooner.
+        timeout: The limit of a collective, which the loss of a member ends sooner.
         on_waiting: See `rdzv.rounds`. Newcomers never interrupt a body without `check`: they wait for the round's end.
         progress: See `rdzv.rounds`.
         no_progress: See `rdzv.rounds`.
         overrides: As for `rdzv.connect`.
 
     Raises:
-        GiveUp: The body has raised it.
+        GiveUp: The body has raised `GiveUp`.
         RunGivenUpError: A body of another member has raised `GiveUp`, or there was no progress.
         RendezvousError: The next round was not reached, and a retry would not help.
         RendezvousSettingsError: The backend or the timeout is invalid.
@@ -123,7 +123,7 @@ class TorchRounds:
         return next(self._blocking)
 
     def close(self) -> None:
-        """Leave for good; the garbage collector does so, too, after a `break`."""
+        """Leave the run for good; after a `break` the garbage collector calls this."""
         if self._blocking is not None:
             self._blocking.close()
 
@@ -226,12 +226,10 @@ class TorchRound(_GroupOfRound, blocking.Round):
     def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state with the most finished steps; a collective, so all call it.
 
-        If the source of the state dies meanwhile, a member that lags behind keeps its own state.
+        If the source of the state dies during the call, a member that lags behind keeps its own state.
 
         No trace of an interrupted step remains in the arguments: the gradients of all members are None, buffers are as
-        at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone. To
-        undo such a step, parameters and state are copied before a step of LBFGS, and before a step with a closure of
-        another library's optimizer.
+        at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone.
 
         The program restores the rest, such as a GradScaler or a scheduler; docs/pytorch.md has the list.
 
@@ -242,7 +240,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
             extra: Any picklable value: the step, the state of a scheduler or of a random generator.
 
         Returns:
-            The `extra` of the source.
+            The `extra` of the member with the most finished steps.
 
         Raises:
             ValueError: This member's model has other tensors (the message names the first, with both shapes), and the
@@ -298,9 +296,8 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         """Run blocking work, such as a training step, in the round's thread, and wait for its end.
 
         One call of `in_thread` runs at a time. A cancelled call waits for the end of the work, which must not write to
-        the model in the next round; the work's collectives are aborted, and its waits in the store end. If its work
-        succeeds, return the result, so that the number of a step and its effect stay together; the body is cancelled at
-        its next await.
+        the model in the next round; the work's collectives are aborted, and its waits in the store end. If the
+        work of a cancelled call succeeds, return its result, so that the caller counts the step.
         """
         doing = self._loop.run_in_executor(self._thread, functools.partial(same_device(work), *arguments))
         try:

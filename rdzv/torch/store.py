@@ -168,7 +168,7 @@ class TorchStore(dist.Store):
             self._shared.set_timeout(timeout)
         self._pid = os.getpid()
         self._last_timeout = timeout
-        self.set_timeout(timeout)  # the base class keeps it for PrefixStore and C++
+        self.set_timeout(timeout)  # the base class keeps the timeout for PrefixStore and C++
         _kept.add(self)
 
     @classmethod
@@ -181,7 +181,7 @@ class TorchStore(dist.Store):
     def _shared_here(self) -> BlockingSharedStore:
         """Return this process's shared store, with the latest timeout, which C++ may have set."""
         if self._pid != os.getpid():
-            # If two threads of a forked child both make a client, both clients work.
+            # No lock is needed: if two threads of a forked child both make a client, both clients work.
             self._shared, self._owns_client, self._pid = self._shared.reopened(), True, os.getpid()
         timeout = self.timeout
         if timeout != self._last_timeout:

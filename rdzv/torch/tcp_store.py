@@ -1,8 +1,8 @@
 """Shell: TCPStores on a round's rank 0, for PyTorch, and for `torch_store=tcp`.
 
-The members still learn of losses and closing from our store. A TCPStore is for code that needs its class or its host,
-for queues through `PrefixStore`, and for the speed of C++. A TCPStore has no token and no encryption, lets a dropped
-node go on writing, and ends with its host's process.
+With a TCPStore, too, members learn of losses and closing from our store. A TCPStore is for code that needs its class or
+its host, for queues through `PrefixStore`, and for the speed of C++. A TCPStore has no token and no encryption, lets a
+dropped node go on writing, and ends with its host's process.
 
 `WorkersStore` listens at the round's bootstrap port only: workers connect to that port, also if another job's store
 listens there. `open_tcp_store` may listen at any port of that host; rank 0 announces the port in the round's store once
@@ -34,7 +34,7 @@ log: Final = logging.getLogger(__name__)
 
 PORT: Final = "rdzv/torch/tcp_store/port"  # the key of rank 0's port in the round's store
 BACKLOG: Final = 4096  # pending connections: all ranks connect at once
-FREE_WITHIN: Final = 3.0  # seconds to wait until the former rank 0 frees a single `master_port`
+FREE_WITHIN: Final = 3.0  # seconds to wait until the former rank 0 frees the only permitted port
 TIMEOUT: Final = timedelta(seconds=60)  # PyTorch's default for an agent's store
 PORT_TAKEN: Final = re.compile("EADDRINUSE|address already in use", re.IGNORECASE)
 TRY_AGAIN_AFTER: Final = 0.05  # seconds
