@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN: Final = 3.0  # seconds
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
-ATTEMPT: Final = 0.4  # seconds, at least, for answers at a reconnect; the client's attempt ends after half a second
+ATTEMPT: Final = 0.4  # the fewest seconds for hosts to answer at a reconnect, an attempt of half a second
 FRAME_HEAD_BYTES: Final = 4
-PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}  # of the answers of one host's addresses
+PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}  # the lowest of a host's answers counts
 
 
 class Asked(NamedTuple):
-    """A host's answer, and the random name of a candidate."""
+    """A host's answer; `candidate` is the random name of a candidate, else empty."""
 
     answer: Answer
     candidate: str = ""
@@ -70,7 +70,7 @@ class Host:
         return Asked(Answer.SILENT)
 
     async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, word: Word | None = None) -> Asked:
-        """Connect to one address, and read the first message; send `word` to a candidate."""
+        """Connect to one address, and read the first message; if a candidate sent it, send `word` back."""
         family, kind, protocol, _, address = resolved
         sock, writer = None, None
         try:
@@ -87,7 +87,7 @@ class Host:
         except ConnectionRefusedError:
             return Asked(Answer.REFUSED)
         except (OSError, EOFError, ProtocolError) as error:
-            # No process can listen at a loopback address that is missing (::1 without IPv6).
+            # A missing loopback address (::1 without IPv6) counts as refusing: no process can listen there.
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
             return Asked(Answer.REFUSED) if is_nowhere else Asked(Answer.SILENT, error=error)
         finally:
@@ -97,7 +97,7 @@ class Host:
                 sock.close()
 
     async def tell(self, word: Word, tls: ssl.SSLContext | None) -> bool:
-        """Send an operator's word to the candidate at this host; return True if accepted."""
+        """Send an operator's word to the candidate at this host; return True if it was accepted."""
         with anyio.move_on_after(ANSWERS_WITHIN):
             for one in await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True) or ():
                 if (await self._ask_at(one, tls, word)).answer is Answer.CANDIDATE:
@@ -130,11 +130,11 @@ def _meaning(said: Greeting | Sorry) -> Asked:
         return Asked(Answer.SERVES)
     if said.kind == CANDIDATE:
         return Asked(Answer.CANDIDATE, said.message)
-    return Asked(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a full server serves, too
+    return Asked(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a rejection by a full server means: it serves
 
 
 async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Asked]:
-    """Ask all hosts concurrently. Once one serves, hosts that have not answered yet count as silent."""
+    """Ask all hosts concurrently, until one serves; hosts that have not answered by then count as silent."""
     found = [Asked(Answer.SILENT)] * len(hosts)
 
     async def ask(place: int) -> None:
@@ -149,7 +149,7 @@ async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: 
 
 
 def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
-    """Describe why no host serves, unless all refuse."""
+    """Describe why no host serves yet."""
     of = list(zip(hosts, found, strict=True))
     silent = [(host, asked.error) for host, asked in of if asked.answer is Answer.SILENT]
     waiting = ", ".join(str(host) for host, asked in of if asked.answer is Answer.CANDIDATE)

@@ -2,9 +2,8 @@
 
 Each machine decides alone: if a name stands for several machines, each would start a store, and one job would become
 several. So a machine serves only if all addresses of the URL's host are its own. An address is its own if it is
-loopback, if it can be bound, or if a connection to it arrives here (NAT, a floating address). If another address
-accepts a connection, the store there is used. An address that refuses, or does not answer within `ANSWERS_WITHIN`, is
-another machine's.
+loopback, if it can be bound, or if a connection to it arrives here. If any other address accepts a connection, this
+machine uses the store there. An address that refuses, or does not answer within `ANSWERS_WITHIN`, counts as foreign.
 """
 
 from __future__ import annotations
@@ -52,17 +51,17 @@ class BindAddress(NamedTuple):
     """The address on which to serve for a URL's host."""
 
     address: str  # an address or a name; "" for all interfaces
-    foreign: tuple[Target, ...] = ()  # the host's addresses that are other machines'
+    foreign: tuple[Target, ...] = ()  # the host's addresses that belong to other machines
     indirect: bool = False  # no address of the host is this machine's: a Service or NAT must forward to it
 
 
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
     """Return the address on which to listen for a URL's host.
 
-    For a name, return all interfaces if the store `may_be_open`: on Debian a machine's own name is 127.0.1.1. `insist`:
-    the user has set `is_host`. Besides this module's errors, raise an `OSError`: EADDRNOTAVAIL if no address is this
-    machine's, without both `insist` and `may_be_open`; EADDRINUSE if a process listens there already; others without
-    resources for the check.
+    If `host` is a name and the store `may_be_open` to all machines, return all interfaces, as on Debian a machine's own
+    name is 127.0.1.1. `insist`: the user has set `is_host`. Raise this module's errors, or an `OSError`: EADDRNOTAVAIL
+    if no address is this machine's, unless `insist` and `may_be_open`; EADDRINUSE if a process listens there already;
+    others if the check lacks resources.
     """
     ours, others = split_addresses(host, port)
     if not ours and not insist:
@@ -82,7 +81,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
         return BindAddress("", indirect=True)
     here = those_that_accept(others, listen_on=port) if others else ()
     foreign = tuple(target for target in others if target not in here)
-    with contextlib.suppress(ValueError):  # the host is a name
+    with contextlib.suppress(ValueError):  # ValueError: `host` is a name
         if host != "localhost":
             ipaddress.ip_address(host.partition("%")[0])
         return BindAddress(host, foreign)
@@ -98,7 +97,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
 
 
 def split_addresses(host: str, port: int) -> tuple[list[Target], list[Target]]:
-    """Return the host's addresses that can be bound on this machine, and its other addresses but loopback."""
+    """Return the host's addresses that this machine can bind, and its other addresses except loopback."""
     found = _resolve(host, port)
     ours = [target for target in found if _can_be_bound(target)]
     return ours, [target for target in found if target not in ours and not is_loopback(str(target[1][0]))]
@@ -120,7 +119,7 @@ def _can_be_bound(target: Target) -> bool:
     except OSError as error:
         if error.errno in NO_SUCH_ADDRESS:
             return False
-        if error.errno != errno.EADDRINUSE:  # EADDRINUSE: this machine's address has no free ephemeral port
+        if error.errno != errno.EADDRINUSE:  # EADDRINUSE: this machine has the address, but no free ephemeral port
             raise
     return True
 
@@ -128,8 +127,8 @@ def _can_be_bound(target: Target) -> bool:
 def those_that_accept(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
     """Connect to all targets concurrently, and return those that accept.
 
-    With `listen_on`, listen at that port, and return only the targets whose connections arrive here; a random token
-    identifies them. A client of the store that connects meanwhile is disconnected, and retries.
+    With `listen_on`, listen at that port, and return only the targets whose connections arrive here, with a
+    random token. If a client of the store connects during this check, it is disconnected, and retries.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
     with contextlib.ExitStack() as stack:
@@ -144,7 +143,7 @@ def those_that_accept(targets: Sequence[Target], *, listen_on: int | None = None
             watch(listener, selectors.EVENT_READ, "listener")
         dialled = set[int]()
         for number, (family, address) in enumerate(targets):
-            with contextlib.suppress(OSError):  # no route, or no such family
+            with contextlib.suppress(OSError):  # no route, or an unknown family of addresses
                 sock = socket.socket(family, socket.SOCK_STREAM)
                 watch(sock, selectors.EVENT_WRITE, number)
                 if sock.connect_ex(address) in {0, errno.EINPROGRESS}:

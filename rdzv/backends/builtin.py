@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-ETCD_TTL_LEAST = 6.0  # seconds: an election of etcd's leader leaves time for two renewals of a lease
+ETCD_TTL_LEAST = 6.0  # seconds; the least TTL that allows two renewals after an election of etcd's leader
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
@@ -132,7 +132,7 @@ def tcp_handler(settings: Settings) -> Handler:
 
 
 def client_of(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
-    """Return a client of the store in the settings, not connected yet; options depend on the kind of store."""
+    """Return a client, not connected yet, of the store in the settings; `options` are those of its kind."""
     if settings.endpoint.info.family == "tcp":
         return _tcp_client(_dial(settings, credentials), settings, credentials, **options)
     from store.etcd import client as etcd
@@ -165,7 +165,7 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
         "renew": credentials.renew,
         "user": settings.user,
         "password": credentials.read_password,
-        # No run id is empty, so no run has these keys. A user that may write a run's keys may write them.
+        # Receipts have an empty run id, which no run has. Users that may write runs' keys may write receipts.
         "receipts": f"{settings.prefix}//receipts/",
     }
 
@@ -187,7 +187,7 @@ class _WayToTcp:
         self._of_node: ClientToEnter | None = None
 
     def _at_its_host(self) -> Settings:
-        """Return the settings; if the URL has several hosts, with the one where the store was found."""
+        """Return the settings; if the URL has several hosts, they keep only the one where the store was found."""
         found = self._dial.found if isinstance(self._dial, DialOfMany) else None
         if found is None:
             return self._settings
@@ -213,12 +213,12 @@ class _WayToTcp:
     async def __aenter__(self) -> Store:
         self._begin_metrics()
         settings = self._settings
-        if settings.is_host is not False:  # with `is_host=0`, no thread is needed to decide
+        if settings.is_host is not False:  # the decision needs a thread, which `is_host=0` saves
             await self._host_if_called_for()
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
         client = _tcp_client(self._dial, settings, self._credentials, rng=self._rng, **times)
         client.on_connection(self._note_connection)
-        # Not around hosting: other nodes may wait within the limit for this node's store.
+        # Hosting is outside `turn`: nodes that hold a turn may wait for the store that this node hosts.
         try:
             async with self.node.loop.turn():
                 connected = await client.__aenter__()
@@ -243,7 +243,7 @@ class _WayToTcp:
 
     async def _host_if_called_for(self) -> None:
         if self._hosting is None:
-            # Decide at the first connection only: a second store must not exist beside a live run.
+            # Decide only at the first connection if to host: a live run must not get a second store.
             kind = Succession if self._settings.endpoint.has_successors else Hosting
             self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)

@@ -35,7 +35,7 @@ class Credentials:
         self._seen: list[bytes | None] = []
         self._seen = self._contents()
         self.token: bytes | None = self._read_token()
-        self.read_password()  # raises if it is unreadable
+        self.read_password()  # raises if the password's file is unreadable
         self._client_tls: ssl.SSLContext | None = None
         self._server_tls: ssl.SSLContext | None = None
         named = (settings.token_file, settings.ca, settings.cert, settings.key)
@@ -65,7 +65,7 @@ class Credentials:
             raise _unusable(self._settings, error) from error
 
     def _renew(self) -> ssl.SSLContext | None:
-        """Read token and certificates again; keep the last ones if they are unusable. Return `client_tls`."""
+        """Read token and certificates again; keep the last ones if the new ones are unusable. Return `client_tls`."""
         found = self._contents()
         if found != self._seen:
             try:
@@ -76,17 +76,17 @@ class Credentials:
             except RendezvousSettingsError as error:
                 log.warning("%s; new connections use the files as last read", error)
                 token, tls, server_tls = self.token, self._client_tls, self._server_tls
-            if self._contents() == found:  # otherwise the files changed during the read
+            if self._contents() == found:  # the files did not change during the read
                 self.token, self._client_tls, self._server_tls, self._seen = token, tls, server_tls, found
         return self.client_tls()
 
     def _contents(self) -> list[bytes | None]:
-        """Return the contents of a client's files, the token's first; None for each unreadable one."""
+        """Return the contents of the files, the token's first; None for each unset or unreadable file."""
         found: list[bytes | None] = []
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
                 fresh = path is not None and abs(time.time() - os.stat(path).st_mtime) < SETTLED_AFTER
-                kept = fresh and self._seen and not found  # the token may be half written
+                kept = fresh and self._seen and not found  # a token that has just changed may be half written
                 found.append(self._seen[0] if kept else None if path is None else _read("", path))
             except (OSError, RendezvousSettingsError):
                 found.append(None)
@@ -99,8 +99,8 @@ class Credentials:
     def server_tls(self, *, renews: bool = False) -> ssl.SSLContext | None:
         """Return a context to serve TLS; None without a certificate, without TLS, and for etcd.
 
-        New connections use the files as last read. A later call reads them again; with `renews`, so does each
-        handshake, in the server's loop.
+        New connections use the files as last read. Each call reads the files again; with `renews`, each
+        handshake does so, too, in the server's loop.
         """
         settings = self._settings
         if settings.cert is None or not settings.uses_tls or settings.endpoint.info.family != "tcp":
@@ -112,7 +112,7 @@ class Credentials:
                 self._renew()
             connection.context = self._server_tls
 
-        context.sni_callback = choose  # OpenSSL calls it also if the client names no server
+        context.sni_callback = choose  # OpenSSL calls `choose` also if the client names no server
         return context
 
     def _load_served(self, cert: str) -> ssl.SSLContext:
@@ -128,14 +128,14 @@ class Credentials:
 
 
 class _FullPath(str):
-    """The full path of a file, whose repr, for messages, is the path as given."""
+    """The full path of a file; its repr, which messages show, is the path as given."""
 
     __slots__ = ("given",)
     given: str
 
     @classmethod
     def of(cls, path: str) -> _FullPath:
-        full = cls(os.path.abspath(path))  # `abspath` keeps symbolic links: those of a mounted secret change
+        full = cls(os.path.abspath(path))  # `abspath` keeps symbolic links, by which a mounted secret is renewed
         full.given = path
         return full
 

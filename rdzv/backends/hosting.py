@@ -1,15 +1,13 @@
-"""Shell: when a node starts the embedded store, and when it ends it.
+"""Shell: when a node starts the embedded store, and when the node ends the store.
 
-A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. If
-several nodes there try, only one can bind the port. A node never starts a store on a reconnect: there must be no
-second, empty store beside a live run.
+A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. A node
+never starts a store on a reconnect: there must be no second, empty store beside a live run.
 
-The store runs in a thread of the process, and dies with it. After its own node has left, the store stays until no
-other client is connected, for at most `close_timeout`. So rank 0 may leave first.
+The store dies with its host's process. After the host's own node has left, the store stays until no other client is
+connected, for at most `close_timeout`.
 
-New nodes must not join in a store that is shutting down. So its host first writes a key, and every arrival is
-conditional on the key's absence. New nodes then look for another store (`Node`), and one of them starts it once the
-port is free.
+New nodes must not join in a store that is shutting down. So its host first writes a key, and nodes can join only if
+this key is absent. A rejected node looks for another store (`Node`). One such node starts it once the port is free.
 """
 
 from __future__ import annotations
@@ -58,11 +56,11 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAY_TAKEN_AFTER: Final = 1.0  # seconds of a taken port until a warning; a starting store answers sooner
-TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, drawn each time; short, as all nodes wait for the host
+SAY_TAKEN_AFTER: Final = 1.0  # seconds that the port is taken before a warning; a starting store answers sooner
+TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; short, as all nodes wait for the host
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
-ENDING_TTL: Final = 10.0  # seconds of the rejecting key's lease; above `LOOK_AGAIN_AFTER`, as a check may be late
-SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that the process stays
+ENDING_TTL: Final = 10.0  # seconds; TTL of the key that rejects new nodes, which is renewed at each check
+SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that this process still serves others
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds
 MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down
@@ -70,7 +68,7 @@ FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a n
 
 
 class HostedStore:
-    """An embedded store of this process; closing `serving` ends it and its HTTP page."""
+    """An embedded store of this process; closing `serving` ends the store and its HTTP page."""
 
     def __init__(
         self, server: Server | StoreProcess, serving: contextlib.ExitStack, settings: Settings, bound: BindAddress
@@ -85,7 +83,6 @@ class HostedStore:
     async def aclose(self, open_client: OpenClient) -> None:
         """Wait until all clients have disconnected, then end the store; a cancellation skips the wait."""
         try:
-            # The server may not have noticed yet that this node's own connection is closed.
             if not await self._alone_within(CLOSING_WITHIN):
                 await (self._hand_over if self._has_successors else self._wait_for_others)(open_client)
         finally:
@@ -93,7 +90,7 @@ class HostedStore:
 
     @property
     def ended(self) -> bool:
-        """True if the store's own process has died."""
+        """True if the store's own process has ended by itself."""
         return isinstance(self.server, StoreProcess) and self.server.ended
 
     async def end(self) -> None:
@@ -114,14 +111,14 @@ class HostedStore:
         await self._alone_within(self._linger)
 
     async def _wait_for_others(self, open_client: OpenClient) -> None:
-        """Reject new nodes, and wait for the others to leave: those of other runs without a limit."""
+        """Reject new nodes, and wait until the others have left; wait without a limit for those of other runs."""
         since, said_of, said_at, until = 0, "", 0.0, None
         while True:
             try:
                 async with open_client(MEETS_WITHIN) as client:
                     revision, newcomers = await _refuse_newcomers(client, self._keys, since)
             except StoreError as error:
-                if not self.server.end_when_alone.rejects_clients:  # otherwise the last client has just left
+                if not self.server.end_when_alone.rejects_clients:  # other clients are still connected
                     log.warning("the store at %s is ending, but cannot reject newcomers: %s", self.server.url, error)
                 await self._alone_within(self._linger)
                 return
@@ -157,7 +154,7 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
     are read after the keys were written, so they contain every accepted node. Return the rejection's revision, and the
     nodes that stay, in words.
     """
-    # The key is on a lease: if the host is killed, a durable store must accept nodes after its restart, under any host.
+    # The key has a TTL: after the death of this host, a durable store must accept nodes under another host.
     revision = await client.put(keys.ending, b"", ttl=ENDING_TTL)
     endings = {keys.ending} | {run.ending for run in await read_nodes_of_all_runs(client)}
     for ending in endings - {keys.ending}:
@@ -183,7 +180,7 @@ class Starting(ABC):
         self._settings, self._credentials, self._rng = settings, credentials, rng
         self._open_client = open_client
         self._task: asyncio.Task[HostedStore | None] | None = None
-        self._asked = asyncio.Event()  # the first attempt was made
+        self._asked = asyncio.Event()  # set after the first attempt
         self._settled = asyncio.Event()
         self.problem: str = ""  # why no store starts here, or no host serves; empty if unknown
 
@@ -200,7 +197,7 @@ class Starting(ABC):
             log.error("%s", error)  # noqa: TRY400  callers keep waiting; the log has the reason
             return None
         finally:
-            # No await may follow: `begin` must find the task done.
+            # Await nothing after this line: `begin` must find this task done.
             asyncio.get_running_loop().call_soon(self._asked.set)
 
     async def begin(self) -> None:
@@ -238,7 +235,7 @@ class Starting(ABC):
         return self._host is not None and not self._host.ended
 
     async def aclose(self) -> None:
-        """End the attempts, or the store that this process hosts."""
+        """End the attempts to find or start a store, or the hosted store."""
         self.settle()
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -249,8 +246,7 @@ class Starting(ABC):
 class Hosting(Starting):
     """Decides if this process starts the store at the one host of the URL, when its node first looks for it.
 
-    It tries again until a store is found if the URL's name has no address (DNS is often late when a job starts), or if
-    the port is taken, perhaps by a starting or ending store.
+    If the URL's name has no address yet, or if the port is taken, `Hosting` tries again until a store is found.
     """
 
     async def begin(self) -> None:
@@ -295,7 +291,7 @@ class Hosting(Starting):
                 return None
 
     async def _why_not_the_only_one(self, host: HostedStore) -> RendezvousConnectionError | None:
-        """Return why the new store must end: the URL leads to another store, or nowhere; else None."""
+        """Return why the new store must end, if the URL leads to another store or nowhere; else return None."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
             began_too = await in_thread(lambda: those_that_accept(host.bound.foreign)) if host.bound.foreign else []
@@ -371,7 +367,7 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
 
 
 def address_to_listen_on(settings: Settings, credentials: Credentials, host: tuple[str, int]) -> BindAddress:
-    """Return the address on which to serve for this host; raise as `choose_bind_address`, and for a shared name."""
+    """Return the address on which to serve for this host; raise its errors, and one for a name that machines share."""
     insist, tls = settings.is_host is True, credentials.server_tls()
     is_closed_to_strangers = credentials.token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
     bound = choose_bind_address(*host, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)

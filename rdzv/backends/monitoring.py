@@ -39,7 +39,7 @@ def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> 
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
     token, tls, insecure = credentials.token, credentials.server_tls(renews=True), settings.insecure
-    # Bound like a store: to loopback, unless clients are authenticated or `insecure` is set.
+    # Serve the metrics on loopback only, unless clients are authenticated or `insecure` is set.
     host = "" if insecure or token is not None or (tls is not None and settings.ca is not None) else "localhost"
     serve_node = http_room("node", "metrics_port").serve_node
     serve = partial(serve_node, node, host, settings.metrics_port, token=token, tls=tls, insecure=insecure)
@@ -56,13 +56,13 @@ def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> 
 def serve_embedded(
     settings: Settings, credentials: Credentials, address: str, port: int, listeners: Sockets | None = None
 ) -> tuple[contextlib.ExitStack, Server]:
-    """Serve the embedded store, and its page if set; return a context that ends both, and the store.
+    """Serve the embedded store, and its page if `http_port` is set; return a context that ends both, and the server.
 
     If the page's port is taken, only log that. Raise `OSError` if the address cannot be bound, and `StoreUsageError` if
     the store would be open to every machine.
     """
     port_of_page, insecure = settings.http_port, settings.insecure
-    app = None if port_of_page is None else http_room("app", "http_port")  # raise before the store is started
+    app = None if port_of_page is None else http_room("app", "http_port")  # without the extra, raise before the start
     token, tls = credentials.token, credentials.server_tls(renews=True)
     store_serving = store.sync.serve(
         address,

@@ -135,10 +135,10 @@ _OWN_NAMES: Final = frozenset({"self", "backend", "endpoint", "run_id", "local_a
 
 
 def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> int | None:
-    """Pop a node count from `config`; its own name has precedence over its other names."""
+    """Pop a node count from `config`; the parameter's name has precedence over its aliases."""
     names = [name, *PARAMETERS[name].aliases]
     for written in given.keys() & {*names}:
-        look_up(written, Source.KEYWORD)  # raises an error for an older name
+        look_up(written, Source.KEYWORD)  # raises an error if a keyword has an older name
     written = next((it for it in names if it in config), name)
     raw = {it: config.pop(it, None) for it in names}[written]
     count: int | None = None if raw is None else PARAMETERS[name].read(raw, written=written)
@@ -182,7 +182,7 @@ class RendezvousHandlerRegistry:
         return sorted({*self._creators, *(found.name.lower() for found in _offered())})
 
     def _load(self, scheme: str) -> RendezvousHandlerCreator:
-        # By value: a directory that is on the path twice lists its entry points twice.
+        # Count entry points by value: a directory that is on the path twice lists each one twice.
         found = {point.value: point for point in _offered() if point.name.lower() == scheme}
         if not found:
             refuse(
@@ -208,7 +208,7 @@ class RendezvousHandlerRegistry:
 
 
 def _offered() -> EntryPoints:
-    from importlib.metadata import entry_points  # takes as long to import as this whole package
+    from importlib.metadata import entry_points  # imported late, as this takes as long as importing rdzv
 
     return entry_points(group=ENTRY_POINT_GROUP)
 

@@ -38,7 +38,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds
-ENDS_WITHIN: Final = 15.0  # seconds: a server ends within 10; one that does not answer for so long counts as ended
+ENDS_WITHIN: Final = 15.0  # seconds for an answer or for the process's end, or it counts as ended; a server ends in 10
 PATHS: Final = ("ca", "cert", "key", "data_dir")
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
 HAND_OVER: Final = "hand over"
@@ -52,7 +52,7 @@ class StoreProcess:
         self, settings: Settings, credentials: Credentials, address: str, port: int, listeners: Sockets | None = None
     ) -> None:
         self.end_when_alone: StoreProcess = self  # as `Server.end_when_alone`
-        self.rejects_clients: bool = False  # clients are rejected from now on
+        self.rejects_clients: bool = False  # True once the server rejects clients
         self._stopped = self._closed = False
         self.ended: bool = False
         self._asking = threading.Lock()
@@ -132,7 +132,7 @@ class StoreProcess:
         self._control.close()
 
     def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
-        """Send settings, `HAND_OVER`, seconds for `wait_until_alone`, or None; return the answer, None without one."""
+        """Send a request: settings, `HAND_OVER`, seconds to wait until alone, or None; return the answer, if any."""
         with self._asking, contextlib.suppress(OSError, ValueError):
             self._lines.write(json.dumps(request) + "\n")
             self._lines.flush()
@@ -147,7 +147,7 @@ class StoreProcess:
 
 
 def main(number: int) -> None:
-    """Serve the store requested over socket `number`, until the parent closes it or ends."""
+    """Serve the store requested over socket `number`, until the parent closes the socket or ends."""
     from rdzv.backends.monitoring import serve_embedded
 
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

@@ -1,8 +1,8 @@
 """Shell: becomes the next host of a store with several hosts, by the rule of `core.hosts.succession`.
 
 A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
-serving process has died. A candidate listens, and tells each client that it is a candidate. The server then gets the
-same sockets: the port is never free in between.
+serving process has died. A candidate listens, and tells each client that it is a candidate. If a candidate may serve,
+its server gets the same sockets, so that the port is never free.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions, drawn each time; short, as all nodes wait for the host
-PAUSE_SHARE: Final = 0.05  # a pause's share of the time without a store: thousands of nodes may ask
+ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions, at random; short, as all nodes wait for the host
+PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a store: thousands of nodes may ask
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then it is asked again
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive
@@ -60,7 +60,7 @@ class Succession(Starting):
         super().__init__(settings, credentials, open_client, rng)
         dial = DialOfMany(settings, credentials)
         self._hosts, self._first_tls = dial.hosts, dial.tls
-        self._lost: set[str] = set()  # hosts that an operator calls lost
+        self._lost: set[str] = set()  # hosts that an operator has reported as lost
 
     async def _run(self) -> HostedStore | None:
         since = anyio.current_time()
@@ -98,7 +98,7 @@ class Succession(Starting):
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
     async def _own_place(self, answers: Sequence[Answer]) -> int | None:
-        """Return the index of this machine's first free host; None if a candidate precedes it in the list."""
+        """Return the index of the first refusing host that is this machine; None if a candidate precedes it."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None
@@ -107,9 +107,9 @@ class Succession(Starting):
         return None
 
     def _bound(self, place: int) -> BindAddress | None:
-        """Return the address to listen on for the host at this index; None if it is taken, or another machine's."""
+        """Return the address to listen on for the host at this index; None if this machine cannot serve there."""
         if self._settings.uses_tls and self._credentials.server_tls() is None:
-            return None  # it cannot serve without a certificate
+            return None  # the run uses TLS, and this machine has no certificate
         try:
             return address_to_listen_on(self._settings, self._credentials, self._settings.endpoint.hosts[place])
         except (NotResolvedError, PortTakenError):
@@ -155,7 +155,7 @@ class Succession(Starting):
             found = await ask_all(asked, self._tls(), within=ANSWERS_WITHIN)
             for host, one in zip(missing, found, strict=True):
                 is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
-                is_this = one.candidate == name  # this process, under another name
+                is_this = one.candidate == name  # the host's name leads to this process itself
                 answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
                 heard = candidacy.heard(host, answer)
                 if heard is None or self._settled.is_set():
@@ -171,7 +171,7 @@ class Succession(Starting):
         said = encode_sorry(Sorry(CANDIDATE, name))
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            # uvloop raises RuntimeError at a connection that has closed.
+            # If the connection has closed, uvloop raises RuntimeError at a write.
             with contextlib.suppress(OSError, EOFError, ProtocolError, RuntimeError), contextlib.closing(writer):
                 writer.write(said)
                 with anyio.fail_after(SAY_AFTER):

@@ -1,7 +1,7 @@
 """The description of a subcommand of `rdzv`, the arguments that several subcommands share, and the code that runs one.
 
-An error is one line; `--debug` adds the traceback. The exit statuses are 0 to 5, from DONE to NO_CONNECTION. `rdzv run`
-exits with the status of the user's command, and for its own errors with 120 to 124 instead of 1 to 5.
+The exit statuses are 0 to 5, from DONE to NO_CONNECTION. `rdzv run` exits with the status of the user's command, and
+for its own errors with 120 to 124 instead of 1 to 5.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Command:
     means_url: Callable[[str], bool] = lambda word: "://" in word
     takes_command: bool = False  # True if a user's command follows after "--"; `options.words` has it
     ends_with: Callable[[argparse.Namespace, int], int] = lambda _, status: status  # maps an error's status
-    limited: bool = False  # True: `--timeout` limits the whole command; False: the command applies it itself
+    limited: bool = False  # True if `--timeout` limits the whole command; else the command applies it itself
 
     @property
     def takes_url(self) -> bool:
@@ -97,12 +97,12 @@ class Command:
 
     @property
     def first_status(self) -> int:
-        """The offset of the statuses with which the subcommand exits by an error."""
+        """The number that is added to the exit statuses 1 to 5 of the subcommand's errors."""
         return OF_RUN if self.takes_command else 0
 
 
 def command(name: str, help: str, *arguments: Argument, **settings: Any) -> Callable[[Run], Command]:
-    """Return a decorator that makes a subcommand of a function; it is `limited` by default if it has TIMEOUT."""
+    """Return a decorator that makes a `Command` of a function, by default `limited` if TIMEOUT is an argument."""
     settings.setdefault("limited", TIMEOUT in arguments)
     return lambda run: Command(name=name, help=help, run=run, arguments=arguments, **settings)
 
@@ -137,7 +137,7 @@ RUN: Final = (Argument("url", metavar="URL", help="scheme://host[:port]/run_id[?
 STORE: Final = (Argument("url", metavar="URL", help="scheme://host[:port][/run_id][?parameters]"), TIMEOUT)
 JSON: Final = flag("--json", "as one JSON object")
 NODE: Final = Argument("node", metavar="NODE", help="the node's id")
-OUTPUT: Final = "standard output"  # names standard output in errors
+OUTPUT: Final = "standard output"
 NAMED_MOST: Final = 8  # node ids, or values of an attribute, that a message lists
 
 
@@ -157,7 +157,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not lack_of(error.__cause__ or error):
             raise
-        if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:  # standard output was closed by its reader
+        if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:  # the reader has closed standard output
             status = DONE
         else:
             if options.debug:
@@ -166,7 +166,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
             status = command.ends_with(options, command.first_status + _status_of(error))
     try:
         print(end="", flush=True)
-    except OSError:  # else Python writes the output again at exit, and exits with 120
+    except OSError:  # discard the output, or Python writes it again at exit, and exits with 120
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     flush_errors()
     return status
@@ -191,7 +191,7 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
 
 
 def _end_by_ctrl_c() -> None:
-    """Cancel the command at Ctrl-C; end this process at another Ctrl-C, but not within a second, as asyncio would."""
+    """Cancel the command at Ctrl-C; end this process at another Ctrl-C, a second or more later."""
     wish, task, was_told = Wish(), asyncio.current_task(), False
 
     def interrupt() -> None:
@@ -216,7 +216,7 @@ class Wish:
         self._at = -math.inf
 
     def may_be_new(self, number: int) -> bool:
-        """Return False if the signal repeats the last one within a second; signals of `ENDING` repeat each other."""
+        """Return False if the signal repeats the last one within a second; signals of `ENDING` count as the same."""
         alike = number == self._number or {number, self._number} <= ENDING
         return not alike or time.monotonic() - self._at >= AGAIN_AFTER
 
@@ -237,10 +237,10 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
     try:
         return await _run(command, options)
     finally:
-        # The end of a loop, or of Python, restores default actions: then the second signal of a pair would kill.
+        # A loop that ends, or Python at exit, restores default actions: a pair's second signal would kill this process.
         if Wish.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            _handle_ending(_end_if_again)  # at exit Python may wait for ever for a reader of the output
+            _handle_ending(_end_if_again)  # ends a Python that waits at exit for a reader of its output
             signal.set_wakeup_fd(-1)
             atexit.register(_handle_ending, signal.SIG_IGN)
 
@@ -257,7 +257,7 @@ def _end_if_again(number: int, _: object) -> None:
 
 async def _run(command: Command, options: argparse.Namespace) -> int:
     if command.takes_url and is_etcd(options.url):
-        # Import gRPC before the limit begins: that may take longer than a short `--timeout`.
+        # Import gRPC before the limit begins: the import may take longer than a short `--timeout`.
         importlib.import_module("store.etcd.client")
     if not command.limited or getattr(options, "watch", False):
         return await command.run(options)
@@ -288,7 +288,7 @@ def in_a_line(error: Exception) -> str:
 
 def _status_of(error: Exception) -> int:
     match error:
-        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # an extra is not installed
+        case RendezvousSettingsError() | store.StoreUsageError() | ImportError():  # ImportError: a missing extra
             return WRONG_USAGE
         case RendezvousClosedError():
             return CLOSED

@@ -1,9 +1,8 @@
 """Shell: `rdzv demo` plays an elastic run with real processes on this machine, prints each event, and verifies it.
 
-Each node is a process of this module (`python -m rdzv.cli.demo NODE URL`). In each round a node does a small all-reduce
-over the round's store, and prints the result as a line of JSON; at the end of the round it prints the reason. The
-nodes' parent, the director, serves the store, starts the nodes, kills one, starts a replacement, and checks the lines
-of the nodes. It queues the lines of each node, as on a busy machine one node may be a round ahead of another.
+Each node is a process of this module. In each round a node does a small all-reduce over the round's store, and prints
+the result as a line of JSON; at the end of the round it prints the reason. The nodes' parent, the director, serves the
+store, starts the nodes, kills one, starts a replacement, and checks the nodes' lines.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def _say(what: str, **details: Any) -> None:
 
 
 def _end_with_the_director() -> None:
-    """Exit when standard input ends, as then the director has ended, perhaps by SIGKILL."""
+    """Exit when standard input ends: the director has ended, perhaps by SIGKILL."""
     sys.stdin.read()
     os._exit(1)
 
@@ -79,8 +78,6 @@ class _Failed(Exception):
 
 
 class _Actor:
-    """A node's process, and the queue of the reports that the node has printed."""
-
     def __init__(self, name: str, process: Process) -> None:
         self._name = name
         self.process = process
@@ -192,7 +189,7 @@ async def _play(director: _Director) -> None:
         survivors = everyone - {VICTIM}
         killed_at = director.kill(VICTIM)
         over = await director.hear(survivors, "over")
-        # A slow node may report that the others meet again; but at least one node's reason names the victim.
+        # A slow node's reason may be that the others meet again, but at least one node must name the victim.
         if not any(VICTIM in said["reason"] for said in over.values()):
             raise _Failed(f"nobody misses {VICTIM}: {over}")
         told = max(said["at"] for said in over.values()) - killed_at

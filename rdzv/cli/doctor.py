@@ -1,7 +1,7 @@
 """Shell: `rdzv doctor` looks from this node for problems that keep nodes from meeting, and names a remedy for each.
 
-The doctor looks up, reaches and greets the store as a joining node does, and then reads the run. It ends at a failed
-step, as the later steps would fail, too. Each line begins with the node's name, for `srun rdzv doctor URL`.
+The doctor looks up, reaches and greets the store as a joining node does, and then reads the run. The doctor ends at a
+failed step. Each line begins with the node's name, for `srun rdzv doctor URL`.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import RunStatus
 
-VERSION: Final = 1  # of the `--json` format; it rises if a field is removed or changes its meaning
-STEPS = 3  # `--timeout` is divided by this: looking up, connecting and greeting have a part each
+VERSION: Final = 1  # the version of the `--json` format, raised if a field is removed or changes its meaning
+STEPS = 3  # looking up, connecting and greeting get an equal part of `--timeout`
 PINGS = 5
 SLOW = 0.25  # seconds; a median answer time above this is bad: a quarter of the default `disconnect_ttl`
 LEASE_TTL = 30.0
@@ -70,7 +70,7 @@ class Check(NamedTuple):
     "doctor",
     "look from this node for what keeps a run from meeting, and say what to do",
     *STORE,
-    option("--expected FILE", None, argparse.SUPPRESS),  # hidden; for scripts older than `expected_file`
+    option("--expected FILE", None, argparse.SUPPRESS),  # hidden; for scripts from before `expected_file`
     JSON,
     limited=False,
 )
@@ -142,7 +142,7 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
 
 
 def _not_serving(host: str, answer: Answer) -> Check:
-    """Check a host that does not serve the store, of several in the URL: such a host should refuse connections."""
+    """Check a host of several that does not serve the store: such a host should refuse connections."""
     firewall = "let the port through the firewall, and let it drop packets rather than reject them"
     remedy = f"{firewall}; if the machine is off, rdzv lost URL {host}" if answer is Answer.SILENT else ""
     return Check("host", f"{host} {answer.value}", remedy)
@@ -206,7 +206,7 @@ async def _reach(host: str, port: int, addresses: list[str], timeout: float, *, 
 
 
 def gloo_check(own_name: str, own: Sequence[str], leads_there: str, *, chosen: str | None) -> Check:
-    """Check that gloo, which listens on the address of this host's own name, listens on `leads_there`."""
+    """Check that gloo will listen on `leads_there`, the address from which this host reaches the store."""
     if chosen:
         return Check("gloo", f"GLOO_SOCKET_IFNAME={chosen}")
     if leads_there in own[:1]:
@@ -242,7 +242,7 @@ async def _time(client: store.Store, checks: list[Check]) -> float:
 
 
 async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) -> Check:
-    """Check that the clock of the store's leases runs as fast as ours; the time of day does not matter."""
+    """Check that the clock of the store's leases runs as fast as this machine's."""
     lease = await client.grant(LEASE_TTL)
     try:
         began, left = client.time(), await lease.time_to_live()
@@ -252,7 +252,7 @@ async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) ->
     finally:
         with anyio.move_on_after(1.0, shield=True):
             await lease.revoke()
-    allowed = CLOCK_OFF + 2 * seconds + (1.0 if etcd else 0.0)  # etcd tells the rest of a lease in whole seconds
+    allowed = CLOCK_OFF + 2 * seconds + (1.0 if etcd else 0.0)  # etcd reports a lease's remaining time in whole seconds
     found = f"in {passed_here:.2f} s here the store's leases aged by {passed_there:.2f} s"
     remedy = "the store's machine stands still at times, or is overloaded: leases live longer there than here"
     return Check("clock", found, remedy if abs(passed_there - passed_here) > allowed else "")

@@ -1,7 +1,7 @@
 """Shell: the subcommands that only read a run: status, history, timeline.
 
 On a terminal, `rdzv status --watch` redraws one screen, by the extra `live`. It reads the run after each change, and at
-intervals that grow with the duration of a reading. It pings the store, and shows within 2 s that the store is lost.
+intervals that grow with the duration of a reading. By pings, `--watch` shows within 2 s that the store is lost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds for the store to answer a ping
 READ_EVERY: Final = 1.0  # the shortest time between two readings of an unchanged run, in seconds
-READ_WITHIN: Final = 3.0  # the shortest time limit of a reading, in seconds; then the last reading is shown
+READ_WITHIN: Final = 3.0  # the shortest time limit of a reading, in seconds; after it the last reading is shown
 READ_SHARE: Final = 0.05  # the largest share of the time that is spent on reading an unchanged run
 STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
 
@@ -125,7 +125,7 @@ async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list
 
 
 class _Terminal:
-    """The screen, which the package rich redraws (it obeys NO_COLOR), and the key `q`, which ends it."""
+    """The screen, which the package rich redraws, and the key `q`, which ends it."""
 
     def __init__(self, live: Any, wakeup: Wakeup) -> None:
         self._live = live
@@ -171,7 +171,7 @@ def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
 
 
 async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
-    """Draw a run until it is closed or `q` is pressed; return the last frame; raise StoreReplaced at a new store."""
+    """Draw a run until it is closed or `q` is pressed; raise StoreReplaced if the store was replaced."""
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:

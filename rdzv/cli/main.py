@@ -1,6 +1,6 @@
 """The `rdzv` command: the table of subcommands, and the parser.
 
-A module of subcommands is imported when a subcommand of it is used; `rdzv --help` imports all such modules.
+A module of subcommands is imported when a subcommand of it is used.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
     split = words.index("--") if command.takes_command and "--" in words else len(words)
     known = argparse.Namespace(command=command.name, words=tuple(words[split + 1 :]))
     try:
-        # `parse_args` would take an optional argument that follows an option as left out.
+        # `parse_args` would miss an optional positional argument that follows an option.
         return parser_of(command).parse_intermixed_args([*flags, *_with_url(command, words[:split])], known)
     except SystemExit as leaving:  # argparse exits after the help and after an error
         raise SystemExit(command.first_status + WRONG_USAGE if leaving.code else 0) from None

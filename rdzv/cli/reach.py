@@ -1,4 +1,4 @@
-"""Shell: connects subcommands to a store and a run. They need no `min_nodes`, start no node and host no store."""
+"""Shell: connects subcommands to a store and a run, without `min_nodes`; they start no node and host no store."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, 
 async def open_run(
     options: argparse.Namespace, *, follow: Listener | None = None, must_exist: bool = True
 ) -> AsyncIterator[Run]:
-    """Connect to the store of the run at `options.url`; raise RendezvousStateError if `must_exist` and it does not.
+    """Connect to the store of the run at `options.url`; raise RendezvousStateError if a missing run `must_exist`.
 
-    `follow` is notified when the run's head changes. Without `follow` the head is not read: do not ask for the status.
+    `follow` is notified when the run's head changes. Without `follow` the head is not read, so the run has no status.
     """
     settings = settings_of(options.url, needs_run=True)
     by = settings.node_id or f"{host_name()}-{os.getpid()}"

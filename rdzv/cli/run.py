@@ -46,7 +46,7 @@ async def _run(options: argparse.Namespace) -> int:
         nproc = options.nproc or slurm.processes_of(os.environ)
         told |= {
             "url": slurm.url_of(options.url, os.environ),
-            "says_cost": os.environ.get("SLURM_PROCID", "0") == "0",  # srun merges the output of all tasks
+            "says_cost": os.environ.get("SLURM_PROCID", "0") == "0",  # one task prints the cost: srun merges all output
         }
     return await launch.run(Job(**{**told, "nproc": processes_here(nproc)}))
 

@@ -1,8 +1,8 @@
 """Shell: `rdzv serve` serves a store that outlives the nodes of its runs, also under a service manager.
 
 systemd is notified once the store listens (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or
-SIGINT shuts the server down; another such signal, a second or more later, ends it at once (S9). At SIGHUP an authority
-that was removed stays trusted until a restart, as OpenSSL cannot remove it.
+SIGINT shuts the server down; another such signal, a second or more later, ends it at once (S9). After SIGHUP an
+authority that was removed from the file stays trusted until a restart, as OpenSSL cannot remove it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-EVERY_ADDRESS, LOOPBACK = "", "localhost"  # both for IPv4 and IPv6
-TIDY_EVERY = 60.0  # seconds between checks; a long garbage collection runs only while no client is connected
-AT_ONCE = 1  # the exit status after a second signal
+EVERY_ADDRESS, LOOPBACK = "", "localhost"  # addresses for IPv4 and IPv6
+TIDY_EVERY = 60.0  # seconds between checks for clients; long garbage collections run while none is connected
+AT_ONCE = 1  # the exit status after a second SIGTERM or SIGINT
 LOOK_EVERY: Final = 0.2  # seconds between checks whether another host serves the store
 ENDS_WITHIN: Final = 5.0  # seconds for clients to move to the next host
 
@@ -158,7 +158,7 @@ async def _serve(options: argparse.Namespace) -> int:
             _write_whole(options.port_file, f"{server.port}\n")
         _say(f"store {server.store_id} listens on {where}, {kept}")
         notify("READY=1")
-        server.on_failure(stop.set)  # if the server fails, end: then a service manager restarts this process
+        server.on_failure(stop.set)  # if the server fails, end this process: a service manager restarts it
         beating = asyncio.create_task(_tell_watchdog(), name="tell the watchdog that this loop runs")
         stack.push_async_callback(cancel_and_wait, beating)
         stack.enter_context(short_collections())
@@ -173,7 +173,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Event) -> int:
-    """Serve the store while no other of several hosts does, until `stop` is set."""
+    """Serve the store while no other host of `--hosts` does, until `stop` is set."""
     given = {name: getattr(options, name) for name in ("insecure", "http_port", "data_dir")}
     given |= {"limits": _limits(options), "close_timeout": ENDS_WITHIN}
     settings = _settings(f"{'tcps' if options.cert else 'tcp'}://{options.hosts}/any", options, **given)
@@ -211,7 +211,7 @@ def notify(state: str) -> None:
 
 
 async def _tell_watchdog() -> None:
-    """Notify systemd's watchdog, from the loop that serves, at half of its interval, as its manual recommends."""
+    """Notify systemd's watchdog, from the loop that serves, at half of its interval."""
     microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
     while microseconds.isdecimal() and int(microseconds) and of == str(os.getpid()):
         await anyio.sleep(int(microseconds) / 2e6)

@@ -1,6 +1,6 @@
 """Shell: the blocking twin of the etcd client.
 
-It runs the async client in a thread, which the first call starts. A call that Ctrl-C or a signal's handler interrupts
+The async client runs in a thread, which the first call starts. A call that Ctrl-C or a signal's handler interrupts
 returns at once, and is cancelled in the thread.
 """
 
@@ -83,7 +83,7 @@ class Client(interface.BlockingStore):
             thread.stop(within=CLOSE_WITHIN)
 
     def __copy__(self) -> Client:
-        # called in a forked child, which needs a connection of its own
+        # a forked child needs its own connection
         return Client(self._cluster, timeout=self.timeout, **self._options)
 
     def interrupt(self, error: StoreError) -> None:
@@ -111,7 +111,7 @@ class Client(interface.BlockingStore):
             thread = self._thread
         try:
             return thread.run(work())
-        except RuntimeError:  # another thread has closed this client
+        except RuntimeError:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False) from None
 
     def _started(self) -> LoopThread:

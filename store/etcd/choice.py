@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from store.etcd.rpc import etcd_pb2 as pb
 
-PAUSE_FIRST = 0.02  # seconds; the limit of the first pause between attempts, which begins once all members have failed
+PAUSE_FIRST = 0.02  # seconds; the limit of the first pause between attempts, made once all members have failed
 PAUSE_GROWTH = 1.6  # the factor by which the longest pause grows per attempt
 PAUSE_MOST = 5.0  # seconds; the longest pause if the cluster is silent or without a leader
 PAUSE_MOST_UNREACHED = 1.0  # seconds; the longest pause if no member can be reached
@@ -52,7 +52,7 @@ class Choice:
         return len(self._failing) == len(self._members)
 
     def choose(self) -> int:
-        """Choose a random member that does not fail; if all fail, choose any but the last chosen one."""
+        """Choose a random member that does not fail; if all fail, any but the last one."""
         healthy = [place for place in self._members if place not in self._failing]
         others = [place for place in self._members if place != self.place]
         candidates = healthy or others or [self.place]

@@ -1,7 +1,7 @@
 """Shell: the store's interface on an etcd v3 cluster.
 
 `store.interface` lists the differences from the built-in server. For a `Wait` request, the client reads the keys,
-watches at most a hundred of the missing ones, and reads again.
+watches at most `WATCHES_MOST` missing ones, and reads again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=messages.Response)
 T = TypeVar("T")
 
-RECEIPTS: Final = "rdzv-receipts/"  # the default prefix of receipts
+RECEIPTS: Final = "rdzv-receipts/"
 WATCHES_MOST: Final = 100  # the most missing keys that one `Wait` request watches
 
 
@@ -81,7 +81,7 @@ class Client(interface.Store):
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
     seen_as: str | None = None
     ends: tuple[str, str] | None = None
-    server: str = ""  # the id of the member met first, or "another" if `ends` leads to another
+    server: str = ""  # the id of the member met first; "another" if the connection in `ends` leads to another
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Client(interface.Store):
     async def aclose(self) -> None:
         """Close the client; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_identity():
-            return  # in a forked child: the connection is the parent's
+            return  # a forked child leaves the connection to its parent
         useful = not isinstance(self._failed, StoreReplaced)
         self.fail(ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False))
         with anyio.CancelScope(shield=True):

@@ -171,7 +171,7 @@ TOO_MANY: Final = (
 
 
 class FailureKind(Enum):
-    """The kinds of failed requests that the client handles, instead of raising a `StoreError`."""
+    """The kinds of failures of requests that the client handles itself."""
 
     UNDONE = "it was not done, and may be tried again"
     DOUBT = "it may have been done"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-TOKENS_MOST = 3  # the number of tokens that etcd may reject for one request before the request fails
+TOKENS_MOST = 3  # the tokens that one request may try before it fails
 
 
 class Login:
@@ -44,7 +44,7 @@ class Login:
                 reply = await connection.ask("Auth/Authenticate", fields, token=None, limit=limit)
             except Failure as failure:
                 if failure.trouble is not FailureKind.NO_AUTHENTICATION:
-                    # `UNDONE`: the login failed, so the caller's request was not sent.
+                    # The login failed, so the caller's request was not sent.
                     raise Failure(str(failure), FailureKind.UNDONE, silent=failure.silent) from failure
                 log.warning("%s has no authentication: user %r is not used", self._name, self._user)
                 return ""

@@ -153,7 +153,7 @@ class Members:
         """
         renews = method == "Lease/LeaseKeepAlive"
         room = self._room_for_renewals if renews else self._room
-        # One attempt at a renewal gets half of the remaining time, so that a second attempt is possible.
+        # A renewal's attempt gets half of the remaining time, so a second one is possible.
         share = 0.5 if renews else 1.0
 
         async def attempt(connection: Connection, token: str | None, limit: float) -> Any:
@@ -219,7 +219,7 @@ class Members:
         share: float = 1.0,
     ) -> T:
         failures, tokens, token = 0, 0, None
-        told = ""  # the reason of the last failed attempt that was not silent; empty if none
+        told = ""  # the last failure that a member reported; else empty
         while True:
             connection = await self._connection(deadline, share, what, doubt, told)
             left = deadline - self._time()
@@ -273,7 +273,6 @@ class Members:
     async def _connection(
         self, deadline: float, share: float, what: str, doubt: RetryState | None, told: str = ""
     ) -> Connection:
-        """Return the current connection, or a new one; raise a `StoreError` if there is none in time."""
         current = self._current
         if current is not None:
             return current

@@ -32,7 +32,7 @@ class Reads:
     async def read(
         self, guard: Sequence[Condition], asked: Asked, deadline: float, *, revision: int = 0
     ) -> tuple[Ranges, int]:
-        """Return ranges at `revision`, or at the present one; then raise `ConditionFailed` if the guard fails."""
+        """Return ranges at `revision`; if 0, at the present one if `guard` holds, else raise `ConditionFailed`."""
         if revision:
             guard, asked = (), [{**each, "revision": revision} for each in asked]
         if not guard and len(asked) == 1:

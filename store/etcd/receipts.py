@@ -21,8 +21,8 @@ from store.etcd.transactions import Receipt
 if TYPE_CHECKING:
     from store.etcd.members import Members
 
-RECEIPTS_TTL: Final = 60.0  # seconds of the receipts' lease; an unanswered write can be cleared up no later
-RECEIPTS_LEAST: Final = 40.0  # the fewest seconds that the lease of a new receipt lasts; above a write's timeout
+RECEIPTS_TTL: Final = 60.0  # seconds that receipts last; later the outcome of an unanswered write is unknown
+RECEIPTS_LEAST: Final = 40.0  # the fewest seconds that a new receipt lasts; above the default timeout of a write
 HANG_UP_WITHIN: Final = 1.0  # seconds for the deletion of receipts; remaining ones expire with their lease
 
 

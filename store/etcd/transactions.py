@@ -1,7 +1,7 @@
 """Pure: a write as one etcd transaction that can be repeated, and its result.
 
 etcd does not recognize a repeated request. So every write is one transaction that also writes a *receipt*, a key of
-this client, if it has its last known revision. A second copy of the write finds the receipt changed, and does nothing.
+this client, if this key is unchanged. A second copy of the write finds the receipt changed, and does nothing.
 
     if the receipt has its known revision, and the conditions hold:  write the receipt, and do the operations
     else:                                                            read the receipt, and the keys that decide
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 DONE, FENCED = b"done", b"fenced"  # the values of a receipt: its write was done, or cannot be done any more
 
-Known: TypeAlias = "Mapping[str, Entry | None]"  # by key: the entries that decide the plan of a write; None if missing
+Known: TypeAlias = "Mapping[str, Entry | None]"  # by key: the entries that decide a write's plan
 
 Operations: TypeAlias = "tuple[Operation | DeletePrefix, ...]"
 
@@ -102,7 +102,7 @@ class Plan:
     rests_on: tuple[Condition, ...]
     succeeded: bool  # True if the write's conditions hold
     sums: Mapping[int, int] = field(default_factory=dict)  # result of each `Add` and `Append`, by index of its put
-    assumed: frozenset[int] = frozenset()  # leases only for keys to create that are assumed to exist
+    assumed: frozenset[int] = frozenset()  # leases that are not granted, as their keys are assumed to exist
 
     @property
     def writes(self) -> bool:
@@ -218,7 +218,7 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
         else:
             value = (entry.value if entry else b"") + operation.value
             sums[place] = len(value)
-        if entry is None:  # only a new key needs a valid lease: an existing key keeps its own
+        if entry is None:  # only a new key gets the operation's lease
             check(operation.lease)
         operations.append(Put(key, value, lease=entry.lease if entry else operation.lease))
         rests_on.append(_revision_is(key, entry.mod_revision if entry else 0))

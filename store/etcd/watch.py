@@ -43,9 +43,9 @@ class Watch(interface.Watch):
         self._cursor = cursor
         self._stream: Subscription | None = None
         self.ready: deque[list[Event]] = deque()
-        self._reset: Event | None = None  # the reset event to yield once the watch is open again, or None
+        self._reset: Event | None = None  # the reset event to yield once the watch is open again
         self._closed = False
-        self._population: int | None = None  # the number of keys under the prefix; None if unknown
+        self._population: int | None = None  # the number of keys; None if unknown
 
     async def __aenter__(self) -> Self:
         deadline = anyio.current_time() + self._timeout
@@ -76,7 +76,6 @@ class Watch(interface.Watch):
             await self._while_usable(self._more)
 
     async def _more(self) -> None:
-        """Wait for the next message; open the watch again if its stream has ended."""
         if self._stream is None:
             await self._open(math.inf)
             return
@@ -103,7 +102,7 @@ class Watch(interface.Watch):
         while self._stream is None:
             request, reset = self._cursor.opening()
             messages.checked(request)
-            # The reset event is kept until delivered, as this attempt to open the watch may fail.
+            # Keep the reset event until its delivery: this attempt to open the watch may fail.
             self._reset = reset or self._reset
             try:
                 await self._open_at(request, deadline, first=first)

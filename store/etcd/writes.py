@@ -1,7 +1,7 @@
 """Shell: a write to an etcd cluster: repeated until it is answered, and done once.
 
 **Leases of a transaction** are granted just before it, except leases on which it only creates keys: usually the key
-exists, and with it the lease. If the key is missing, etcd does nothing and reports a missing lease, and it is granted.
+exists, and with it the lease. If the key is missing, etcd does nothing and reports a missing lease: it is then granted.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Writing:
         self._own_lease = next(own, None)
         self._write = replace(write, then=self._on_leases(write.then), otherwise=self._on_leases(write.otherwise))
         self._looks = self._write.looks()
-        self._known: Known | None = None  # the results of the write's `looks`, at `_revision`; None if not read
+        self._known: Known | None = None  # the results of `looks`, at `_revision`; None before
         self._revision = 0
         self._must_look = not self._write.sendable
-        self._receipt: Receipt | None = None  # the receipt of a copy of the write that may still be carried out
+        self._receipt: Receipt | None = None  # the receipt of a write that may be under way
         self._renewed = False
 
     def _on_leases(self, operations: Operations) -> Operations:
@@ -152,7 +152,6 @@ class Writing:
         return await self._members.ask(method, fields, deadline=self._deadline, what="writing", doubt=self._doubt)
 
     def _learn(self, responses: Sequence[pb.ResponseOp], revision: int) -> None:
-        """Note the results of `looks`, which the failed transaction has read."""
         self._must_look = len(responses) < len(self._looks)
         if self._must_look:
             self._known = None
@@ -201,7 +200,6 @@ class Writing:
         return outcome(plan, responses, reply.header.revision, hidden=self._hidden)
 
     async def _grant(self, needed: Iterable[int]) -> bool:
-        """Grant the `needed` leases that are not granted yet; return True if there were any."""
         to_grant = [lease for lease in needed if lease in self._to_grant]
         for lease in to_grant:
             await leases.grant(self._members, self._to_grant[lease], self._deadline, id=lease)

@@ -1,9 +1,8 @@
 """Shell: the awaited recipes; see `store.recipes`. `blocking` wraps them.
 
-Each client in a lock's queue writes one key on its own lease: its *place*. Places are served in
-the order of their `create_revision`. A waiting client sends one `Wait` for a key that is never written, on condition
-that its own place and the place ahead exist, so the `Wait` fails when one of them is deleted. The keys under a recipe's
-name are `line/<kind><lease>`, and `bell` for elections.
+Each client in a lock's queue writes one key on its own lease: its *place*. The queue is in the order of the keys'
+`create_revision`. A waiting client sends one `Wait` for a key that is never written; it fails when the client's own
+place or the place ahead is deleted. The keys of a recipe are `line/<kind><lease>`, and `bell` for elections.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Response)
 
 TTL = 10.0  # seconds until a dead holder loses its lock
-SILENT_AFTER = 1.0  # seconds for each request if the recipe's `timeout` is 0
+SILENT_AFTER = 1.0  # seconds per request if `timeout` is 0
 EARLY = 0.01  # seconds by which a timer may be early
 
 
@@ -236,7 +235,7 @@ async def _leader_changed(ask: _Asking, known: Entry | None) -> Entry | None:
     while True:
         # The next leader's key is unknown, so wait until a candidate writes the bell.
         bell = await ask.entry(f"{ask.name}/bell")
-        current = await _first_in_line(ask)  # read after the bell: a candidate may just have come
+        current = await _first_in_line(ask)  # a candidate may have joined before the bell was read
         if current is not None:
             return current
         await ask.until_changed([when.mod_revision(f"{ask.name}/bell") == (bell.mod_revision if bell else 0)])

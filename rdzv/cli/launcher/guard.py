@@ -4,12 +4,11 @@
 
 The guard starts the command in a process group of its own. CONTROL is the reading end of a pipe from the launcher. Each
 byte in the pipe is a signal for the group, plus `IN_PASSING` if the signal is not meant to end the group. The pipe is
-closed when the launcher ends, also by SIGKILL: then the guard kills the whole group (Linux's PR_SET_PDEATHSIG would
-reach only the first process).
+closed when the launcher ends, also by SIGKILL: then the guard kills the whole group.
 
 When the command's first process ends, the guard kills the rest of the group, and ends with the same exit status or
 signal. But after a signal that is meant to end the group, the guard first waits until the whole group has ended, or the
-launcher sends SIGKILL. A process that leaves the group (a daemon with its own session) is not followed.
+launcher sends SIGKILL. A process that leaves the group is not followed.
 
 FILES is the command's soft limit of open files, as a launcher that hosts a store has raised its own limit. SIGNALS are
 the signals that the launcher blocks and ignores (`signals_here`), as uvloop unblocks and restores them in its children.
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 POLL = 20  # milliseconds
-CANNOT_EXECUTE = 126  # the exit status that shells use for this
-IN_PASSING = 0x80  # a bit above all signal numbers, which end at 64
-STARTED: set[int] = set()  # pids: the children for which a launcher waits by itself
+CANNOT_EXECUTE = 126  # the exit status, as in shells, if execution fails
+IN_PASSING = 0x80  # marks signals that shall not end the group; above all signal numbers
+STARTED: set[int] = set()  # pids of the launcher's children, which are not reaped as orphans
 # The guard ignores these signals: Slurm sends them to every process of a job, and the launcher sends them to the group.
 PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -61,7 +60,7 @@ def close_others(keep: int) -> None:
     with contextlib.suppress(OSError):  # some systems have no /dev/fd
         for file in map(int, os.listdir("/dev/fd")):
             if file > 2 and file != keep:
-                with contextlib.suppress(OSError):  # the listing's own file is closed already
+                with contextlib.suppress(OSError):  # the listing contains its own file, which is closed already
                     os.close(file)
 
 
@@ -96,7 +95,7 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
             signal.signal(number, lambda *_: None)
     child_ended = _tell_of_children()
     guard = os.getpid()
-    # Block signals until the child has restored its handlers: the guard's handlers, which it inherits, drop them.
+    # Block signals until the child has replaced the guard's handlers: these would drop signals for the child.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
@@ -110,7 +109,7 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
             os.close(report)
         return
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    with contextlib.suppress(OSError):  # the child makes the group, too
+    with contextlib.suppress(OSError):  # the child may have made the group already
         os.setpgid(group, group)
     status = _watch(group, control, child_ended)
     if report is not None:
@@ -123,7 +122,7 @@ def _become_ordinary(
 ) -> None:
     os.setpgid(0, 0)
     _die_with(guard)
-    os.close(signal.set_wakeup_fd(-1))  # otherwise the child's signals would reach the guard
+    os.close(signal.set_wakeup_fd(-1))  # otherwise the child's signals would wake the guard
     for number, handler in as_inherited.items():
         signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores SIGPIPE and SIGXFSZ
@@ -200,5 +199,5 @@ def _mirror(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _inherited: tuple[str, str, str] = sys.argv[2].partition("/")  # the limit of files, and the signals
+    _inherited: tuple[str, str, str] = sys.argv[2].partition("/")  # FILES, SIGNALS
     main(int(sys.argv[1]), int(_inherited[0]), sys.argv[3:], _inherited[2])

@@ -1,7 +1,7 @@
 """Pure: the options of `rdzv run`, the ranks of its processes, and their environment.
 
 A node announces its number of processes in the attribute `nproc`, so that its payload is free for the user.
-The processes are ranked in the order of their nodes. A member without the attribute has one rank.
+The processes are ranked in the order of their nodes. A member without `nproc` has one rank.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 NPROC: Final = "nproc"
 
-# Environment variables with paths: of the file that the job writes at each checkpoint, and of the one that PyTorch's
-# `@record` writes at an exception.
+# Environment variables with the paths of two files: the job writes one at each checkpoint; PyTorch's `@record` writes
+# the other at an exception.
 CHECKPOINT_FILE: Final = "RDZV_CHECKPOINT_FILE"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-SIGNALLED: Final = 128  # plus a signal's number: the exit status after that signal
-COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` that are no numbers, as torchrun's
+SIGNALLED: Final = 128  # a process ended by signal N counts as exit status 128 + N
+COUNTED: Final = ("auto", "cpu", "gpu")  # values of `--nproc` besides numbers, as in torchrun
 DRAINS_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
@@ -42,7 +42,7 @@ class OnChange(Enum):
 
 
 class Then(Enum):
-    """The actions for the caller of a launcher that has not succeeded; the help of `--exit-codes` explains each."""
+    """The next actions for the caller of a launcher that has failed; the help of `--exit-codes` explains each."""
 
     RESTART = "restart"
     REPLACE = "replace"
@@ -103,7 +103,6 @@ class Job:
     url: str
     command: tuple[str, ...]
     says_cost: bool = True
-    # Options: the start of processes.
     nproc: int = _option(
         "--nproc N|auto|cpu|gpu",
         _processes,
@@ -122,7 +121,6 @@ class Job:
     agent_store: bool = _flag(
         "--agent-store", "rank 0's launcher serves PyTorch's TCPStore at MASTER_PORT, as under torchrun", default=False
     )
-    # Options: the end of a process.
     max_restarts: int = _option("--max-restarts N", whole_number(0), "of the run, after failures", 0)  # as in PyTorch
     give_up_status: int = _option(
         "--give-up-status N",
@@ -144,7 +142,6 @@ class Job:
         "of reach, or no round came about), replace it (it leaves, is not taken in, or has failed once too often), or "
         "nothing (the run is over, though not well)",
     )
-    # Options: the end of healthy processes, when nodes join or this node leaves.
     drain_on: signal.Signals | None = _option(  # noqa: RUF009  makes a field
         "--drain-on SIGNAL",
         _signal,
@@ -165,7 +162,6 @@ class Job:
     grace: float = _option(
         "--grace SECONDS", duration, "from SIGTERM to SIGKILL, and the longest wait for a checkpoint", 10.0
     )
-    # Options: output, and access to processes.
     prefix: bool = _flag("--no-prefix", "pass output through, without the rank before each line", default=True)
     log_dir: str | None = _option(
         "--log-dir DIR", None, "also write what each process writes into DIR/RUN/round-N/rank-R.log"
@@ -225,7 +221,7 @@ def _count_of(participant: Participant) -> int:
 
 
 def environment_of(job: Job, info: RendezvousInfo, place: Place, *, local_rank: int, restarts: int) -> dict[str, str]:
-    """Return a process's environment variables but those with paths; `rdzv.connect` takes none as a parameter."""
+    """Return a process's environment variables, except paths; `rdzv.connect` reads none of them as a parameter."""
     host, port = info.bootstrap_address
     return {
         "RANK": str(place.first_rank + local_rank),
@@ -243,7 +239,7 @@ def environment_of(job: Job, info: RendezvousInfo, place: Place, *, local_rank: 
         "TORCHELASTIC_RUN_ID": info.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # if not True, rank 0 makes the TCPStore of env://
+        "TORCHELASTIC_USE_AGENT_STORE": str(job.agent_store),  # if False, rank 0 serves the TCPStore of env://
         "RDZV_RUN_ID": info.run_id,
         "RDZV_ROUND": str(info.round),
         "RDZV_URL": job.url,

@@ -1,7 +1,7 @@
 """Shell: one round of `rdzv run`: starts the processes, waits for the end of the round, and stops the processes.
 
 **The life of a round** follows the rules of `rounds()`, in `rdzv.loop.life`. If the round ends before the processes of
-all nodes have succeeded, then all nodes meet again, also those whose own processes have succeeded.
+all nodes have succeeded, all nodes meet again, also those whose processes have succeeded.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# The reason with which a successful run is closed. A node that waits to join then ends without an error.
+# The reason with which a successful run is closed: a node that waits to join such a run ends without an error.
 SUCCEEDED: Final = "the command has succeeded on every node"
-KILL_WITHIN: Final = 5.0  # seconds to wait for killed processes, which end unless the kernel hangs
+KILL_WITHIN: Final = 5.0  # seconds to wait for killed processes
 # Seconds by which a forked rank 0 starts before the other ranks. A rank that connects before PyTorch's rank 0 listens
-# waits half a second. Processes that import PyTorch themselves get no head start: their starts differ by more than it.
+# waits half a second. Processes that are not forked get no head start: the durations of their imports differ more.
 HEAD_START: Final = 0.1
 LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; no portable call reports a change
 
@@ -96,11 +96,11 @@ class JobRound:
         self._passed_on: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self.life: Life = Life(handler.node, membership, self._hear_of_ending, finished=SUCCEEDED)
-        self.achieved: bool = False  # the job has written a checkpoint, or reported a second step
+        self.achieved: bool = False  # the job has written a checkpoint or reported a second step in this round
         self.failed: tuple[str, int] | None = None  # a description of this node's failed process, and the exit status
 
     async def run(self) -> Outcome | signal.Signals:
-        """Run the command until the round ends; return the outcome, or the signal of `pass_on` that ended a process."""
+        """Run the command until the round ends; return the outcome, or the passed-on signal that ended a process."""
         info, job = self._info, self._job
         try:
             place = place_of(info.rank, await info.participants(), job.nproc)
@@ -194,7 +194,7 @@ class JobRound:
                 case Ending():
                     return None
                 case Process() if wait is not None and self._tells:
-                    self._running -= 1  # the process was told to end, so any status is good
+                    self._running -= 1  # the process was asked to end, so its status does not matter
                 case Process() if heard.status:
                     return self._ended_by_signal(heard) or self._failure_of(heard)
                 case Process():
@@ -211,7 +211,7 @@ class JobRound:
         return None
 
     async def say_it_ends(self) -> None:
-        """Report that this node ends the round, before its processes end: other nodes' processes may fail of that."""
+        """Report that this node ends the round, before its processes end and so make other nodes' processes fail."""
         await self._handler.call(self.life.be_first())
 
     @property
@@ -252,7 +252,7 @@ class JobRound:
                 return MOVES
 
     def _ended_by_signal(self, process: Process) -> signal.Signals | None:
-        """Return the signal of `pass_on` that ended a process, if any; shells exit with 128 plus the signal."""
+        """Return the passed-on signal that ended a process, if any; shells exit with 128 plus the signal."""
         for number in self._passed_on:
             if process.status in (-number, SIGNALLED + number):
                 return signal.Signals(number)

@@ -2,8 +2,8 @@
 
     join  ->  start the processes  ->  wait for the end of the round  ->  stop them  ->  join again, or leave
 
-docs/command.md lists the ends of a round, their consequences, and the signals. SIGHUP or SIGQUIT while no process runs
-counts as SIGTERM. If the launcher dies, each process's `guard` kills the process's group.
+docs/command.md lists the ends of a round, their consequences, and the signals. If the launcher
+dies, each process's `guard` kills the process's group.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, a
 ANSWERED_WITHIN: Final = 2.0  # seconds for requests whose answers are only printed
 
 AGAIN: Final = "again after a second: at once"
-FILES_NEEDED: Final = 40  # open files of a launcher that hosts the store
+FILES_NEEDED: Final = 40  # the open files that a launcher needs to host the store
 FILES_OF_PROCESS: Final = 5
 REAPS_EVERY: Final = 1.0  # seconds
 PAIR_WITHIN: Final = 0.05  # seconds between two signals that a supervisor sends as a pair
@@ -62,7 +62,7 @@ PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR
 
 
 async def run(job: Job) -> int:
-    """Run a command under rendezvous; return 0, its status, or 128 plus the signal that ended the launcher.
+    """Run a command under rendezvous; return 0, the command's status, or 128 plus the signal that ended the launcher.
 
     Raises:
         RendezvousError: Joining failed, the run was closed, or the store is out of reach.
@@ -112,7 +112,7 @@ class _Launcher:
                     if handler.hosts_store:
                         stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
                         asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
-                self._scope = everything  # a signal ends the wait of a hosted store for other nodes
+                self._scope = everything  # a signal ends the hosted store's wait for other nodes to leave
         if status is None:
             assert self._signal is not None
             return SIGNALLED + self._signal
@@ -184,7 +184,7 @@ class _Launcher:
         """Pass a signal on to the processes; wait `PAIR_WITHIN` before passing on one that would end them."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
-        elif number in ENDING:  # SIGTERM may follow: the system delivers lower numbers first
+        elif number in ENDING:  # wait for a SIGTERM of the same pair: lower numbers are delivered first
             asyncio.get_running_loop().call_later(PAIR_WITHIN, self._pass_on_now, number)
         else:
             self._pass_on_now(number)
@@ -194,7 +194,7 @@ class _Launcher:
             return
         if self._round is not None and self._round.pass_on(number):
             log.info("%s was passed on", number.name)
-        elif number in ENDING:  # no process runs: the terminal has closed, or asks for an end
+        elif number in ENDING:  # no process runs, so the signal is for this launcher
             self._asked_to_stop(number)
         else:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
@@ -202,7 +202,7 @@ class _Launcher:
     # ------------------------------------------------------------------------------------------ operators
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
-        await handler.is_closed()  # connect to the store before an operator can ask
+        await handler.is_closed()  # this connects to the store, before any question is answered
         with anyio.move_on_after(ANSWERED_WITHIN), contextlib.suppress(RendezvousError):
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING
@@ -225,7 +225,7 @@ class _Launcher:
             async for name, question in questions:
                 text = await self._answer_to(question.what)
                 if text is not None:
-                    with contextlib.suppress(RendezvousError):  # the operator's command reports a timeout
+                    with contextlib.suppress(RendezvousError):  # the operator's command then reports a timeout
                         await handler.answer(name, text)
                 if question.what == KILL and self._job.allow_chaos:
                     log.warning("killed by rdzv chaos")
@@ -286,7 +286,7 @@ class _Launcher:
             current.life.stop()
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, Outcome):
-                    # A signal, or a defect here, has ended the round: no other node must be blamed for that.
+                    # A signal or a defect in this launcher has ended the round: no other node must be blamed.
                     await current.say_it_ends()
                 await current.stop(self._signal or signal.SIGTERM)
                 self._round = None

@@ -1,7 +1,7 @@
 """Shell: preloaded workers, forked from a process that has imported their modules.
 
 Each launcher starts one such process (`preload_server`), which imports while the nodes meet for the first time. A
-command that cannot be forked (in another language, or with an option like `-i`) starts as without `--preload`.
+command that cannot be forked starts as without `--preload`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class PreloadServer:
     ) -> AsyncIterator[Self]:
         """Start a process that imports `modules` and forks `standby` workers ahead; raise OSError on failure.
 
-        The context's end is that of the process and the standby workers; the launcher ends the running workers.
+        The end of the context ends the process and its standby workers; the launcher ends the running workers.
         """
         ours, theirs = socket.socketpair()
         with ours:
@@ -182,7 +182,7 @@ class PreloadServer:
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         try:
-            # The files are sent with the first byte of the request; earlier requests may still fill the socket.
+            # Wait while earlier requests fill the socket: the files must be sent with the first byte of the request.
             await anyio.wait_writable(self._requests)
             socket.send_fds(self._requests, [len(request).to_bytes(4, sys.byteorder)], [control, writing, *streams])
             await asyncio.get_running_loop().sock_sendall(self._requests, request)

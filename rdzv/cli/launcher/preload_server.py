@@ -9,9 +9,8 @@ and JSON of that length. The files control, report, stdin, stdout and stderr are
     {"command": [...], "argv": [...], "module": bool, "env": {...}, "files": n}
 
 For each request this process forks a guard, which forks the worker (`guard.fork_guarded`). The worker runs the script
-or module as the interpreter would: as `__main__`, with its arguments, environment, folder, streams and default signals.
-A worker's `sys.stdout` is that of this process, which must therefore be started as unbuffered as the workers. A worker
-ends as any Python process, at the end of this file.
+or module as the interpreter would. A worker's `sys.stdout` is that of this process, which must therefore be started as
+unbuffered as the workers.
 
 Workers share the state of the imported modules, such as the hash seed. Their random states differ: each worker seeds
 NumPy anew, and the standard library seeds itself. Threads do not survive a fork, and CUDA contexts cannot be shared: if
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 READY = b"ready\n"
 FILES = 5  # files that are sent with each request
-REQUEST_BYTES_MAX = 16 * 1024 * 1024  # for environment and arguments, which Linux limits to a quarter of an 8 MiB stack
+REQUEST_BYTES_MAX = 16 * 1024 * 1024  # above Linux's limit for environment and arguments: a quarter of an 8 MiB stack
 
 
 def serve(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:
@@ -52,7 +51,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
     guard, startup = _load("guard"), _load("worker_startup")
     guard.close_others(requests.fileno())
     guard.take_signals(signals)
-    here = ""  # the working folder was deleted
+    here = ""  # empty if the working folder was deleted
     with contextlib.suppress(OSError):
         here = os.getcwd()  # read now: a module may change the working folder
     _search_first(folder)
@@ -62,7 +61,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
     if problem is not None:
         requests.sendall(problem.encode() + b"\n")
         sys.exit(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reap guards at once: each reports to the launcher
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps guards, which report to the launcher themselves
     requests.sendall(READY)
     waiting: list[socket.socket] = []
     while True:
@@ -95,7 +94,7 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
         os.dup2(stream, number)
         os.close(stream)
     guard.fork_guarded(control, wanted["files"], report=report)
-    # `fork_guarded` restores the default signals. Python itself changes three of them as it starts; do the same here.
+    # `fork_guarded` restores the default signals. Python changes three default actions at its start, as done here.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -121,7 +120,6 @@ def _search_first(folder: str) -> None:
 
 
 def _script(here: str) -> Callable[[], object]:
-    """Return a function that runs `sys.argv[0]` as `python FILE` does."""
     path = os.path.join(here, sys.argv[0])
     _search_first(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
@@ -133,12 +131,11 @@ def _script(here: str) -> Callable[[], object]:
 
 
 def _module(here: str) -> Callable[[], object]:
-    """Return a function that runs `sys.argv[0]` as `python -m MODULE` does."""
     import runpy
 
     _search_first(here)
     _new_main()
-    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # as the interpreter for -m
+    run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # the interpreter's code for -m
     return partial(run, sys.argv[0])
 
 

@@ -53,18 +53,18 @@ class Process:
         rank = int(environment["RANK"])
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             control, told = _pipe(theirs, ours)
-            output: list[tuple[int, int]] = []  # the pipe to read from, the stream to write to
+            output: list[tuple[int, int]] = []  # pairs of a pipe to read from and a stream to write to
             streams: dict[int, int] = {}
             into = _open_log(job.log_dir, environment) if job.log_dir is not None else None
             if job.takes_output:
                 for target in (1, 2):
                     source, streams[target] = _pipe(ours, theirs)
                     output.append((source, target))
-                environment = {"PYTHONUNBUFFERED": "1", **environment}  # else a SIGKILL loses buffered lines
-            # As under torchrun: several processes, each with a thread per core, would compete for the cores.
+                environment = {"PYTHONUNBUFFERED": "1", **environment}  # a SIGKILL would lose buffered lines
+            # Several processes, each with a thread per core, would compete for the cores; torchrun sets this, too.
             defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
             environment = {**defaults, **os.environ, **environment}
-            reads_ours = environment["LOCAL_RANK"] == "0"  # only one process reads standard input
+            reads_ours = environment["LOCAL_RANK"] == "0"  # only local rank 0 reads the launcher's standard input
             guarded: asyncio.subprocess.Process | WarmWorker
             if preloaded is not None:
                 source = os.dup(0) if reads_ours else os.open(os.devnull, os.O_RDONLY)
@@ -80,7 +80,7 @@ class Process:
                     stdin=None if reads_ours else asyncio.subprocess.DEVNULL,
                     env=environment,
                     pass_fds=(control,),
-                    start_new_session=True,  # Ctrl-C reaches only the launcher, which passes it on
+                    start_new_session=True,
                     stdout=streams.get(1),
                     stderr=streams.get(2),
                 )
@@ -165,8 +165,8 @@ class _Output(threading.Thread):
     The thread is no daemon: all output is passed on before this process ends.
     """
 
-    _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # by stream: lines of several processes must not mix
-    _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # the thread that wrote half a line last
+    _locks: Final = {1: threading.Lock(), 2: threading.Lock()}  # a lock per stream, lest processes' lines mix
+    _unfinished: ClassVar[dict[int, _Output | None]] = {1: None, 2: None}  # by stream: the writer of an unfinished line
 
     def __init__(self, source: int, target: int, rank: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")
@@ -204,7 +204,7 @@ class _Output(threading.Thread):
         shows_prompts = os.isatty(self._to)
         while True:
             ready = {file for file, _ in poll.poll(PROMPT_AFTER if rest and shows_prompts else None)}
-            if not ready:  # the incomplete line may be a prompt
+            if not ready:  # after a pause: the incomplete line may be a prompt
                 self._write(self._label + rest, unfinished=True)
                 rest = b""
                 continue

@@ -1,7 +1,7 @@
 """Pure: the URL of a run from the environment of a Slurm step: `srun rdzv run slurm -- ...`, as in docs/command.md.
 
 The step's nodes are all `expected`, so that missing nodes are named. The port depends on the job, so that two jobs that
-share a node do not meet. The run_id has the number of requeues, as a requeued job's former run is closed.
+share a node do not meet. The run_id contains the number of requeues, as a requeued job's former run is closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SCHEME: Final = "slurm"
-PORT_FIRST, PORTS = 20_000, 10_000  # the ports of steps, below the ephemeral ports
+PORT_FIRST, PORTS = 20_000, 10_000  # the first port and the number of ports of steps: below the ephemeral ports
 EXPECTED_MOST: Final = 1024  # node names that fit into a URL; for a larger step `expected` is left out
 NODES_MOST: Final = 65_536  # node names per list
 

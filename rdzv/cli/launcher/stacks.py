@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TEXT_MOST: Final = 256 * 1024  # characters of all stacks of a node
 TEXT_OF_ONE_MOST: Final = 64 * 1024  # characters of one process's stacks
-ANSWER_WITHIN: Final = 2.0  # seconds: signal handlers run at once, unless the process is stopped
+ANSWER_WITHIN: Final = 2.0  # seconds; a process's signal handler runs at once, unless it is stopped
 SETTLED_AFTER: Final = 0.1  # seconds without growth until a file counts as complete
 LOOK_EVERY: Final = 0.02
 
@@ -77,7 +77,7 @@ class WorkerStacks:
                 await anyio.sleep(LOOK_EVERY)
 
     def forget_ended(self) -> None:
-        """Remove the files of ended processes; only between rounds, as a new process locks its file a moment later."""
+        """Remove the files of ended processes; call this between rounds: a new file is not locked at once."""
         for path in list(self._dumps.glob("*")):
             with contextlib.suppress(OSError):
                 if _holder(path) is None:

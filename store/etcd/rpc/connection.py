@@ -1,7 +1,7 @@
 """Shell: one connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
 
-Each renewal of a lease is a stream of one request and one answer. Every request requires that the member has a leader
-(`hasleader`): a member cut off from the other members would keep a silent watch open for ever.
+Every request requires that the member has a leader (`hasleader`): a member cut off from the other members would keep a
+silent watch open for ever.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),  # each client of a process has its own connection
     ("grpc.service_config_disable_resolution", 1),  # no DNS queries for TXT records
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd itself rejects messages that are too large for it
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),  # etcd itself rejects too large messages
     ("grpc.enable_retries", 0),  # retries are decided here
 )
 

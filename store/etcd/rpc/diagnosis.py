@@ -54,7 +54,7 @@ async def diagnose(host: str, port: int, tls: ssl.SSLContext | None, *, name: st
         return ProtocolError(f"{name} is a store of ours and no etcd; write {'tcps' if tls else 'tcp'}://")
     if not hello and tls is None:
         return Failure("it closed the connection", FailureKind.UNDONE)
-    # After a TLS handshake nothing else is checked: this client offers no ALPN, so etcd need not speak HTTP/2.
+    # Check no more after a TLS handshake: without ALPN, which is not offered, etcd need not speak HTTP/2.
     if tls is not None or (len(hello) > SETTINGS and hello[3] == SETTINGS):
         return None
     return ProtocolError(f"{name} does not answer in HTTP/2; it is no etcd v3.4 or later ({hello[:40]!r})")
@@ -73,7 +73,6 @@ async def _hello(host: str, port: int, tls: ssl.SSLContext | None) -> bytes:
 
 
 async def _speaks_tls(host: str, port: int) -> bool:
-    """Return True if a TLS hello is answered or rejected in TLS."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing secret is sent
     try:

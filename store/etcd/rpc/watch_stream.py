@@ -1,8 +1,8 @@
 """Shell: all watches of one client at one member, over one stream.
 
-A member opens watches in the order of the requests. The answer to a rejected watch has no id, so it is for the first
-unanswered request. The client holds messages for a slow reader up to `HELD_BYTES_MAX`. Above this bound it cancels the
-reader's watches, and the reader opens them again when it has read the held messages.
+A member opens watches in order. The answer to a rejected watch has no id, so it is for the first unanswered request.
+Messages for a slow reader are held, up to `HELD_BYTES_MAX`. Above this bound, the reader's watches are cancelled; the
+reader opens them again when it has read the held messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WatchStream:
         self.token: str | None = token
         self._queue: asyncio.Queue[pb.WatchRequest | None] = asyncio.Queue()  # a create and a cancel per watch, at most
         self._last_id = 0
-        self._opening: deque[int] = deque()  # ids of the watches that the member has not opened yet, in order
+        self._opening: deque[int] = deque()  # ids of watches that wait for an answer, in order
         self._subscriptions: dict[int, Subscription] = {}
         self.ended: Exception | None = None  # why the stream has ended; None while it runs
 
@@ -93,7 +93,7 @@ class WatchStream:
         return verdict
 
     def end(self, problem: Exception) -> None:
-        """End the stream; readers raise `problem`. A second call has no effect."""
+        """End the stream with an error for its readers; a second call has no effect."""
         if self.ended is not None:
             return
         self.ended = problem
