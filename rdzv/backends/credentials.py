@@ -42,7 +42,7 @@ class Credentials:
         self.renew: Callable[[], ssl.SSLContext | None] | None = self._renew if any(named) else None
 
     def read_password(self) -> str | None:
-        """Return the password now in its file."""
+        """Return the present content of the password's file."""
         path = self._settings.password_file
         if path is None:
             return None

@@ -45,7 +45,7 @@ SETTINGS: Final = f"min_nodes=2&max_nodes={len(NODES)}&last_call_timeout={STEP_W
 """The long `ttl` keeps a busy machine from losing a node, and the long last call keeps a round from beginning without a
 slow node. A killed process is noticed after `gone_ttl`, not after `ttl`."""
 
-LAST_WORDS: Final = 20  # lines of a dead node's output that are shown, without its reports
+LAST_WORDS: Final = 20  # lines of a dead node's output that are shown
 
 
 async def _node(name: str, url: str) -> None:

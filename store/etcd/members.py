@@ -349,7 +349,7 @@ class Members:
         self.choice.missed(place, failure, self._time())
 
     async def moved_on(self, connection: Connection, failure: Failure) -> None:
-        """Handle the failure of a connection; the next request makes another."""
+        """Handle the failure of a connection; the next request makes another connection."""
         if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # the member works
             return
         if self._current is connection:

@@ -215,7 +215,7 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
         if not in_the_way:
             return held
         ask.taken()
-        # Wait for the last place ahead only: each place that ends wakes one waiter.
+        # Wait for the last place ahead only, so that each place that ends wakes one waiter.
         await ask.until_changed([held.fence, _as_it_is(in_the_way[-1])])
 
 
