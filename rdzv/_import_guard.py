@@ -12,7 +12,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-_FOLDER = Path(__file__).resolve().parents[1] / "store"  # the package `store` is installed beside `rdzv`
+_FOLDER = Path(__file__).resolve().parents[1] / "store"
 _MARK = "from store.messages import"  # a line that only this project's `store/__init__.py` has
 
 

@@ -115,7 +115,7 @@ async def all_reach(round: Round) -> list[int]:
                 complete.set()
             await complete.wait()
             if missing:
-                return  # some ranks have not connected in time: give no answer
+                return
             writer.write(ALL_HAVE_COME)
             await reader.read()  # let the peer disconnect first, so that the port is free at once
             untold.discard(rank)

@@ -93,7 +93,7 @@ class RendezvousInfo(_Info["SharedStore"]):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockingRendezvousInfo(_Info["BlockingSharedStore"]):
-    """The blocking twin of `rdzv.RendezvousInfo`; it also unpacks as `store, rank, world_size`."""
+    """The blocking twin of `rdzv.RendezvousInfo`."""
 
     store: BlockingSharedStore
     _read_roster: Callable[[], list[Participant]] = field(repr=False)

@@ -48,9 +48,7 @@ class Endpoint:
     """The address of the store."""
 
     scheme: str
-    # Host names or addresses without brackets, each with its port. Several hosts are an etcd cluster, or hosts
-    # that may serve the store in turn.
-    hosts: tuple[tuple[str, int], ...]
+    hosts: tuple[tuple[str, int], ...]  # host names or addresses without brackets, each with its port
 
     def __post_init__(self) -> None:
         _check_scheme(self.scheme)

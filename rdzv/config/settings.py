@@ -7,8 +7,7 @@ a parameter is given in several places, this order decides:
 
 torchrun's `--rdzv-conf` is passed on as keywords. In `--rdzv-conf` and URLs, but nowhere else, a parameter may have an
 older name, such as `timeout`, and PyTorch's pair `keep_alive_interval` x `keep_alive_max_attempt` may stand for `ttl`.
-Keywords that are None are ignored. Unknown names are errors, but not in the environment, in which launchers set
-RDZV_ROUND and others.
+Unknown names are errors, but not in the environment, in which launchers set RDZV_ROUND and others.
 
 Two settings have two forms each: `token` and `token_file`; `tls` and `ca`, `cert`, `key`. If both are
 given, the one from the stronger place counts; both in one place are an error.
@@ -41,9 +40,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 
-# In seconds. With a smaller TTL, a pause of 0.3 s (a garbage collection, a busy hypervisor, a retransmission) would
-# count as a death.
-TTL_MIN: Final = 0.5
+TTL_MIN: Final = 0.5  # seconds; with a smaller TTL, a pause of 0.3 s would count as a death
 DISCONNECT_TTL: Final = 1.0  # seconds; the default of `disconnect_ttl`: reconnecting takes milliseconds
 GONE_TTL_MIN: Final = 0.01  # seconds; enough for a few round trips in a building, and a pause of Python
 STALL_TIMEOUT_MIN: Final = 1.0  # seconds; a machine may be busy for less without being stuck
@@ -322,7 +319,7 @@ def parse(url: str, overrides: Mapping[str, Any], environ: Mapping[str, str]) ->
         values = read(given, source)
         for name in values:
             for rival in _RIVALS_OF.get(name, ()):
-                chosen.pop(rival, None)  # for example, `token` in the URL overrides `token_file` in the environment
+                chosen.pop(rival, None)
         chosen |= values
     settings = Settings(endpoint=endpoint, run_id=run_id, **chosen)
     if settings.can_join and settings.max_nodes != settings.capacity:

@@ -23,11 +23,10 @@ NAMES_MOST: Final = 20_000  # the most expected nodes: twice the largest tested 
 NAME_LENGTH_MAX: Final = 255  # characters of a run or node id; the limit of file names, too
 NODES_MAX: Final = 1_000_000  # the largest whole number accepted by default: 100 times the largest measured run
 DURATION_MAX: Final = 1e9  # seconds, below the limits of threads (`threading.TIMEOUT_MAX`) and etcd's leases, 9e9 each
-# `topology` may name an attribute: `topology:rack`.
 RANK_ORDERS: Final = ("survivors", "in_place", "arrival", "name", "requested", "topology", "survivors_then_name")
 PORT_MAX: Final = 65535
-TORCH_STORES: Final = ("rdzv", "tcp")  # for PyTorch's process groups: the round's store, or a TCPStore at rank 0
-HOSTS: Final = ("inside", "process")  # the embedded store is in a thread of the node's process, or in its own process
+TORCH_STORES: Final = ("rdzv", "tcp")
+HOSTS: Final = ("inside", "process")
 UNSPECIFIED: Final = ("0.0.0.0", "::")  # addresses to listen on, not to connect to  # noqa: S104
 WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
@@ -76,7 +75,7 @@ _WITH_UNIT: Final = re.compile(r"([0-9.]+)(ms|s|m|h|d)", re.ASCII)
 
 
 def _seconds(raw: Any) -> float:
-    """Return seconds from a number, from its text, or from text with units: 5m, 1h30m, 500ms."""
+    """Return seconds from a number, from its text, or from text with units."""
     if isinstance(raw, (bool, bytes, bytearray)):
         raise TypeError
     if not isinstance(raw, str):

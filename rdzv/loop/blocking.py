@@ -1,14 +1,8 @@
 """Shell: one loop over the rounds of a run, for blocking callers: `rdzv.sync.rounds`.
 
-    for round in rdzv.sync.rounds(url):
-        with round:
-            while step < total:
-                round.check(step)
-                step = train(round, step)
-
 A body that blocks cannot be cancelled. So when a round has ended, the next `check` raises `RoundChanged`, and every
-wait in `round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the block swallows
-`RoundChanged` and `MembersLostError`.
+wait in `round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the round's `with`
+block swallows `RoundChanged` and `MembersLostError`.
 """
 
 from __future__ import annotations

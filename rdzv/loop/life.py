@@ -91,7 +91,7 @@ class Life:
 
     @property
     def has_failed(self) -> bool:
-        """True if the round has ended by a failure or a loss, not by an announced change."""
+        """True if the round has ended by a failure or a loss."""
         gone = (EndKind.LOST, EndKind.LEFT, EndKind.FAILED, EndKind.DROPPED)
         return self.blames_others or (self.ending is not None and self.ending.kind in gone)
 

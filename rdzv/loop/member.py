@@ -223,7 +223,7 @@ class MemberOfRound(ABC):
         self.life.start()
 
     def check_entered(self) -> None:
-        """Raise an error if the caller asks for the next round without having entered this one."""
+        """Raise an error if this round was not entered."""
         if not self._is_entered:
             raise RendezvousStateError(
                 "a round is to be entered: write `async with round:` or `with round:` in the loop"
@@ -298,7 +298,7 @@ class BodyCalls(MemberOfRound):
         Args:
             step: The step that is about to begin: an integer of any type, larger each time.
         """
-        if self.life.stopped:  # a late call, from another task: the body has ended
+        if self.life.stopped:
             await self._get_out()
         if self.life.ending is None:
             step = self._membership.beats.beat(step)
@@ -315,7 +315,7 @@ class BodyCalls(MemberOfRound):
         await self._get_out()
 
     async def keep(self, key: str, data: bytes) -> None:
-        """Keep a small state of the run, from round to round: the path of a checkpoint, a seed.
+        """Keep a small state of the run, from round to round.
 
         The store keeps the data until the run ends, and limits its size.
 

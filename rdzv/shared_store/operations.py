@@ -261,7 +261,7 @@ async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
 
 
 async def _missing(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys that do not exist, or all keys if there is no time to ask. No values are read."""
+    """Return the keys that do not exist, or all keys if there is no time to ask."""
     if not held:
         return ()
     try:

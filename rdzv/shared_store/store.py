@@ -3,8 +3,8 @@
 Names, order of arguments and meaning are those of PyTorch 2.13, except:
 
 - `num_keys` and `list_keys` cover this round's keys only, where PyTorch's count the whole server's.
-- A timeout is a `timedelta` or a number of seconds. The
-  timeout limits waiting; a request that the store answers at once has at least a second.
+- A timeout is a `timedelta` or a number of seconds. The timeout limits waiting; a request that the store
+  answers at once has at least a second.
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
   `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
 - A key cannot be both a queue's and a value's.
@@ -44,7 +44,7 @@ R = TypeVar("R", bound=Response)
 C = TypeVar("C", "Caller", "BlockingStore")
 
 DEFAULT_TIMEOUT: Final = 300.0  # seconds, as in PyTorch
-TIMEOUT_MAX: Final = 1e9  # seconds, 31 years: the limit of event loops and sockets
+TIMEOUT_MAX: Final = 1e9  # seconds: the limit of event loops and sockets
 
 
 def _seconds(timeout: object) -> float:
@@ -64,7 +64,7 @@ class Caller(Protocol):
     """The members of a client that a shared store needs."""
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and return its response."""
+        """Make one request."""
         raise NotImplementedError
 
     def time(self) -> float:
@@ -147,7 +147,7 @@ class ClientAtFirstUse:
         self._open = open_client
         self._opened: AsyncExitStack | None = None  # closes the client
         self._client: Store | None = None
-        self._of_another_store = False  # True if the latest round is in another store than this client's
+        self._of_another_store = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
 
@@ -224,10 +224,7 @@ class SharedStore(_Twin[Caller], Operations):
         )
 
     def end_waits(self) -> None:
-        """End the waits of this object and its clones with `MembersLostError`; called in the event loop.
-
-        While `Company.lost` names members, later waits end at once, but still return existing keys.
-        """
+        """End the waits of this object and its clones with `MembersLostError`; called in the event loop."""
         for scope, ends_on_loss in tuple(self._under_way.items()):
             if ends_on_loss:
                 scope.cancel()

@@ -55,7 +55,7 @@ class RoundGroup:
     world_size: int
     backend: str
     timeout: timedelta
-    _aborting: threading.Thread | None = None  # aborts nccl's groups
+    _aborting: threading.Thread | None = None
     _sockets: GlooSockets = field(default_factory=GlooSockets)
     _making: threading.Lock = field(default_factory=threading.Lock)
     _aborted: threading.Event = field(default_factory=threading.Event)
@@ -146,7 +146,6 @@ class RoundGroup:
                 threading.Thread(target=self._shut_down_until_made, name="rdzv group abort", daemon=True).start()
         aborting = self._aborting
         if self._uses_nccl and abort_process_group is not None and (aborting is None or not aborting.is_alive()):
-            # PyTorch's abort waits for the GPU, so a new thread calls it.
             self._aborting = threading.Thread(target=_abort_all, name="rdzv group abort", daemon=True)
             self._aborting.start()
 

@@ -69,7 +69,6 @@ def _as_torch(error: ours.RendezvousError) -> Exception:
 
 
 class _Choices:
-    # Parameters of PyTorch's heartbeat and store, which this handler does not use.
     IGNORED: Final = ("heartbeat", "heartbeat_timeout", "use_libuv", "store_type")
 
     def __init__(self, params: Any) -> None:
@@ -441,7 +440,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             atexit.unregister(self._leave_at_exit)
             self._close()
         if self._graceful_exit is not None and end_of_agent().has_no_result:
-            raise self._graceful_exit from None  # see the class
+            raise self._graceful_exit from None
         return True
 
     def _close_or_leave(self) -> None:

@@ -36,8 +36,8 @@ def register_init_method() -> None:
         rdzv.torch.register_init_method()
         torch.distributed.init_process_group(init_method="rdzv://head:29400/job-7?min_nodes=4")
 
-    Segments after the run's name separate keys: groups of one process with different segments share a round. With
-    `torch_store=tcp` the store is a TCPStore on the round's rank 0. `torch.distributed.rpc` accepts these URLs, too.
+    Segments after the run's name separate keys: groups of one process with different segments share a round.
+    `torch.distributed.rpc` accepts these URLs, too.
 
     The schemes are rdzv, rdzv+tcps, rdzv+etcd and rdzv+etcds. `rank` and `world_size` are optional: they set
     `requested_rank`, and both `min_nodes` and `max_nodes`. The timeout of `init_process_group` limits the store's

@@ -56,8 +56,8 @@ class InterruptedStep:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with hooks for steps
         # Maps each optimizer whose step has begun to its parameters and state before the step; None if not copied.
         self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._steps = 0  # the number of finished optimizer steps since the last `check`
-        self._steps_before = 0  # the number of optimizer steps between the last two `check`s
+        self._steps = 0  # finished optimizer steps since the last `check`
+        self._steps_before = 0  # optimizer steps between the last two `check`s
         self._has_warned = False
 
     def remember(self) -> None:
@@ -84,8 +84,7 @@ class InterruptedStep:
     def take_back(self, model: Any, optimizer: Any, *, announced: bool) -> None:
         """Drop all gradients, undo an unfinished step of the optimizer, and restore the buffers if no step has ended.
 
-        `announced`: the last round ended at an agreed step. If a gradient is left over after an agreed end, `check` was
-        called more often than the optimizer stepped: log the first such case.
+        `announced`: the last round ended at an agreed step.
         """
         if self._steps == 0 and model is not None:
             self._restore(model)

@@ -1,7 +1,7 @@
 """The names of PyTorch that `rdzv.torch` uses, with the releases that have them.
 
-Importing this module imports PyTorch, or says how to install it. A name that a supported release lacks is looked up
-with a fallback. `tests/rdzv/torch/private_names.py` lists the names that PyTorch does not document.
+Importing this module imports PyTorch, or says how to install it. `tests/rdzv/torch/private_names.py` lists the names
+that PyTorch does not document.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from types import FrameType
 
-__all__ = ["RendezvousBackend", "dist", "torch", "torch_api"]  # PyTorch's names, for other modules
+__all__ = ["RendezvousBackend", "dist", "torch", "torch_api"]
 
 T = TypeVar("T")
 
@@ -238,7 +238,7 @@ def signal_of(error: BaseException | None) -> str | None:
 class AgentEnd:
     """The end of an agent that shuts its handler down."""
 
-    signal: str | None  # the signal's name, or None
+    signal: str | None  # the signal's name
     why: str  # the reason, for the other nodes
     has_failed: bool
     has_no_result: bool  # the agent raised AttributeError for a missing result, as when a spare ends well

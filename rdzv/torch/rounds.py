@@ -1,15 +1,8 @@
 """Shell: `rdzv.torch.rounds`: the loop over a run's rounds, with a process group for each, in this process.
 
-    for round in rdzv.torch.rounds(url, backend="gloo"):
-        with round:
-            step = round.sync_state(model, optimizer, step)
-            while step < total:
-                round.check(step)
-                step = train(model, optimizer, step)
-
-After a loss the node's thread aborts the group, so that a hanging collective raises at once. Leaving the block swallows
-the error of the collective, and the next round has a new group. If a group cannot be made because a member has gone,
-the round ends before its body.
+After a loss the node's thread aborts the group, so that a hanging collective raises at once. Leaving the round's `with`
+block swallows the error of the collective, and the next round has a new group. If a group cannot be made because a
+member has gone, the round ends before its body.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
@@ -150,7 +143,7 @@ class TorchRounds:
 class _GroupOfRound(MemberOfRound):
     """The part that `TorchRound` and `AsyncTorchRound` share: the process group."""
 
-    group: RoundGroup  # the default group; aborting it also aborts groups made by `new_group`
+    group: RoundGroup  # the default group
 
     def _prepare(
         self,
@@ -170,7 +163,7 @@ class _GroupOfRound(MemberOfRound):
 
     @abstractmethod
     async def _make(self) -> None:
-        """Make the process group; `TorchRound` makes it without an await."""
+        """Make the process group."""
 
     async def begin(self) -> bool:
         """Make the group; treat a failure as an error of the body. Return False if the failure ends the round."""
@@ -272,7 +265,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         if ending.others_have_gone:
             self._end_thread_waits()
         elif self.life.phase is Phase.AT_WORK:
-            return  # an agreed stop: the body leaves at its next `check`, and may be in a collective now
+            return  # an agreed stop: the body leaves at its next `check`
         super()._ended(ending)
 
     def _end_thread_waits(self) -> None:

@@ -32,14 +32,13 @@ if TYPE_CHECKING:
 GLOO_EXTENDED_API: Final = "GLOO_ENABLE_STORE_V2_API"
 """The environment variable by which gloo reads its peers' addresses with one `multi_get` per group.
 
-Without the variable gloo calls `wait` and `get` for each peer: at 16 ranks 32 round trips instead of 1. The keys are
-the same, so the variable may differ between ranks. `TorchStore` sets the variable unless the user has set it; gloo
-reads it when it makes a group.
+Without the variable gloo calls `wait` and `get` for each peer. The keys are the same, so the variable may differ
+between ranks. Gloo reads the variable when it makes a group.
 """
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Origin: TypeAlias = "tuple[str, Mapping[str, Any]]"  # how another process opens a `TorchStore`: a URL, and parameters
+Origin: TypeAlias = "tuple[str, Mapping[str, Any]]"
 V = TypeVar("V", str, bytes, "str | bytes")
 
 DEFAULT_TIMEOUT: Final = timedelta(seconds=300)  # PyTorch's default for a store
@@ -129,7 +128,6 @@ class TorchStore(dist.Store):
     C++ holds only the C++ half of this object, and its calls fail with an internal assertion after the end of the
     Python half. C++ does not report that it releases its half, so every instance is kept until the process ends.
     Clones share one client, with a socket for each thread in a call, until `close`.
-
 
     A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries the URL, the
     prefix, the timeout, and the names of files with secrets, but no secret: a token given by value must be in the other

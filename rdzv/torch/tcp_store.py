@@ -1,8 +1,6 @@
 """Shell: TCPStores on a round's rank 0, for PyTorch, and for `torch_store=tcp`.
 
-With a TCPStore, too, members learn of losses and closing from our store. A TCPStore is for code that needs its class or
-its host, for queues through `PrefixStore`, and for the speed of C++. A TCPStore has no token and no encryption, lets a
-dropped node go on writing, and ends with its host's process.
+With a TCPStore, too, members learn of losses and closing from our store. docs/pytorch.md compares both stores.
 
 `WorkersStore` listens at the round's bootstrap port only: workers connect to that port, also if another job's store
 listens there. `open_tcp_store` may listen at any port of that host; rank 0 announces the port in the round's store once
