@@ -265,7 +265,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         if ending.others_have_gone:
             self._end_thread_waits()
         elif self.life.phase is Phase.AT_WORK:
-            return  # an agreed stop: the body leaves at its next `check`
+            return  # an agreed stop: the body leaves at its next `check`, and may be in a collective now
         super()._ended(ending)
 
     def _end_thread_waits(self) -> None:
