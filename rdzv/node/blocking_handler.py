@@ -145,7 +145,7 @@ class Handler(Known, RendezvousHandler):
         try:
             closing = self._begin_to_close()
         except RendezvousStateError:
-            return
+            return  # closed before
         except BaseException:
             self._begin_to_close()  # a signal handler may have raised before the closing began
             raise

@@ -181,7 +181,7 @@ class Node:
                 with anyio.move_on_after(within) as self._connecting_scope:
                     self._link = await self._new_link()
                 self._connecting_scope = None
-                self.check_usable()
+                self.check_usable()  # closed while connecting
                 if self._link is None:
                     raise self.connection_error(self._store_gone or self._unreached)
             return self._link

@@ -64,7 +64,7 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
         try:
             beats = await read_beats(office.store, office.keys)
         except StoreError:
-            continue
+            continue  # the store did not answer: try again after the next pause
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.look(heard, round=round.number, now=office.store.time(), every=every)
         if verdict.standstill != view.standstill:
@@ -84,7 +84,7 @@ class AccusationWatch:
 
     office: Office
     gone_ttl: float
-    _asked: set[tuple[int, str, str]] = field(default_factory=set)
+    _asked: set[tuple[int, str, str]] = field(default_factory=set)  # accusations that were already looked into
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def look(self) -> None:
@@ -109,7 +109,7 @@ class AccusationWatch:
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
-                    with contextlib.suppress(StoreError):
+                    with contextlib.suppress(StoreError):  # if the store does not answer, make no decision
                         self.office.bring(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:

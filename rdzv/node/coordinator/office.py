@@ -38,7 +38,7 @@ class Office:
     term: int  # the revision that created the coordinator's key
     run_lease: Lease
     wakeup: Wakeup = field(default_factory=Wakeup)  # wakes the deciding task
-    inbox: deque[Fact] = field(default_factory=deque)  # facts that `view` does not have yet
+    inbox: deque[Fact] = field(default_factory=deque)  # facts that `view` does not have yet, in order of arrival
     failed: Exception | None = None  # the error that ended another task of the term
 
     @property

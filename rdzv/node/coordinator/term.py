@@ -78,7 +78,7 @@ class Term:
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
         self._office = Office(store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease)
         self._picture = Picture(view=self._view, head=self._follower.head)
-        self._marked: Complete | None = None  # the round whose ranks were written ahead of its commit
+        self._marked: Complete | None = None  # the round whose ranks were written ahead of its commit, or None
         self._said = ""
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
@@ -151,7 +151,7 @@ class Term:
         """Renew the run's lease with a note of the time of day, which is read while no node coordinates."""
         while True:
             self._hour_changed.clear()
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(StoreError):  # try again later
                 await self._office.run_lease.keep_alive(note=self._role.note(False))
             with anyio.move_on_after(KEEP_HOUR_EVERY):
                 await self._hour_changed.wait()

@@ -220,7 +220,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     except SharedStoreTimeoutError:
         return True
     except RoundSupersededError:
-        return False
+        return False  # this member was dropped
     finally:
         await cancel_and_wait(answering)
 

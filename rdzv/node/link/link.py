@@ -57,10 +57,10 @@ class Link:
         # Ends this node's candidacy for coordinator within a number of seconds; None if the node is no candidate.
         self.resign: Callable[[float], Awaitable[None]] | None = None
         self.back_at: float | None = None  # when the store was last reconnected; None if never
-        self.gone: ConnectionLost | None = None  # the error with which the store was given up
+        self.gone: ConnectionLost | None = None  # the error with which the store was given up, or None
         self.host: str = ""  # the URL of this store, without the hosts that could replace it
         self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
-        self.hosts_store: Callable[[], bool] = lambda: False
+        self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
         # If no process listens at the store's URL for this many seconds, the node gives the store up. It never gives up
         # a store with a data directory, nor one whose host does not answer at all.
         self.gives_up_after: float = math.inf
@@ -77,7 +77,7 @@ class Link:
         self._is_counted: Callable[[], bool] = bool
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
-        self._telling: asyncio.Task[None] | None = None  # the task that warns of a silent store
+        self._telling: asyncio.Task[None] | None = None  # the task that warns of a silent store, or None
         self._silent = False  # True if the connected store has not answered a request for a while
         self._closed = False
         store.on_connection(self._note_connection)

@@ -162,9 +162,9 @@ class Run:
         Args:
             node_id: The node.
             reason: Shown to the node, and in the status.
-            where: An attribute and its value, instead of `node_id`: bans all nodes that have it, also later ones.
+            where: An attribute and its value, instead of `node_id`: all nodes that have it, also those that come later.
             now: Also remove them from their round at once. Waiting nodes are removed in any case.
-            lasts: Seconds after which the ban expires; None: it stays until lifted.
+            lasts: Seconds after which the ban expires; None: it stays until it is lifted.
         """
         name, attribute = _name_of_ban(node_id, where)
 
@@ -200,7 +200,7 @@ class Run:
         The ban is written first, so that the coordinator knows why a record is deleted. A cancelled call still
         completes. `find` returns the ids of banned nodes in the run, with their records' revisions.
         """
-        ban.pack()  # raises if the ban is invalid
+        ban.pack()  # if the ban is invalid, this raises
 
         async def write() -> set[str]:
             here = await find()  # list the nodes before the ban, at which waiting nodes leave

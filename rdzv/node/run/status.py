@@ -64,7 +64,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
-        known = {*addresses, *(one.node_id for one in absent.missing)}
+        known = {*addresses, *(one.node_id for one in absent.missing)}  # nodes in the run, or known to be missing
         gone = gone_before(history, head.round.number, here=known, now=hour)
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     counts = {"members": len(members), "waiting": len(waiting)}
@@ -282,7 +282,7 @@ async def read_usage(store: Store, prefix: str) -> dict[str, Usage]:
     root = f"{prefix}/"
     with contextlib.suppress(Unsupported):
         groups = [group for group in await store.groups() if group.name.startswith(root)]
-        if all(group.name.count("/", len(root)) == 1 for group in groups):
+        if all(group.name.count("/", len(root)) == 1 for group in groups):  # each group is one run
             runs = ((group.name[len(root) : -1], group) for group in groups)
             return {run_id: Usage(run_id, group.keys, group.bytes, group.age) for run_id, group in runs}
     counted = count_by_run((entry.key for entry in await store.list(root, keys_only=True)), root)
