@@ -9,7 +9,7 @@ from tests.sim.hosts_bugs import HOSTS_BUGS
 from tests.sim.hosts_story import HostsStory
 from tests.support.seeds import FRESH
 
-pytestmark = pytest.mark.some_of(0)  # it takes minutes
+pytestmark = [pytest.mark.some_of(0), pytest.mark.timeout(480)]  # minutes beside other workers
 
 FIXED, COUNT_FRESH, WITHIN = 24, 10, 300
 FOUND = (1185, 1980, 2422, 700_002, 721_076, 740_072)  # seeds that found a fault
