@@ -86,8 +86,10 @@ class Credentials:
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
                 fresh = path is not None and abs(time.time() - os.stat(path).st_mtime) < SETTLED_AFTER
-                kept = fresh and self._seen and not found  # a token that has just changed may be half written
-                found.append(self._seen[0] if kept else None if path is None else _read("", path))
+                if fresh and self._seen and not found:  # a token that has just changed may be half written
+                    found.append(self._seen[0])
+                else:
+                    found.append(None if path is None else _read("", path))
             except (OSError, RendezvousSettingsError):
                 found.append(None)
         return found

@@ -49,6 +49,7 @@ BLAME: Final = "rdzv/ended_by"
 
 LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
 LISTENS_AGAIN: Final = 1.0  # seconds until `hear` asks the store again after an error
+ETCD_LATE: Final = 1.0  # seconds by which etcd may report the end of a lease late
 LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_await_news`
 
 
@@ -271,8 +272,9 @@ class Life:
     async def _await_news(self) -> None:
         """Wait until the loss of a member is known, or any loss would be known by now."""
         settings = self.node.settings
-        back_for = self.node.back_for if settings.endpoint.info.family == "tcp" else -1.0  # etcd leases: up to 1 s late
-        left = news_within(disconnect_ttl=settings.disconnect_ttl, ttl=settings.ttl, back_for=back_for)
+        on_etcd = settings.endpoint.info.family == "etcd"  # there only `ttl` ends a dead member's lease
+        died_within = settings.ttl + ETCD_LATE if on_etcd else settings.disconnect_ttl
+        left = news_within(disconnect_ttl=died_within, ttl=settings.ttl, back_for=self.node.back_for)
         with anyio.CancelScope() as self._awaits:
             self.changed()
             while left > 0 and not self.others_have_gone:

@@ -341,9 +341,10 @@ async def _running(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Accept connections; at the end, close the listeners and all connections."""
+    farewell = wire.encode_sorry(SPEAKS_TLS)
 
     def protocol() -> asyncio.BaseProtocol:
-        inner, farewell = server.protocol(), wire.encode_sorry(SPEAKS_TLS)
+        inner = server.protocol()
         return inner if tls is None else TlsLayer(inner, tls, server.table, farewell=farewell)
 
     listener = TcpListener(server.table, listening, protocol)
