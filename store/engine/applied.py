@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from store.engine.snapshots import Snapshot
     from store.engine.watches import Watcher
     from store.messages import Event, Response
@@ -13,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Events of one revision, or a part of a snapshot, for the watches `watchers`."""
+    """Events of one revision, or a part of a snapshot. `watches`: the ids of the watches that get them, by peer."""
 
-    watchers: tuple[Watcher, ...]
+    watches: Mapping[int, Sequence[int]]
     events: tuple[Event, ...]
 
 

@@ -303,8 +303,8 @@ class Engine:
             self._changes.facts.revisions.append(events_of(changes))
             self._changes.facts.compacted = self._history.compacted
         if self._watches.by_prefix:
-            for watchers, about in self._watches.interested(changes):
-                self._asked.deliveries.append(Delivery(watchers=watchers, events=events_of(about)))
+            for watches, about in self._watches.interested(changes):
+                self._asked.deliveries.append(Delivery(watches=watches, events=events_of(about)))
         if self._waits.parked and (stirred := self._waits.stirred(changes)):
             self._look_at_waits(stirred)
 

@@ -312,23 +312,24 @@ class Requests:
         return messages.Watching(revision=self._keys.revision)
 
     def _open_watch(self, work: Work) -> None:
-        watcher = (work.watcher,)
+        peer, watch_id = work.watcher
+        watches = {peer: (watch_id,)}
         assert work.prefix is not None
         snapshot = work.snapshot
         if snapshot is not None:
             events = [entry.event for entry in snapshot.part() if entry is not None]
             if self._reads_on(work, snapshot):
-                self.deliveries.append(Delivery(watchers=watcher, events=tuple(events)))
+                self.deliveries.append(Delivery(watches=watches, events=tuple(events)))
                 return
             events.append(messages.Event(kind="synced", revision=snapshot.revision))
-            self.deliveries.append(Delivery(watchers=watcher, events=tuple(events)))
+            self.deliveries.append(Delivery(watches=watches, events=tuple(events)))
             work.snapshot = None
         past = self._history.page(work.next_revision, work.prefix, most=REPLAY_REVISIONS, bytes_max=PART_BYTES)
         if past is None:
             self.deliveries.append(Overtaken(watcher=work.watcher, revision=work.next_revision - 1))
             return
         found, work.next_revision = past
-        self.deliveries.extend(Delivery(watchers=watcher, events=events) for events in found)
+        self.deliveries.extend(Delivery(watches=watches, events=events) for events in found)
         if work.next_revision <= self._keys.revision:
             self.work = work
         else:

@@ -16,7 +16,7 @@ from store.engine.keyspace import events_of
 from store.messages import key_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from store.engine.keyspace import Change
     from store.messages import Event
@@ -47,7 +47,7 @@ class Watches:
 
     def __init__(self, group_of: Callable[[str], str | None] = lambda _: None) -> None:
         self._group_of = group_of
-        self.by_prefix: dict[str, dict[Watcher, None]] = {}
+        self.by_prefix: dict[str, dict[int, dict[int, None]]] = {}  # the ids of watches, by prefix and peer
         self._prefixes: dict[int, dict[int, str]] = {}  # watched prefixes, by peer and watch id
         self._lengths: dict[str, dict[int, int]] = {}  # by group: the number of prefixes of each length
         self._sorted_lengths: dict[str, list[int]] = {}  # by group, ascending; lengths above a key's are skipped
@@ -73,7 +73,7 @@ class Watches:
             lengths[len(prefix)] = lengths.get(len(prefix), 0) + 1
             if len(lengths) > LENGTHS_FEW:
                 self._of_many_lengths.add(group)
-        self.by_prefix[prefix][peer, watch_id] = None
+        self.by_prefix[prefix].setdefault(peer, {})[watch_id] = None
         self._prefixes.setdefault(peer, {})[watch_id] = prefix
         self._count += 1
         self.bytes += watch_bytes(prefix)
@@ -86,11 +86,13 @@ class Watches:
             return False
         if not prefixes:
             del self._prefixes[peer]
-        watchers = self.by_prefix[prefix]
-        del watchers[peer, watch_id]
+        by_peer = self.by_prefix[prefix]
+        del by_peer[peer][watch_id]
+        if not by_peer[peer]:
+            del by_peer[peer]
         self._count -= 1
         self.bytes -= watch_bytes(prefix)
-        if not watchers:
+        if not by_peer:
             del self.by_prefix[prefix]
             self._forget_length(self._group_of(prefix) or "", len(prefix))
         return True
@@ -125,7 +127,7 @@ class Watches:
         cost = 0.0
         for count, key in enumerate(keys):
             group = self._group_of(key)
-            compared = bisect_right(self._sorted_lengths.get("", ()), len(key if group is None else group))
+            compared = bisect_right(self._sorted_lengths.get("", ()), len(key) if group is None else len(group) - 1)
             if group is not None:
                 compared += bisect_right(self._sorted_lengths.get(group, ()), len(key))
             cost += compared * (1 + len(key) / LONG_KEY)
@@ -133,34 +135,40 @@ class Watches:
                 return count
         return len(keys)
 
-    def interested(self, changes: Sequence[Change]) -> Sequence[tuple[tuple[Watcher, ...], tuple[Change, ...]]]:
-        """Return pairs: watches that get the same changes of one revision, and those changes."""
+    def interested(self, changes: Sequence[Change]) -> Sequence[tuple[Mapping[int, list[int]], tuple[Change, ...]]]:
+        """Return pairs: the watches, by peer, that get the same changes of one revision, and those changes."""
         if len(changes) == 1:
-            watchers = [each for prefix in self._watched(changes[0].key, -1) for each in self.by_prefix[prefix]]
-            return [(tuple(watchers), tuple(changes))] if watchers else []
+            found: dict[int, list[int]] = {}
+            for prefix in self._watched(changes[0].key, -1):
+                self._add_watches_of(prefix, found)
+            return [(found, tuple(changes))] if found else []
         # Sorted keys with a common prefix are adjacent.
         order = sorted(range(len(changes)), key=lambda place: changes[place].key)
-        stretches: dict[tuple[int, int], list[Watcher]] = {}
+        stretches: dict[tuple[int, int], dict[int, list[int]]] = {}
         # Watched prefixes of the current key, shortest first, each with the index of its first key.
         begun: list[tuple[str, int]] = []
         for at in range(len(order) + 1):
             key = changes[order[at]].key if at < len(order) else None
             while begun and (key is None or not key.startswith(begun[-1][0])):
                 prefix, start = begun.pop()
-                stretches.setdefault((start, at), []).extend(self.by_prefix[prefix])
+                self._add_watches_of(prefix, stretches.setdefault((start, at), {}))
             if key is not None:
                 begun += [(prefix, at) for prefix in self._watched(key, len(begun[-1][0]) if begun else -1)]
         return [
-            (tuple(watchers), tuple([changes[place] for place in sorted(order[start:end])]))
-            for (start, end), watchers in stretches.items()
+            (watches, tuple([changes[place] for place in sorted(order[start:end])]))
+            for (start, end), watches in stretches.items()
         ]
+
+    def _add_watches_of(self, prefix: str, found: dict[int, list[int]]) -> None:
+        for peer, watch_ids in self.by_prefix[prefix].items():
+            found.setdefault(peer, []).extend(watch_ids)
 
     def _watched(self, key: str, beyond: int) -> list[str]:
         found = []
         group = self._group_of(key)
-        # A watched prefix without a group is no longer than the group's name of any key below.
+        # A watched prefix without a group is shorter than the group's name of any key below.
         for lengths, longest in (
-            (self._sorted_lengths.get("", ()), len(key if group is None else group)),
+            (self._sorted_lengths.get("", ()), len(key) if group is None else len(group) - 1),
             (self._sorted_lengths.get(group, ()) if group else (), len(key)),
         ):
             for length in lengths[bisect_right(lengths, beyond) :] if beyond >= 0 else lengths:

@@ -19,7 +19,7 @@ from store.protocol import wire
 from store.server.outbox import PIECE_BYTES, Shared, SharedFrame, weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from store.messages import Entry, Response
     from store.server.outbox import Frame
@@ -47,7 +47,7 @@ class Dispatcher:
         self._stopwatch = stopwatch
         self._have_pass = have_pass
         # For each change: its pending notifications, by peer, and the function that queues one.
-        self._announcements: deque[tuple[OrderedDict[int, list[Any]], Callable[[Peer, Any], None]]] = deque()
+        self._announcements: deque[tuple[OrderedDict[int, Sequence[Any]], Callable[[Peer, Any], None]]] = deque()
         self._owed = Counter[int]()  # the number of pending notifications, by peer
         self._ended: set[tuple[int, int]] = set()  # ended watches: their pending notifications are dropped
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
@@ -88,16 +88,21 @@ class Dispatcher:
     def deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
         """Queue the notifications of a change."""
         number = self._durability.pending_commits.appended  # notifications wait until this step is durable
-        self._announce([(one.peer, one) for one in deliveries if type(one) is Answer], partial(self._answer, number))
+        answers: dict[int, list[Answer]] = {}
+        for one in deliveries:
+            if type(one) is Answer:
+                answers.setdefault(one.peer, []).append(one)
+        self._announce(answers, partial(self._answer, number))
         for delivery in deliveries:
             match delivery:
-                case Delivery(watchers=watchers, events=events):
+                case Delivery(watches=watches, events=events):
                     encoded = self._encode_events(events)
                     if opening:  # a watch opens in steps, each of which waits for a nearly empty outbox
-                        for peer_id, watch_id in watchers:
-                            self.say(self._peers.by_id[peer_id], _frame(watch_id, encoded))
+                        for peer_id, watch_ids in watches.items():
+                            for watch_id in watch_ids:
+                                self.say(self._peers.by_id[peer_id], _frame(watch_id, encoded))
                     else:
-                        self._announce(watchers, partial(self._tell, number, encoded, events))
+                        self._announce(watches, partial(self._tell, number, encoded, events))
                 case Overtaken(watcher=(peer_id, watch_id), revision=revision):
                     self.say(self._peers.by_id[peer_id], wire.encode_lagged(watch_id, revision))
         if not self._announcements:
@@ -105,22 +110,20 @@ class Dispatcher:
         if self._durability.engine.has_chores:
             self._have_pass()
 
-    def _announce(self, items: Sequence[tuple[int, Any]], tell: Callable[[Peer, Any], None]) -> None:
+    def _announce(self, by_peer: Mapping[int, Sequence[Any]], tell: Callable[[Peer, Any], None]) -> None:
         """Queue a few notifications now, the others in the next passes of the loop."""
-        late: Sequence[tuple[int, Any]] = items
-        if len(items) <= AT_ONCE:
-            late = [item for item in items if self.owes_much(item[0])]
-            for peer_id, what in items:
+        late = by_peer
+        if sum(map(len, by_peer.values())) <= AT_ONCE:
+            late = {peer_id: items for peer_id, items in by_peer.items() if self.owes_much(peer_id)}
+            for peer_id, items in by_peer.items():
                 # The peer may be closed, and its watches not removed yet.
-                if not self.owes_much(peer_id) and (peer := self._peers.by_id.get(peer_id)) is not None:
+                if peer_id not in late and (peer := self._peers.by_id.get(peer_id)) is not None:
                     self._catch_up(peer)
-                    tell(peer, what)
+                    for what in items:
+                        tell(peer, what)
         if late:
-            left: OrderedDict[int, list[Any]] = OrderedDict()
-            for peer_id, what in late:
-                left.setdefault(peer_id, []).append(what)
-                self._owed[peer_id] += 1
-            self._announcements.append((left, tell))
+            self._owed.update({peer_id: len(items) for peer_id, items in late.items()})
+            self._announcements.append((OrderedDict(late), tell))
             self._have_pass()
 
     def _catch_up(self, peer: Peer) -> None:

@@ -113,6 +113,23 @@ async def test_s4_an_idle_watch_is_not_reset_by_changes_to_other_keys() -> None:
 
 
 @virtual_time
+async def test_s4_a_watch_gets_each_change_once_whatever_prefixes_others_watch() -> None:
+    """ "unique": a watch of a whole run got each change twice beside a watch of another prefix of the same length."""
+    run, as_long = "/rdzv/train/", "x" * len("/rdzv/train/")
+    async with (
+        serving(FaultyNetwork()) as (_, writer, watcher),
+        watcher.watch(run) as watch,
+        watcher.watch(as_long),
+        watcher.watch(as_long[1:]),
+    ):
+        for number in range(3):
+            await writer.put(f"{run}{number}", b"")
+        await writer.transact(then=[store.Put(f"{run}a", b""), store.Put(f"{run}b", b"")])
+        events = await taken(watch, 5)
+        assert [event.key for event in events] == [run + each for each in ("0", "1", "2", "a", "b")]
+
+
+@virtual_time
 async def test_s4_changes_of_one_revision_come_in_one_batch_also_after_a_cut() -> None:
     network = FaultyNetwork(shred=True, rng=random.Random(1))
     async with serving(network) as (_, writer, watcher), watcher.watch("") as watch:

@@ -110,9 +110,10 @@ class Desk:
             match delivery:
                 case Answer(peer=peer, request_id=request_id, response=response):
                     self.answers[peer, request_id] = response
-                case Delivery(watchers=watchers, events=events):
-                    for watcher in watchers:
-                        self.told[watcher].append(events)
+                case Delivery(watches=watches, events=events):
+                    for peer, watch_ids in watches.items():
+                        for watch_id in watch_ids:
+                            self.told[peer, watch_id].append(events)
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass on a server that keeps looking at its clock."""
@@ -211,10 +212,11 @@ class Town(Desk):
             match delivery:
                 case Answer(peer=peer, request_id=request_id, response=response):
                     self.links[peer].to_client += wire.encode_response(request_id, response)
-                case Delivery(watchers=watchers, events=events):
+                case Delivery(watches=watches, events=events):
                     encoded = wire.encode_events(events)
-                    for peer, watch_id in watchers:
-                        self.links[peer].to_client += wire.events_head(watch_id, len(encoded)) + encoded
+                    for peer, watch_ids in watches.items():
+                        for watch_id in watch_ids:
+                            self.links[peer].to_client += wire.events_head(watch_id, len(encoded)) + encoded
 
 
 class Link:

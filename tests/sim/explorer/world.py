@@ -555,12 +555,13 @@ class World:
             match one:
                 case Answer(peer=peer, request_id=id, response=response):
                     self._queue(peer, id, response)
-                case Delivery(watchers=watchers, events=events):
-                    if any(peer == OBSERVER for peer, _ in watchers):
+                case Delivery(watches=watches, events=events):
+                    if OBSERVER in watches:
                         self.checker.take(events)
                         self.revisions |= {one.revision: kind for one in events if (kind := _compared_as(one.key))}
-                    for peer, id in watchers:
-                        self._queue(peer, id, events)
+                    for peer, ids in watches.items():
+                        for id in ids:
+                            self._queue(peer, id, events)
 
     def _queue(self, peer: int, id: int, item: Any) -> None:
         if peer != OBSERVER and self.members[peer].alive:
