@@ -115,8 +115,8 @@ class State:
 
     # -------------------------------------------------------------------------------------- writes
 
-    def admit(self, write: Write, leases: int = 0) -> bytes:
-        """Check a write, but not its room; return the new value. `leases`: the request's new leases so far."""
+    def admit(self, write: Write, *, in_branch: bool = False) -> bytes:
+        """Check a write, but not its room; return the new value. `in_branch`: the caller checks the lease's room."""
         key = write.key
         if not key or len(key) * 4 > self.limits.key_bytes_max:
             self.check_key(key)
@@ -135,7 +135,8 @@ class State:
                 if write.lease is not None:
                     raise StoreUsageError(f"a put of {shown(key)} takes ttl or lease, not both")
                 self.check_ttl(write.ttl, "ttl")
-                self.check_lease_room(leases + 1, (key,))
+                if not in_branch:
+                    self.check_lease_room(1, (key,))
         if write.lease is not None:
             self._check_lease(write.lease, write)
         return value
@@ -154,7 +155,8 @@ class State:
         values: list[bytes | None] = []
         written: list[tuple[str, int]] = []
         sizes: dict[str, int] = {}  # by key: its new value's size
-        size = answer = leases = 0
+        leased: list[str] = []
+        size = answer = 0
         for operation in operations:
             key, value = operation.key, None
             if not key:
@@ -169,8 +171,9 @@ class State:
             elif isinstance(operation, Delete):
                 sizes[key] = 0
             else:
-                value = self.admit(operation, leases)
-                leases += isinstance(operation, Put) and operation.ttl is not None
+                value = self.admit(operation, in_branch=True)
+                if isinstance(operation, Put) and operation.ttl is not None:
+                    leased.append(key)
                 written.append((key, len(value)))
                 sizes[key] = len(value)
                 size += len(value)
@@ -182,6 +185,7 @@ class State:
                     )
             values.append(value)
         self.check_told(sizes)
+        self.check_lease_room(len(leased), leased)
         self.check_room(written)
         if answer:
             self.at_most("frame_bytes_max", answer)
