@@ -68,12 +68,12 @@ GROUP_BYTES_LEAST, GROUP_BYTES_MOST = 16 * 1024, 64 * 1024 * 1024
 BUSY_SECONDS = 1.0  # seconds between checks for `stop` while another program holds SQLite's lock
 LOG_BYTES = 4 * 1024 * 1024  # an idle writer empties SQLite's log if it is longer
 PAGE_BYTES = 4096  # SQLite's default
-LONG_LOG_BYTES = 4 * LOG_BYTES  # a log that stays longer shows that another program reads the database
+LONG_LOG_BYTES = 4 * LOG_BYTES  # a longer log that still grows shows that another program reads the database
 LONG_LOG = (
     "%s is %d bytes long, and grows with each write, since another program reads the database all the while: end that "
     "program, a backup or a shell of SQLite"
 )
-GROUPS_LONG = 3  # consecutive groups after which a long log is reported
+GROUPS_LONG = 3  # consecutive groups by which a long log grows before it is reported
 IDLE_SECONDS = 1.0  # seconds without writes before unused pages are returned to the disk
 FREE_PAGES_KEPT = 1024  # unused pages kept for reuse, or a quarter of the file if that is more
 FREE_PAGES_AT_ONCE = 64  # unused pages returned to the disk in one step: some 50 ms in a file of a gigabyte
@@ -104,7 +104,7 @@ class Journal:
         self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # `_group`: the number of the last group on disk
         self._untidy = True  # there may be unused pages to return to the disk
-        self._long_for = 0  # consecutive groups after which the log was too long
+        self._long_for = 0  # consecutive groups by which a long log has grown
         self._grows = self._free_bytes = 0  # bytes that the log will add to the database, and its unused bytes
         self.appended: int = 0
         self.commits: int = 0
@@ -345,7 +345,8 @@ class Journal:
     def _commit(self, group: list[Facts]) -> None:
         """Write a group in one transaction. Raise `Unwritable` if a row's content is refused, else `sqlite3.Error`."""
         assert self._database is not None, "the writer runs on an open file"
-        began = time.perf_counter()
+        began, log_bytes = time.perf_counter(), self.log_bytes
+        size = sum(facts.size for facts in group)
         self._database.execute("BEGIN IMMEDIATE")
         try:
             rows.write(self._database, group, number=self._group + 1)
@@ -359,11 +360,14 @@ class Journal:
         took = time.perf_counter() - began
         self.commit_seconds += took
         self._untidy = True
-        self._long_for = self._long_for + 1 if self.log_bytes > LONG_LOG_BYTES else 0
-        if self._long_for == GROUPS_LONG:  # the log stays long, though SQLite restarts it after a single large group
+        self._measure_log()
+        # SQLite writes the log from its beginning again unless a program reads it: then the file keeps its length.
+        grew = self.log_bytes > LONG_LOG_BYTES and 8 * (self.log_bytes - log_bytes) > size
+        self._long_for = self._long_for + 1 if grew else 0
+        if self._long_for == GROUPS_LONG:
             log.warning(LONG_LOG, self._log, self.log_bytes)
         self._mark.write(self._store_id, self._group)
-        self._learn(sum(facts.size for facts in group), took)
+        self._learn(size, took)
 
     def _learn(self, size: int, took: float) -> None:
         if size <= SMALL_GROUP_BYTES:
@@ -395,8 +399,12 @@ class Journal:
         self._free_bytes = free * PAGE_BYTES
         with contextlib.suppress(FileNotFoundError):  # SQLite still writes to a moved directory
             self._grows = max(pages * PAGE_BYTES - self._path.stat().st_size, 0)
-            self.log_bytes = self._log.stat().st_size
+        self._measure_log()
         return self._grows
+
+    def _measure_log(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.log_bytes = self._log.stat().st_size
 
     def _empty_log(self) -> bool:
         """Move SQLite's log into the database; return whether the log is empty."""

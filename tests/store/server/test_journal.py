@@ -295,6 +295,22 @@ def test_a_log_that_another_program_keeps_is_reported_once(tmp_path: Path, caplo
     assert journal.log_bytes > 16_000_000
 
 
+def test_a_log_that_is_long_because_each_group_is_large_is_not_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Appends to values of 8 MB were said to be the fault of a program that reads the database."""
+    journal = Journal(tmp_path, new_id="id")
+    journal.load()
+    outcome = Outcome()
+    outcome.start(journal)
+    for revision in range(1, 6):
+        journal.append(change(put(revision, "large", bytes(9_000_000 + 10_000 * revision)), compacted=revision))
+        outcome.wait_for(revision)
+    assert journal.log_bytes > 18_000_000
+    journal.close()
+    assert "another program" not in caplog.text
+
+
 def test_an_idle_journal_gives_back_unused_space_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """320 MiB that were put and deleted left files of 700 MB, also after a restart."""
     monkeypatch.setattr("store.server.journal.IDLE_SECONDS", 0.05)
