@@ -21,7 +21,7 @@ import threading
 import time
 from dataclasses import asdict
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.parse import quote
 
 from rdzv.backends.credentials import Credentials
@@ -59,14 +59,14 @@ class StoreProcess:
         self._control, theirs = socket.socketpair()
         listeners = listeners or bound_sockets(address, port)
         let_go_in_children(self, self._control, theirs, *listeners)
-        numbers = [sock.fileno() for sock in listeners]
-        program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as it; it.main({theirs.fileno()})"
+        numbers = [sock.fileno() for sock in (theirs, *listeners)]
+        program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as it; it.main({numbers})"
         try:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter, with our own program
                 [sys.executable, "-c", program],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *numbers],
+                pass_fds=numbers,
                 start_new_session=True,
             )
         finally:
@@ -76,23 +76,17 @@ class StoreProcess:
         threading.Thread(target=self._report_death, name="wait for the store's process", daemon=True).start()
         chosen = {name: getattr(settings, name) for name in HANDED_OVER if getattr(settings, name) is not None}
         chosen |= {name: os.path.abspath(chosen[name]) for name in PATHS if name in chosen}
-        what = {
-            "parent": os.getpid(),
-            "url": f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}",
-            "chosen": chosen,
-            "token": credentials.token and credentials.token.hex(),
-            "limits": settings.limits and asdict(settings.limits),
-            "listen": [address, port, numbers],
-            "level": logging.getLogger("store").getEffectiveLevel(),
-        }
-        told = self._ask(what)
-        if told is None or "error" in told:
+        token, limits = credentials.token and credentials.token.hex(), settings.limits and asdict(settings.limits)
+        url = f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}"
+        level = logging.getLogger("store").getEffectiveLevel()
+        told = self._ask([os.getpid(), level, url, chosen, token, limits, address, port])
+        if told is None or told[0] is not None:
             self.close()
-            kind, *about = (OSError.__name__, 0, "the store's process has ended") if told is None else told["error"]
+            kind, *about = told[0] if told else (OSError.__name__, 0, "the store's process has ended")
             raise next(one for one in ERRORS if one.__name__ == kind)(*about)
         self._control.settimeout(ENDS_WITHIN)
-        self.url: str = told["url"]
-        self.store_id: str = told["store_id"]
+        self.url: str = told[1]
+        self.store_id: str = told[2]
 
     def hand_over(self) -> None:
         """See `EndWhenAlone.hand_over`."""
@@ -101,7 +95,7 @@ class StoreProcess:
     @property
     def connections(self) -> int:
         """The number of connected clients."""
-        return int((self._ask(None) or {}).get("connections", 0))
+        return int((self._ask(None) or (True, 0))[1])
 
     def wait_until_alone(self, within: float) -> bool:
         """Wait until no client is connected, and reject clients from then on; return False at the time limit."""
@@ -109,7 +103,7 @@ class StoreProcess:
         while not (self.rejects_clients or self._stopped):
             left = max(until - time.monotonic(), 0.0)
             told = self._ask(min(POLL_EVERY, left))
-            self.rejects_clients = told is None or bool(told["alone"])
+            self.rejects_clients = told is None or bool(told[0])
             if left <= POLL_EVERY:
                 break
         return self.rejects_clients or self._stopped
@@ -131,11 +125,10 @@ class StoreProcess:
         forget(self)
         self._control.close()
 
-    def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
+    def _ask(self, request: list[Any] | str | float | None) -> Any:
         """Send a request: settings, `HAND_OVER`, seconds to wait until alone, or None; return the answer, if any."""
         with self._asking, contextlib.suppress(OSError, ValueError):
-            self._lines.write(json.dumps(request) + "\n")
-            self._lines.flush()
+            _send(self._lines, request)
             return json.loads(self._lines.readline())
         return None
 
@@ -146,45 +139,42 @@ class StoreProcess:
             log.error("the process that serves the store (pid %d) has ended with %d", self._process.pid, status)
 
 
-def main(number: int) -> None:
-    """Serve the store requested over socket `number`, until the parent closes the socket or ends."""
+def main(numbers: list[int]) -> None:
+    """Serve the store requested over the first socket, on the others, until the parent closes the first or ends."""
     from rdzv.backends.monitoring import serve_embedded
 
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(meant_for_the_program, signal.SIG_IGN)
-    control = socket.socket(fileno=number)
+    control, *listeners = [socket.socket(fileno=number) for number in numbers]
     lines = control.makefile("rw")
-
-    def say(**words: Any) -> None:
-        with contextlib.suppress(OSError):  # the parent has ended, which also ends the loop over `lines`
-            lines.write(json.dumps(words) + "\n")
-            lines.flush()
-
-    asked = json.loads(lines.readline())
-    threading.Thread(target=_end_with, args=(asked["parent"], control), daemon=True).start()
+    parent, level, url, chosen, token, limits, address, port = json.loads(lines.readline())
+    threading.Thread(target=_end_with, args=(parent, control), daemon=True).start()
     queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # a blocked stderr must not block the store
     logging.handlers.QueueListener(queue, logging.StreamHandler()).start()
-    logging.basicConfig(level=asked["level"], handlers=[logging.handlers.QueueHandler(queue)])
+    logging.basicConfig(level=level, handlers=[logging.handlers.QueueHandler(queue)])
+    chosen |= {"token": token and bytes.fromhex(token), "limits": limits and Limits(**limits)}
     try:
-        token = asked["token"] and bytes.fromhex(asked["token"])
-        limits = asked["limits"] and Limits(**asked["limits"])
-        settings = parse(asked["url"], {**asked["chosen"], "token": token, "limits": limits}, {})
-        address, port, numbers = asked["listen"]
-        listeners = [socket.socket(fileno=number) for number in numbers]
+        settings = parse(url, chosen, {})
         serving, server = serve_embedded(settings, Credentials(settings), address, port, listeners)
     except ERRORS as error:
         kind = next(one for one in ERRORS if isinstance(error, one))
-        say(error=[kind.__name__, *error.args[:2]])
+        _send(lines, [[kind.__name__, *error.args[:2]]])
         return
     with serving:
-        say(url=server.url, store_id=server.store_id)
+        _send(lines, [None, server.url, server.store_id])
         for line in lines:
             within = json.loads(line)
             if within == HAND_OVER:
                 server.end_when_alone.hand_over()
             alone = isinstance(within, float) and server.end_when_alone.wait_until_alone(within)
-            say(alone=alone, connections=server.connections)
+            _send(lines, [alone, server.connections])
         server.end_when_alone.stop_waiting()
+
+
+def _send(lines: TextIO, what: object) -> None:
+    with contextlib.suppress(OSError):  # the other process has ended, which also ends reading from `lines`
+        lines.write(json.dumps(what) + "\n")
+        lines.flush()
 
 
 def _end_with(parent: int, control: socket.socket) -> None:
