@@ -75,7 +75,7 @@ def name_links(app: Sphinx, what: str, name: str, obj: object, options: object, 
 # ------------------------------------------------------------------------------------------ classes
 
 OF_THE_INSIDE = {
-    *("begin", "check_entered", "has_got_on", "gate", "life", "lags"),  # of a round
+    *("begin", "check_left", "has_got_on", "gate", "life", "lags"),  # of a round
     *("all_here", "answer", "call", "change_tally", "check_usable", "leaves_because", "node", "node_here"),
     *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "account"),
     *("absence_of", "draining", "hosts_store", "is_draining", "own_node", "share", "store_gone"),

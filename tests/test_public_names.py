@@ -138,7 +138,7 @@ SHOWN = {
     "store.Client": "put get compare_and_set transact watch kept_lease grant wait",
     "store.Server": "url port",
 }
-HIDDEN = {"all_here", "check_entered", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "ask_ping"}
+HIDDEN = {"all_here", "check_left", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "ask_ping"}
 
 
 async def test_a_page_shows_inherited_members_and_no_internals(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class RoundLoop(Generic[SomeRound]):
             if self.options.progress is not None:
                 self._finished = step_of(self.options.progress(), "progress()")
         else:
-            self.last.check_entered()
+            self.last.check_left()
             await self._leave(self.last)
         while not self.node.is_draining:
             self.node.progress = self._finished  # the other members read it in this node's record
@@ -209,6 +209,7 @@ class MemberOfRound(ABC):
         self._node = node
         self._membership = membership
         self._is_entered = False
+        self._misuse: RendezvousStateError | None = None  # raised by the loop inside this block
         waits = loop.options.on_waiting == "wait"
         self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
 
@@ -222,12 +223,18 @@ class MemberOfRound(ABC):
         self._is_entered = True
         self.life.start()
 
-    def check_entered(self) -> None:
-        """Raise an error if this round was not entered."""
+    def check_left(self) -> None:
+        """Raise an error unless this round was entered and left."""
         if not self._is_entered:
-            raise RendezvousStateError(
-                "a round is to be entered: write `async with round:` or `with round:` in the loop"
+            raise RendezvousStateError("enter each round: write `async with round:` or `with round:` in the loop")
+        if not self.life.stopped:
+            self._misuse = RendezvousStateError(
+                f"leave the block of {self!r} first: the loop gives one round at a time"
             )
+            raise self._misuse
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a round cannot be copied or pickled: give its number, rank and world_size to other processes")
 
     @property
     def ending(self) -> Ending | None:
@@ -269,6 +276,8 @@ class MemberOfRound(ABC):
                 await self._release()
             finally:
                 self.life.stop()
+        if self._misuse is not None:  # it has ended the loop, so there is no next round
+            raise self._misuse
         why = self.ending.reason if self.ending is not None else error or "this member has finished"
         log.info("%s is over: %s%s", repr(self), why, f"; that caused {error!r}" if self.life.blames_others else "")
         return True

@@ -61,7 +61,7 @@ DOCUMENTED: dict[str, tuple[type[BaseException], ...]] = {
 
 NO_ACTS: dict[str, str] = {
     "handler": "call start share check_usable node_here open_blocking_store connect",  # for drivers of rounds
-    "round": "begin check_entered",  # of the loop
+    "round": "begin check_left",  # of the loop
     "shared": "blocking end_calls end_waits listening waiting_through_losses reopened",  # of handlers and adapters
     "changes": "",
     "info": "count index of",  # of tuples; and of the rooms that make it

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import rdzv
 import rdzv.sync
-from rdzv.errors import RendezvousGracefulExitError, RendezvousSettingsError
+import store.sync
+from rdzv.errors import RendezvousGracefulExitError, RendezvousSettingsError, RendezvousStateError
 from rdzv.loop.member import Options, RoundLoop
 from store.calls import finished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rdzv.node.node import Node
 
@@ -72,3 +75,36 @@ def test_a_draining_node_does_not_join_again() -> None:
     node = Quiet(error=AssertionError("it meets others"))
     node.is_draining = True
     assert finished(loop_over(node).next()) is None
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with store.sync.serve() as server:
+        yield f"{server.url}/job?min_nodes=1&is_host=false"
+
+
+async def test_the_next_round_cannot_be_fetched_inside_the_block_of_a_round(url: str) -> None:
+    """Regression: the loop ended without an error, as if the run were over."""
+    rounds = rdzv.rounds(url)
+    with pytest.raises(RendezvousStateError, match="leave the block of <round 0 of run job"):
+        async for round in rounds:
+            async with round:
+                await anext(rounds)
+
+
+def test_the_next_round_cannot_be_fetched_inside_the_block_of_a_blocking_round(url: str) -> None:
+    rounds = rdzv.sync.rounds(url)
+    met = []
+    with pytest.raises(RendezvousStateError, match="leave the block of <round 0 of run job"):
+        for round in rounds:
+            met.append(round.number)
+            with round:
+                next(rounds)
+    assert met == [0]
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_round_is_neither_copied_nor_pickled(url: str, duplicate: Callable[[object], object]) -> None:
+    for round in rdzv.sync.rounds(url):
+        with round, pytest.raises(TypeError, match="a round cannot be copied or pickled: give its number"):
+            duplicate(round)
