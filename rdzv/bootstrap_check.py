@@ -1,4 +1,4 @@
-"""Shell: checks, before a round is returned to callers, that all members reach rank 0 at its promised address.
+"""Checks, before a round is returned to callers, that all members reach rank 0 at its promised address.
 
 Members agree on a round over the store, which proves nothing about the network between them. Behind a firewall, or with
 a wrong address of rank 0, members may reach the store but not rank 0; the job would hang. So rank 0 listens at its

@@ -1,4 +1,4 @@
-"""Shell: the client for a URL. A module named `connect` would replace `store.connect` when imported."""
+"""The client for a URL. A module named `connect` would replace `store.connect` when imported."""
 
 from __future__ import annotations
 

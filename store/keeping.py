@@ -1,4 +1,4 @@
-"""Shell: keeps leases: renews them in time, and knows when they may be lost.
+"""Keeps leases: renews them in time, and knows when they may be lost.
 
 A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
 clock (promise R9). Once the client has noticed the end of a connection, a lease with `disconnect_ttl` or `gone_ttl` is

@@ -1,4 +1,4 @@
-"""Shell: the address on which a node may serve the embedded store, or why it must not serve.
+"""The address on which a node may serve the embedded store, or why it must not serve.
 
 Each machine decides alone: if a name stands for several machines, each would start a store, and one job would become
 several. So a machine serves only if all addresses of the URL's host are its own. An address is its own if it is

@@ -1,4 +1,4 @@
-"""Shell: `connect`, and the built-in backends: a TCP store, which a node may host, and an etcd cluster.
+"""`connect`, and the built-in backends: a TCP store, which a node may host, and an etcd cluster.
 
 This folder reads files and the environment and makes sockets; other folders get them as arguments.
 """

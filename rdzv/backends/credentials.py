@@ -1,4 +1,4 @@
-"""Shell: a run's secrets and certificates, from files. Messages name files and parameters, never a secret."""
+"""A run's secrets and certificates, from files. Messages name files and parameters, never a secret."""
 
 from __future__ import annotations
 

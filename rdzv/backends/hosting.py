@@ -1,4 +1,4 @@
-"""Shell: when a node starts the embedded store, and when the node ends the store.
+"""When a node starts the embedded store, and when the node ends the store.
 
 A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. A node
 never starts a store on a reconnect: there must be no second, empty store beside a live run.

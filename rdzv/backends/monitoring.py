@@ -1,4 +1,4 @@
-"""Shell: serves the embedded store with its HTTP page, and the metrics of a node's own process."""
+"""Serves the embedded store with its HTTP page, and the metrics of a node's own process."""
 
 from __future__ import annotations
 

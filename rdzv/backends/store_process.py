@@ -1,4 +1,4 @@
-"""Shell: the embedded store in a process of its own (`host=process`), for programs that hold the GIL for long.
+"""The embedded store in a process of its own (`host=process`), for programs that hold the GIL for long.
 
 The node binds the port, and executes this interpreter: a fork would copy the locks of threads, and `multiprocessing`
 would run the user's script again. Node and store process exchange lines of JSON over a socket pair, since secrets must

@@ -1,4 +1,4 @@
-"""Shell: becomes the next host of a store with several hosts, by the rule of `core.hosts.succession`.
+"""Becomes the next host of a store with several hosts, by the rule of `core.hosts.succession`.
 
 A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
 serving process has died. A candidate listens, and tells each client that it is a candidate. If a candidate may serve,

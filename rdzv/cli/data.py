@@ -1,4 +1,4 @@
-"""Shell: the subcommands that need no server: token, and check, backup and restore of a durable store's directory.
+"""The subcommands that need no server: token, and check, backup and restore of a durable store's directory.
 
 `rdzv check` and `rdzv backup` exit with status 1 if the store is damaged.
 """

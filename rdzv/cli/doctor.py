@@ -1,4 +1,4 @@
-"""Shell: `rdzv doctor` looks from this node for problems that keep nodes from meeting, and names a remedy for each.
+"""`rdzv doctor` looks from this node for problems that keep nodes from meeting, and names a remedy for each.
 
 The doctor looks up, reaches and greets the store as a joining node does, and then reads the run. The doctor ends at a
 failed step. Each line begins with the node's name, for `srun rdzv doctor URL`.

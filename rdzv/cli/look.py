@@ -1,4 +1,4 @@
-"""Shell: the subcommands that only read a run: status, history, timeline.
+"""The subcommands that only read a run: status, history, timeline.
 
 On a terminal, `rdzv status --watch` redraws one screen, by the extra `live`. It reads the run after each change, and at
 intervals that grow with the duration of a reading. By pings, `--watch` shows within 2 s that the store is lost.

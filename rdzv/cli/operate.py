@@ -1,4 +1,4 @@
-"""Shell: the subcommands that change a run: close, reopen, ban, unban, drain, resize, lost; and stacks and chaos.
+"""The subcommands that change a run: close, reopen, ban, unban, drain, resize, lost; and stacks and chaos.
 
 `rdzv stacks` and `rdzv chaos` send questions to the launchers of a run; `launcher.launch` answers. Only launchers with
 `--allow-chaos` obey `rdzv chaos`, whose seed decides which node it kills, and when.

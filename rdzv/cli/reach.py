@@ -1,4 +1,4 @@
-"""Shell: connects subcommands to a store and a run, without `min_nodes`; they start no node and host no store."""
+"""Connects subcommands to a store and a run, without `min_nodes`; they start no node and host no store."""
 
 from __future__ import annotations
 

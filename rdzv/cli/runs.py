@@ -1,4 +1,4 @@
-"""Shell: the subcommands for a store with many runs: ping, runs, forget, stats.
+"""The subcommands for a store with many runs: ping, runs, forget, stats.
 
 These subcommands read the store's keys directly, so they also list and delete runs that no node can join any more.
 """

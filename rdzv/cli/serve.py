@@ -1,4 +1,4 @@
-"""Shell: `rdzv serve` serves a store that outlives the nodes of its runs, also under a service manager.
+"""`rdzv serve` serves a store that outlives the nodes of its runs, also under a service manager.
 
 systemd is notified once the store listens (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or
 SIGINT shuts the server down; another such signal, a second or more later, ends it at once (S9). After SIGHUP an

@@ -1,4 +1,4 @@
-"""Shell: builds pages for a browser from files of this folder; a page is one file that loads nothing else."""
+"""Builds pages for a browser from files of this folder; a page is one file that loads nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: writes lines to standard error in a thread, so that a stopped reader (Ctrl-S) does not block the program."""
+"""Writes lines to standard error in a thread, so that a stopped reader (Ctrl-S) does not block the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: accepts HTTP connections within the limits of a connection table, and applies the access rules (`door`).
+"""Accepts HTTP connections within the limits of a connection table, and applies the access rules (`door`).
 
 aiohttp's own listener keeps any number of silent connections: a thousand would use up the file descriptors of the
 store's process. So each HTTP connection is registered in the store's connection table as unauthenticated. If the

@@ -1,4 +1,4 @@
-"""Shell: reads the runs of a store, in the store's own process, for HTTP.
+"""Reads the runs of a store, in the store's own process, for HTTP.
 
 A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request returns
 how many keys and bytes each run has, which shows if an ended run has changed.

@@ -1,4 +1,4 @@
-"""Shell: the figures of a store and its runs, in the format of Prometheus. Needs the extra `http`."""
+"""The figures of a store and its runs, in the format of Prometheus. Needs the extra `http`."""
 
 from __future__ import annotations
 

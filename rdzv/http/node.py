@@ -1,4 +1,4 @@
-"""Shell: `/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
+"""`/metrics` and `/healthz` of a node's own process (`metrics_port`). Needs the extra `http`.
 
 The metrics need no request to the store. The port is opened when the node first joins, so commands that only read a run
 do not open it.

@@ -1,4 +1,4 @@
-"""Shell: one loop over the rounds of a run, for blocking callers: `rdzv.sync.rounds`.
+"""One loop over the rounds of a run, for blocking callers: `rdzv.sync.rounds`.
 
 A body that blocks cannot be cancelled. So when a round has ended, the next `check` raises `RoundChanged`, and every
 wait in `round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the round's `with`

@@ -1,4 +1,4 @@
-"""Shell: watches one member's round for its end, and acts on the end, in the node's loop.
+"""Watches one member's round for its end, and acts on the end, in the node's loop.
 
 `rdzv.core.round_life` decides whose error a failure is.
 

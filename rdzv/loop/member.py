@@ -1,4 +1,4 @@
-"""Shell: the loop over the rounds of a run, and one round: the part that the async and the blocking twin share."""
+"""The loop over the rounds of a run, and one round: the part that the async and the blocking twin share."""
 
 from __future__ import annotations
 

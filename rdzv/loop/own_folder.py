@@ -1,4 +1,4 @@
-"""Shell: a temporary folder that is removed when its process ends; after SIGKILL, when another process makes one.
+"""A temporary folder that is removed when its process ends; after SIGKILL, when another process makes one.
 
 The process that owns a folder holds a lock on a file in it; a process id would be unique in one container only.
 """

@@ -1,4 +1,4 @@
-"""Shell: one loop over the rounds of a run, for async callers: `rdzv.rounds`.
+"""One loop over the rounds of a run, for async callers: `rdzv.rounds`.
 
     async for round in rdzv.rounds(url):
         async with round:

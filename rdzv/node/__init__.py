@@ -1,1 +1,1 @@
-"""Shell: one node's part in a run: it arrives, follows the head, coordinates if elected, and leaves."""
+"""One node's part in a run: it arrives, follows the head, coordinates if elected, and leaves."""

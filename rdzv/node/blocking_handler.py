@@ -1,4 +1,4 @@
-"""Shell: the handler for blocking callers, which forwards calls to the node.
+"""The handler for blocking callers, which forwards calls to the node.
 
 Each call runs in the process's node thread (`node.link.loops`), while the caller waits in another thread. Ctrl-C, or a
 signal handler that raises, ends the caller's wait at once; the node thread still completes or undoes the call. An

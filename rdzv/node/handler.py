@@ -1,4 +1,4 @@
-"""Shell: the handler for async callers, which forwards calls to the node.
+"""The handler for async callers, which forwards calls to the node.
 
 The node lives in its own event loop (`node.link.loops`), so a busy caller does not delay the node. If the caller of a
 method is cancelled, natively or by anyio, the call still ends cleanly:

@@ -1,4 +1,4 @@
-"""Shell: a node: it connects, takes part in its run, and answers its callers.
+"""A node: it connects, takes part in its run, and answers its callers.
 
 A node runs in an event loop that no caller can block (`link.loops.NodeLoop`). Other threads call only the methods
 marked "from any thread".

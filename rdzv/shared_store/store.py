@@ -1,4 +1,4 @@
-"""Shell: the `torch.distributed.Store` API over one round's keys, for async and for blocking callers.
+"""The `torch.distributed.Store` API over one round's keys, for async and for blocking callers.
 
 Names, order of arguments and meaning are those of PyTorch 2.13, except:
 

@@ -1,4 +1,4 @@
-"""Shell: a cluster of simulated nodes, in which a user's code runs over the real store and handler.
+"""A cluster of simulated nodes, in which a user's code runs over the real store and handler.
 
 Each node is a process of `timeline`. The network and the store's disk are in memory. `advance` plays the events of some
 virtual seconds, in an order that the seed decides. Every method acts before it returns; awaiting its result is

@@ -1,4 +1,4 @@
-"""Shell: simulated machines of the store and its clients: real code in processes of `timeline`, over `network`."""
+"""Simulated machines of the store and its clients: real code in processes of `timeline`, over `network`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: one simulated node of a cluster, and the handlers of its code."""
+"""One simulated node of a cluster, and the handlers of its code."""
 
 from __future__ import annotations
 

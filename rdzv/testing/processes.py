@@ -1,4 +1,4 @@
-"""Shell: real processes of one run on this machine, and their store, for effects that virtual time lacks.
+"""Real processes of one run on this machine, and their store, for effects that virtual time lacks.
 
     with rdzv.testing.processes(4, "train.py") as processes:
         processes.kill(2)

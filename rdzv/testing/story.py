@@ -1,4 +1,4 @@
-"""Shell: the events of a cluster as lines of text, and the errors with these lines."""
+"""The events of a cluster as lines of text, and the errors with these lines."""
 
 from __future__ import annotations
 

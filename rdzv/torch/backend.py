@@ -1,4 +1,4 @@
-"""Shell: the state of PyTorch's `DynamicRendezvousHandler` in our store."""
+"""The state of PyTorch's `DynamicRendezvousHandler` in our store."""
 
 from __future__ import annotations
 

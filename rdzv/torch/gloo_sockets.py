@@ -1,4 +1,4 @@
-"""Shell: finds gloo's sockets in this process, and shuts them down.
+"""Finds gloo's sockets in this process, and shuts them down.
 
 If a peer is killed, a gloo collective fails only on its neighbours. The other members wait for the group's timeout, and
 PyTorch's abort (2.13) does not end their wait. Once the group's sockets are shut down, every collective on the group

@@ -1,4 +1,4 @@
-"""Shell: the process group of one round: it is made, aborted by another thread after a loss, and removed.
+"""The process group of one round: it is made, aborted by another thread after a loss, and removed.
 
 **gloo.** `gloo_sockets` ends collectives of gloo.
 

@@ -1,4 +1,4 @@
-"""Shell: PyTorch's rendezvous handler over ours, for `torchrun --rdzv-backend=rdzv`."""
+"""PyTorch's rendezvous handler over ours, for `torchrun --rdzv-backend=rdzv`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: `init_process_group(init_method="rdzv://...")`: each process group is a round of a run."""
+"""`init_process_group(init_method="rdzv://...")`: each process group is a round of a run."""
 
 from __future__ import annotations
 

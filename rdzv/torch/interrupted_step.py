@@ -1,4 +1,4 @@
-"""Shell: undoes in survivors, in `sync_state`, a step that the loss of a member has interrupted.
+"""Undoes in survivors, in `sync_state`, a step that the loss of a member has interrupted.
 
 A gradient that no step has used would be added to the next step's gradient, so `sync_state` drops all gradients.
 Buffers (BatchNorm's running statistics) contain a part of the interrupted batch: `check` copies changed buffers, and

@@ -1,4 +1,4 @@
-"""Shell: `rdzv.torch.rounds`: the loop over a run's rounds, with a process group for each, in this process.
+"""`rdzv.torch.rounds`: the loop over a run's rounds, with a process group for each, in this process.
 
 After a loss the node's thread aborts the group, so that a hanging collective raises at once. Leaving the round's `with`
 block swallows the error of the collective, and the next round has a new group. If a group cannot be made because a

@@ -1,4 +1,4 @@
-"""Shell: brings all members of a process group to the state of one member: model, optimizer and more.
+"""Brings all members of a process group to the state of one member: model, optimizer and more.
 
 First the source sends the structure of its state, as one object pickled by PyTorch (`broadcast_object_list`), with a
 place for each tensor. Every member compares the model's part with its own. If all agree, the tensors follow, each as a

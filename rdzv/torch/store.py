@@ -1,4 +1,4 @@
-"""Shell: a `torch.distributed.Store` over our store, with PyTorch's calls, values and errors."""
+"""A `torch.distributed.Store` over our store, with PyTorch's calls, values and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: TCPStores on a round's rank 0, for PyTorch, and for `torch_store=tcp`.
+"""TCPStores on a round's rank 0, for PyTorch, and for `torch_store=tcp`.
 
 With a TCPStore, too, members learn of losses and closing from our store. docs/pytorch.md compares both stores.
 

@@ -1,1 +1,1 @@
-"""Shell: the clients of a store server, awaited and blocking."""
+"""The clients of a store server, awaited and blocking."""

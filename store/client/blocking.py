@@ -1,4 +1,4 @@
-"""Shell: the blocking client of a store, on sockets of its own.
+"""The blocking client of a store, on sockets of its own.
 
 A call takes a free channel or makes a new one, so threads do not wait for each other.
 """

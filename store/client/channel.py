@@ -1,4 +1,4 @@
-"""Shell: one connection of a blocking client, used by one thread at a time.
+"""One connection of a blocking client, used by one thread at a time.
 
 If the server is silent, the channel opens a fresh connection, and sends its request again (promise R8).
 """

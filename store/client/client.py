@@ -1,4 +1,4 @@
-"""Shell: the awaited client of a store: requests as awaitables, watches as async iterators.
+"""The awaited client of a store: requests as awaitables, watches as async iterators.
 
 A call waits on a future in its `InFlight` record, so it goes on across a reconnect.
 """

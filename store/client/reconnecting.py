@@ -1,4 +1,4 @@
-"""Shell: the connection of an awaited client. One task connects, and reconnects after loss or silence (see `pulse`)."""
+"""The connection of an awaited client. One task connects, and reconnects after loss or silence (see `pulse`)."""
 
 from __future__ import annotations
 

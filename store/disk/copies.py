@@ -1,4 +1,4 @@
-"""Shell: checks, copies and restores durable stores: `rdzv check`, `backup` and `restore`.
+"""Checks, copies and restores durable stores: `rdzv check`, `backup` and `restore`.
 
 Checks and copies change nothing, and work beside a running server. A copy is one file, verified before it gets its
 name. A restored store gets a new identity. With the old identity, clients would assume that writes after the copy

@@ -1,4 +1,4 @@
-"""Shell: the files of a data directory.
+"""The files of a data directory.
 
     store.sqlite3            everything that is durable, with SQLite's own -wal and -shm beside it
     lock                     held by the one server that has the directory

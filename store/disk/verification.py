@@ -1,4 +1,4 @@
-"""Shell: verifies that a data directory holds a whole store of a known format, without lost changes.
+"""Verifies that a data directory holds a whole store of a known format, without lost changes.
 
 A store of an older format is migrated (promise S12) in one transaction. After a migration, only a backup allows a
 return to the older release.

@@ -1,4 +1,4 @@
-"""Shell: the blocking twin of the etcd client.
+"""The blocking twin of the etcd client.
 
 The async client runs in a thread, which the first call starts. A call that Ctrl-C or a signal's handler interrupts
 returns at once, and is cancelled in the thread.

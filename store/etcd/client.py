@@ -1,4 +1,4 @@
-"""Shell: the store's interface on an etcd v3 cluster.
+"""The store's interface on an etcd v3 cluster.
 
 `store.interface` lists the differences from the built-in server. For a `Wait` request, the client reads the keys,
 watches at most `WATCHES_MOST` missing ones, and reads again.

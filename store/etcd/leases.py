@@ -1,4 +1,4 @@
-"""Shell: leases at an etcd cluster: granted, renewed, read and revoked."""
+"""Leases at an etcd cluster: granted, renewed, read and revoked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: the login of an etcd client, and its token, which etcd may forget at any time."""
+"""The login of an etcd client, and its token, which etcd may forget at any time."""
 
 from __future__ import annotations
 

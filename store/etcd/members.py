@@ -1,4 +1,4 @@
-"""Shell: one client's requests to an etcd cluster, over one connection to any member that answers.
+"""One client's requests to an etcd cluster, over one connection to any member that answers.
 
 **Members.** After a failed attempt, this client and its watches move to another member (see `Choice.choose`) as soon as
 that member has answered a read through the consensus. Every few minutes the client chooses a member anew: otherwise all

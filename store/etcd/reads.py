@@ -1,4 +1,4 @@
-"""Shell: reads at an etcd cluster, at one revision over several requests. Guards are checked here."""
+"""Reads at an etcd cluster, at one revision over several requests. Guards are checked here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: the receipts of one client, on which its writes depend: see `transactions`.
+"""The receipts of one client, on which its writes depend: see `transactions`.
 
 A receipt is a key of this client, for one write at a time. Receipts have a lease of their own, and expire if the client
 dies. But if a write grants a lease for its keys, its receipt is on that lease: the receipt then expires together with

@@ -1,1 +1,1 @@
-"""Shell: addresses, dialing, sockets, and threads with a loop."""
+"""Addresses, dialing, sockets, and threads with a loop."""

@@ -1,4 +1,4 @@
-"""Shell: logs that a store cannot be reached while a call waits for it, at growing intervals.
+"""Logs that a store cannot be reached while a call waits for it, at growing intervals.
 
 If several calls of one process wait for the same store, only the oldest call logs.
 """

@@ -1,4 +1,4 @@
-"""Shell: rejects blocking calls that would never end, as the caller's own thread runs the store's event loop."""
+"""Rejects blocking calls that would never end, as the caller's own thread runs the store's event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: TLS contexts for clients."""
+"""TLS contexts for clients."""
 
 from __future__ import annotations
 

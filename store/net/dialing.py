@@ -1,4 +1,4 @@
-"""Shell: connects a client to a server, finds the route to it, and describes errors in words."""
+"""Connects a client to a server, finds the route to it, and describes errors in words."""
 
 from __future__ import annotations
 

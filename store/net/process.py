@@ -1,4 +1,4 @@
-"""Shell: the identity of this process and of its loopback network."""
+"""The identity of this process and of its loopback network."""
 
 from __future__ import annotations
 

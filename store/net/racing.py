@@ -1,4 +1,4 @@
-"""Shell: connecting to a host with several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
+"""Connecting to a host with several addresses, of which some may be dead ("happy eyeballs", RFC 8305).
 
 Attempts start a quarter of a second apart, or at once after a failure, and the first connection wins. IPv6 and IPv4
 addresses alternate, so a dead network costs one pause. This race replaces asyncio's, which may leak the winning socket

@@ -1,4 +1,4 @@
-"""Shell: sockets: quick sending, early notice of a dead peer, `fork()` and signals.
+"""Sockets: quick sending, early notice of a dead peer, `fork()` and signals.
 
 While a forked child holds its parent's sockets open, the peer does not notice the parent's death. So sockets are
 registered here, and a forked child replaces them by `/dev/null`, which keeps their numbers in use.

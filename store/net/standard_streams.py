@@ -1,4 +1,4 @@
-"""Shell: opens the standard streams that a process was started without, for example by `2>&-`.
+"""Opens the standard streams that a process was started without, for example by `2>&-`.
 
 If standard error stays closed, a socket gets its number, and a peer gets what the process writes to standard error.
 Libuv aborts the process when it closes a socket with the number 0, 1 or 2.

@@ -1,4 +1,4 @@
-"""Shell: cancels tasks, and finishes work although its caller is cancelled."""
+"""Cancels tasks, and finishes work although its caller is cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: event loops in threads, uvloop's if installed.
+"""Event loops in threads, uvloop's if installed.
 
 The threads are daemons, so that a process can end. An event loop that runs while Python finalizes may crash (seen with
 uvloop). So an `atexit` function stops the remaining loops and joins their threads, within `END_WITHIN` seconds. Python

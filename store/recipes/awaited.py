@@ -1,4 +1,4 @@
-"""Shell: the awaited recipes; see `store.recipes`. `blocking` wraps them.
+"""The awaited recipes; see `store.recipes`. `blocking` wraps them.
 
 Each client in a lock's queue writes one key on its own lease: its *place*. The queue is in the order of the keys'
 `create_revision`. A waiting client sends one `Wait` for a key that is never written; it fails when the client's own

@@ -1,4 +1,4 @@
-"""Shell: the blocking recipes; see `store.recipes`.
+"""The blocking recipes; see `store.recipes`.
 
 A block that loses its lock goes on to its end and then raises `LeaseNotFound`: fence its writes by `held.fence`.
 """

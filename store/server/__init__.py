@@ -1,1 +1,1 @@
-"""Shell: the server: sockets, turns, outboxes and the journal around the engine."""
+"""The server: sockets, turns, outboxes and the journal around the engine."""

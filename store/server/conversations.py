@@ -1,4 +1,4 @@
-"""Shell: carries out the requests of peers in turns (`round_robin`), and has `dispatcher` send the results.
+"""Carries out the requests of peers in turns (`round_robin`), and has `dispatcher` send the results.
 
 A request is carried out, and all its results are queued, without an `await`, so that no other request comes between.
 

@@ -1,4 +1,4 @@
-"""Shell: queues answers, events and goodbyes for each peer, and writes each queue once per batch.
+"""Queues answers, events and goodbyes for each peer, and writes each queue once per batch.
 
 Many notifications of one change are queued in slices (S11). A peer's pending notifications are queued before any other
 frame for this peer, so that the order stays. If the outbox of a slow reader exceeds `outbox_bytes_max`, its watches

@@ -1,4 +1,4 @@
-"""Shell: delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
+"""Delays replies until the disk has the changes, and returns to the disk's state if a write fails (S3).
 
 If the journal cannot write, the server reads the store back from the disk, without the lost steps, of which no reply
 was sent. After a failed write the server drops its connections, refuses writes, and tries the disk again each second.

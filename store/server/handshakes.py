@@ -1,4 +1,4 @@
-"""Shell: accepts or refuses connections, and opens and ends their sessions (promise S7)."""
+"""Accepts or refuses connections, and opens and ends their sessions (promise S7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: makes steps durable: SQLite, one writer thread, group commit (promise S3).
+"""Makes steps durable: SQLite, one writer thread, group commit (promise S3).
 
 The server appends the changes (`Facts`) of each step, and gets the step's number. Replies wait in the outboxes until
 their step is on disk. The writer thread commits all appended facts, a *group*, in one transaction, and reports the last

@@ -1,4 +1,4 @@
-"""Shell: a connection in asyncio, which moves bytes between the server and a socket.
+"""A connection in asyncio, which moves bytes between the server and a socket.
 
 The transport gets one piece of the `Outbox` at a time. The server reads no requests of a peer whose transport is full,
 or whose earlier requests wait for their turn.

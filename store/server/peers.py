@@ -1,4 +1,4 @@
-"""Shell: all peers of a server, their total memory, and the choice of peers to close at the limit (promise S6)."""
+"""All peers of a server, their total memory, and the choice of peers to close at the limit (promise S6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: a served store: its parts, its periodic work, and its shutdown."""
+"""A served store: its parts, its periodic work, and its shutdown."""
 
 from __future__ import annotations
 

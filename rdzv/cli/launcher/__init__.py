@@ -1,1 +1,1 @@
-"""Shell: `rdzv run`, which runs a command under rendezvous, with its processes and their guards."""
+"""`rdzv run`, which runs a command under rendezvous, with its processes and their guards."""

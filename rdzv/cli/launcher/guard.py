@@ -1,4 +1,4 @@
-"""Shell: a guard between `rdzv run` and one process of its command, so that no process outlives the launcher.
+"""A guard between `rdzv run` and one process of its command, so that no process outlives the launcher.
 
     python -I -S guard.py CONTROL FILES[/SIGNALS] COMMAND ...
 

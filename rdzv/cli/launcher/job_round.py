@@ -1,4 +1,4 @@
-"""Shell: one round of `rdzv run`: starts the processes, waits for the end of the round, and stops the processes.
+"""One round of `rdzv run`: starts the processes, waits for the end of the round, and stops the processes.
 
 **The life of a round** follows the rules of `rounds()`, in `rdzv.loop.life`. If the round ends before the processes of
 all nodes have succeeded, all nodes meet again, also those whose processes have succeeded.

@@ -1,4 +1,4 @@
-"""Shell: the launcher of `rdzv run`, for any program that needs a rank, a world size and the address of rank 0.
+"""The launcher of `rdzv run`, for any program that needs a rank, a world size and the address of rank 0.
 
     join  ->  start the processes  ->  wait for the end of the round  ->  stop them  ->  join again, or leave
 

@@ -1,4 +1,4 @@
-"""Shell: preloaded workers, forked from a process that has imported their modules.
+"""Preloaded workers, forked from a process that has imported their modules.
 
 Each launcher starts one such process (`preload_server`), which imports while the nodes meet for the first time. A
 command that cannot be forked starts as without `--preload`.

@@ -1,4 +1,4 @@
-"""Shell: a process that has imported the workers' modules, and forks the workers.
+"""A process that has imported the workers' modules, and forks the workers.
 
     python [OPTIONS OF THE COMMAND] preload_server.py REQUESTS FOLDER MODULES STANDBY SIGNALS
 

@@ -1,4 +1,4 @@
-"""Shell: the processes of `rdzv run`, each the leader of a process group under a `guard`, and their output."""
+"""The processes of `rdzv run`, each the leader of a process group under a `guard`, and their output."""
 
 from __future__ import annotations
 

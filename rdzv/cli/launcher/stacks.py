@@ -1,4 +1,4 @@
-"""Shell: asks the running Python processes of a command for their stacks; see `worker_startup`.
+"""Asks the running Python processes of a command for their stacks; see `worker_startup`.
 
 A signal handler of each process writes the process's stacks to a file, which is complete once it has not grown for a
 moment. A process that writes nothing is stopped, or stuck in the kernel: its state is read from /proc.

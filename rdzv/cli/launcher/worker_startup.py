@@ -1,4 +1,4 @@
-"""Shell: the startup code of the command's Python processes, which writes their stacks for the launcher.
+"""The startup code of the command's Python processes, which writes their stacks for the launcher.
 
 `rdzv run` puts a copy of this file, as `sitecustomize.py`, first in PYTHONPATH, so every Python interpreter imports it.
 The copy opens a file in the folder `RDZV_STACKS_DIR` and registers a handler of SIGNAL, in C, which writes the stacks

@@ -1,1 +1,1 @@
-"""Shell: the coordinator: its election, and its work during a term."""
+"""The coordinator: its election, and its work during a term."""

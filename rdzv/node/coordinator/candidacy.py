@@ -1,4 +1,4 @@
-"""Shell: the election: if a run has no coordinator, one of its nodes takes that role.
+"""The election: if a run has no coordinator, one of its nodes takes that role.
 
 Every node whose settings the run has accepted is a candidate. The role is a key on a lease of its own, with a short TTL
 (`role`). The *term* is the revision that created the coordinator's key.

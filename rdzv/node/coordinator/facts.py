@@ -1,4 +1,4 @@
-"""Shell: tasks that queue facts for the deciding task: answers at which step to stop, stuck and accused members."""
+"""Tasks that queue facts for the deciding task: answers at which step to stop, stuck and accused members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: the state that the tasks of a coordinator's term share, and their writes to the store."""
+"""The state that the tasks of a coordinator's term share, and their writes to the store."""
 
 from __future__ import annotations
 

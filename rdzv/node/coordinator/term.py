@@ -1,4 +1,4 @@
-"""Shell: a term of a coordinator: it watches the nodes, and carries out what `decide` returns.
+"""A term of a coordinator: it watches the nodes, and carries out what `decide` returns.
 
 The deciding task calls `decide`, carries out the act that `decide` returned, applies events until its own write is in
 its picture of the run, and decides anew. The term's other tasks do not change that picture of the run: they queue

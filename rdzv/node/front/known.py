@@ -1,4 +1,4 @@
-"""Shell: values of a node that both handlers return in any thread, without a request to the store."""
+"""Values of a node that both handlers return in any thread, without a request to the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: `changes()`: the changes of a node's round, for its callers, without a round trip.
+"""`changes()`: the changes of a node's round, for its callers, without a round trip.
 
 A reader that is cancelled or times out misses no change.
 """

@@ -1,4 +1,4 @@
-"""Shell: makes a round's shared store for one member, whose calls end once the member is out of the round."""
+"""Makes a round's shared store for one member, whose calls end once the member is out of the round."""
 
 from __future__ import annotations
 

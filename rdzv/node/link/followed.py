@@ -1,4 +1,4 @@
-"""Shell: keeps the state of runs up to date for displays: a run is read again only if one of its keys has changed.
+"""Keeps the state of runs up to date for displays: a run is read again only if one of its keys has changed.
 
 Members' steps change no key: nodes send them with keep-alives. A refresh reads the members' steps; while no member
 reports any, only few refreshes do.

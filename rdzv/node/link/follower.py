@@ -1,4 +1,4 @@
-"""Shell: one node's watch on the head of its run (the keys that every node watches), and the head's listeners."""
+"""One node's watch on the head of its run (the keys that every node watches), and the head's listeners."""
 
 from __future__ import annotations
 

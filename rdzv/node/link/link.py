@@ -1,4 +1,4 @@
-"""Shell: the part of a node's state that belongs to its connection to one store."""
+"""The part of a node's state that belongs to its connection to one store."""
 
 from __future__ import annotations
 

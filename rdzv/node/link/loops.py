@@ -1,4 +1,4 @@
-"""Shell: the event loop that nodes live in, which their callers cannot block.
+"""The event loop that nodes live in, which their callers cannot block.
 
 Each process has one loop for its nodes, in a thread of its own, for async and blocking callers alike. While a caller is
 busy, its node follows the run, renews its leases, coordinates, and learns of losses. Only a C extension that does not

@@ -1,4 +1,4 @@
-"""Shell: the port at which a node will listen if it becomes rank 0: free in both IPv4 and IPv6."""
+"""The port at which a node will listen if it becomes rank 0: free in both IPv4 and IPv6."""
 
 from __future__ import annotations
 

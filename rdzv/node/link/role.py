@@ -1,4 +1,4 @@
-"""Shell: the lease of the role of coordinator, which a transaction grants together with the role.
+"""The lease of the role of coordinator, which a transaction grants together with the role.
 
 The lease is short, so that a disconnected coordinator is soon replaced. The lease is longer if the store is slow, if
 the run has many nodes, and after each lost term: otherwise, under load, terms would end before a decision.

@@ -1,4 +1,4 @@
-"""Shell: measures the store's answer times without the time for which this process itself was stopped.
+"""Measures the store's answer times without the time for which this process itself was stopped.
 
 A node's lease is longer if the store answers slowly. If a stopped process counted its own pause as the store's answer
 time, its next lease would be far too long, and its death would be noticed late.

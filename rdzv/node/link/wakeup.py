@@ -1,4 +1,4 @@
-"""Shell: coroutines that sleep until a deadline or a change, so that none polls."""
+"""Coroutines that sleep until a deadline or a change, so that none polls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: if a store was lost, writes a node's knowledge of its run to the next store."""
+"""If a store was lost, writes a node's knowledge of its run to the next store."""
 
 from __future__ import annotations
 

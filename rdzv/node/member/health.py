@@ -1,4 +1,4 @@
-"""Shell: a node's health check before it joins (promise R17). Failures are written to the store, for `status`."""
+"""A node's health check before it joins (promise R17). Failures are written to the store, for `status`."""
 
 from __future__ import annotations
 

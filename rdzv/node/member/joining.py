@@ -1,4 +1,4 @@
-"""Shell: makes a node a member of the next round: it arrives, and waits for a round that contains its record.
+"""Makes a node a member of the next round: it arrives, and waits for a round that contains its record.
 
 A call of `next_rendezvous` writes one record, which cancellation, timeout and leaving withdraw. During an outage of the
 store the node waits, within the join timeout.

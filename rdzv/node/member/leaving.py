@@ -1,4 +1,4 @@
-"""Shell: a node withdraws its record: its caller gives up, its join times out, or it leaves its round.
+"""A node withdraws its record: its caller gives up, its join times out, or it leaves its round.
 
 After a node's withdrawal, the store rejects a round with its record. If a round was committed just before a join timed
 out, the node is a member of that round.

@@ -1,4 +1,4 @@
-"""Shell: acts on events: a ban, a deletion of the node's record, a drain, a question at which step to stop."""
+"""Acts on events: a ban, a deletion of the node's record, a drain, a question at which step to stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell: notes about a member's steps, sent with keep-alives, or at once if the member becomes quiet."""
+"""Notes about a member's steps, sent with keep-alives, or at once if the member becomes quiet."""
 
 from __future__ import annotations
 

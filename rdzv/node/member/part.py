@@ -1,4 +1,4 @@
-"""Shell: one node's state in its run, as far as the node knows, which the files of this folder share.
+"""One node's state in its run, as far as the node knows, which the files of this folder share.
 
 The state outlives the link to a store. Only the node's loop writes the state; any thread may read it.
 """

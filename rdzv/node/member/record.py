@@ -1,4 +1,4 @@
-"""Shell: writes a node's record: an arrival is one transaction, conditional on the run's settings.
+"""Writes a node's record: an arrival is one transaction, conditional on the run's settings.
 
 An arrival also grants the record's lease. The first node's arrival also writes the settings, and takes the role of
 coordinator.

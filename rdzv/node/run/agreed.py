@@ -1,4 +1,4 @@
-"""Shell: the settings that all nodes of a run must share (promise R18), and an operator's changes of them."""
+"""The settings that all nodes of a run must share (promise R18), and an operator's changes of them."""
 
 from __future__ import annotations
 

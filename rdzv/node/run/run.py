@@ -1,4 +1,4 @@
-"""Shell: one run in a store, for a node, or for an operator that does not join.
+"""One run in a store, for a node, or for an operator that does not join.
 
 A ban is a key that every node watches, and the store rejects the arrival of a banned node. A drain is a key on a lease
 of its own: the drain survives the node's lease, and the remaining TTL tells the drain's age.

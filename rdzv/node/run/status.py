@@ -1,4 +1,4 @@
-"""Shell: reads the status of a run, and the notes that its nodes send with keep-alives."""
+"""Reads the status of a run, and the notes that its nodes send with keep-alives."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Shell: torchrun's agents: their screen, the ends of their workers, and runs without a name."""
+"""The agents of torchrun: their screen, the ends of their workers, and runs without a name."""

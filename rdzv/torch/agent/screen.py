@@ -1,4 +1,4 @@
-"""Shell: the lines that an agent writes about the rendezvous, one for each event of the job.
+"""The lines that an agent writes about the rendezvous, one for each event of the job.
 
 docs/pytorch.md shows these lines. The lines have PyTorch's prefix and destination. LOGLEVEL sets the level of the
 lines; the default is INFO, and WARNING for other lines of `rdzv` and `store`.

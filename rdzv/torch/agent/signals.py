@@ -1,4 +1,4 @@
-"""Shell: the signals that end an agent, before it has workers and while it leaves.
+"""The signals that end an agent, before it has workers and while it leaves.
 
 PyTorch handles these signals only once it has started workers. Before the first workers start, SIGTERM would end the
 process, and its store, without a message, and Ctrl-C would make PyTorch close the run for all. So at a signal this

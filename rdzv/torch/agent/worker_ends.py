@@ -1,4 +1,4 @@
-"""Shell: reports a failed worker of this agent at once.
+"""Reports a failed worker of this agent at once.
 
 After a worker has failed, PyTorch's agent stops its other workers, for up to 30 s, before it meets the other agents
 again. During this time other nodes' workers may hang in a collective. So this module waits for the ends of the workers

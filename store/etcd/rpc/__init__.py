@@ -1,1 +1,1 @@
-"""Shell: access to etcd: gRPC's connections, and the messages of etcd's API, compiled from `etcd.proto`."""
+"""Access to etcd: gRPC's connections, and the messages of etcd's API, compiled from `etcd.proto`."""

@@ -1,4 +1,4 @@
-"""Shell: one connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
+"""One connection to one member of an etcd cluster, over gRPC: requests, and the stream of all watches.
 
 Every request requires that the member has a leader (`hasleader`): a member cut off from the other members would keep a
 silent watch open for ever.

@@ -1,4 +1,4 @@
-"""Shell: gRPC, imported once, with its settings; without it, the error names the extra."""
+"""gRPC, imported once, with its settings; without it, the error names the extra."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Shell: accepts connections: listening sockets, TLS handshakes, limits for unauthenticated ones."""
+"""Accepts connections: listening sockets, TLS handshakes, limits for unauthenticated ones."""

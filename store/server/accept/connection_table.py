@@ -1,4 +1,4 @@
-"""Shell: the table of all accepted connections, over TCP, TLS and HTTP (promises S7, S8).
+"""The table of all accepted connections, over TCP, TLS and HTTP (promises S7, S8).
 
 A connection is a *stranger* until the server has received its hello, with the token if one is required. If there is no
 room for another stranger, the server closes strangers that were silent for a second, first those of the address with

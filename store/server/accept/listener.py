@@ -1,4 +1,4 @@
-"""Shell: accepts connections, a few at a time, while the connection table has room.
+"""Accepts connections, a few at a time, while the connection table has room.
 
 asyncio's listener accepts a whole backlog in one step, and logs thousands of lines a second when no file can be opened.
 """

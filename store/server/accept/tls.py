@@ -1,4 +1,4 @@
-"""Shell: TLS between a socket and the inner protocol (promise S8).
+"""TLS between a socket and the inner protocol (promise S8).
 
 asyncio's TLS drops failed handshakes silently, and takes 290 KiB a connection, which only the garbage collector frees.
 
