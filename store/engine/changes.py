@@ -126,7 +126,7 @@ class Changes:
         for key in going:
             self.erase(key, cause=cause)
         if lease.keys and not lease.ending:
-            self._leases.begin_to_end(lease)
+            self._leases.begin_to_end(lease, cause)
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
         elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # not ended by `erase` already

@@ -47,6 +47,7 @@ class LeaseRecord:
     keeper: int | None = None
     disconnected: bool = False  # `lapses_at` follows from `disconnect_ttl`
     ending: bool = False  # ended, but ticks still delete its keys
+    ended_by: Cause = ""  # why it expired, if it is ending; "" if it was revoked, or ended before a restart
     keys: dict[str, None] = field(default_factory=dict)
     note: bytes = b""  # the last keep-alive's note; never saved to disk
     noted_at: float = 0.0  # on the server's clock
@@ -65,9 +66,9 @@ class LeaseRecord:
 
     @property
     def cause(self) -> Cause:
-        """The reason why the lease expires; "" if it is ending already."""
+        """The reason why the lease expires, or expired."""
         if self.ending:
-            return ""
+            return self.ended_by
         if self.gone_at <= self.lapses_at:
             return "gone"
         return "disconnected" if self.disconnected else "silent"
@@ -133,9 +134,9 @@ class Leases:
         self._keep(lease, peer)
         self._stand(lease, _slot_of(lease.ends_at))
 
-    def begin_to_end(self, lease: LeaseRecord) -> None:
+    def begin_to_end(self, lease: LeaseRecord, cause: Cause) -> None:
         """Mark a lease as ending; it stays due until it has no keys."""
-        lease.ending = True
+        lease.ending, lease.ended_by = True, cause
         lease.lapses_at = self._served
         self.due_again(lease)
         self._let_go(lease)

@@ -172,6 +172,8 @@ def test_a_lease_with_more_keys_than_go_at_once_ends_in_steps(ending: str) -> No
     assert ticks == 3, "it is due at once until the last key has gone"
     kinds = [[event.kind for event in events] for events in desk.told[1, 1]]
     assert kinds == [["delete"] * 10, ["put"], ["delete"] * 10, ["delete"] * 10, ["delete"] * 4]
+    causes = {event.cause for events in desk.told[1, 1] for event in events if event.kind == "delete"}
+    assert causes == {"silent" if ending == "lapses" else ""}
     assert desk.keys() == ["k/33"]
     figures = desk.engine.figures()
     assert (figures["leases"], figures["leases_lapsed"]) == (0, int(ending == "lapses"))
