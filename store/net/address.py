@@ -16,11 +16,16 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def token_bytes(token: object) -> bytes | None:
-    """Return a token as bytes, or None; raise `StoreUsageError` for other types."""
+    """Return a token as bytes, or None; raise `StoreUsageError` for other types, and for text without bytes."""
     if not isinstance(token, str | bytes | None):
         raise StoreUsageError(f"the token is of type {type(token).__name__}; give str or bytes")
-    # A token from the environment may hold surrogates: Python's stand-ins for bytes that are not UTF-8.
-    return token.encode(errors="surrogateescape") if isinstance(token, str) else token
+    try:
+        # A token from the environment may hold surrogates: Python's stand-ins for bytes that are not UTF-8.
+        return token.encode(errors="surrogateescape") if isinstance(token, str) else token
+    except UnicodeEncodeError as error:
+        raise StoreUsageError(
+            f"character {error.start} of the token is half a character: give other text, or bytes"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

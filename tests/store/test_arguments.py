@@ -205,6 +205,7 @@ async def test_an_odd_timeout_of_a_connection_is_refused_alike_by_both_twins(odd
         ({"port": "x"}, "port='x'"),
         ({"host": None}, "host=None"),
         ({"token": 1}, "the token is of type int; give str or bytes"),
+        ({"token": "secret\ud800"}, "character 6 of the token is half a character: give other text, or bytes"),
     ],
 )
 async def test_a_wrong_address_or_token_of_a_server_is_refused_in_words(arguments: dict[str, Any], why: str) -> None:
