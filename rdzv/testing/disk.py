@@ -11,6 +11,7 @@ import contextlib
 import sqlite3
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store.disk import rows
@@ -73,7 +74,7 @@ class SimulatedJournal(Journal):
     def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop) -> None:
         self._disk = disk  # `super().__init__` is not called, as it makes and locks files
         self._loop = loop
-        self._path = self._directory = "a disk in memory"  # type: ignore[assignment]  # for messages only
+        self._path = self._directory = self._log = Path("a disk in memory")  # for messages only: no such file exists
         self._database = disk.database
         self._pending = []
         self.appended: int = 0
