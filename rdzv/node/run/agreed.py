@@ -77,7 +77,7 @@ async def agree_on_settings(
     """
     if there is None:
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)
-    elif there.value != agreed.value and (difference := agreed.take(there.value)):
+    elif difference := agreed.take(there.value):
         records = (await read_nodes(store, keys)).values()
         if any(record.incarnation != incarnation for record in records):
             now = await store.get(keys.settings)
