@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import rdzv.sync
 from rdzv.backends import registry
 from rdzv.backends.registry import (
     RendezvousHandlerFactory,
@@ -153,6 +154,25 @@ def test_the_module_registers_in_the_default_registry(monkeypatch: pytest.Monkey
     registry.register("mine", Fake)
     assert rendezvous_handler_registry.known() == ["mine"]
     assert RendezvousHandlerFactory is RendezvousHandlerRegistry
+
+
+def test_the_blocking_handler_of_a_registered_backend_forwards_calls_and_closes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called = []
+
+    class Mine(Fake):
+        async def num_nodes_waiting(self) -> int:
+            return 7
+
+        async def aclose(self) -> None:
+            called.append("aclose")
+
+    monkeypatch.setattr(rendezvous_handler_registry, "_creators", {})
+    registry.register("mine", Mine)
+    with rdzv.sync.connect("mine://head:1/job-7?min_nodes=2&max_nodes=4") as handler:
+        assert handler.num_nodes_waiting() == 7
+    assert called == ["aclose"]
 
 
 # Found in installed packages.

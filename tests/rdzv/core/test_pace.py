@@ -49,6 +49,11 @@ def test_slow_members() -> None:
     told = steps(*even, StepOf(step=100, age=0.5, rate=1.5), StepOf(step=79, age=0.5, rate=2.0), (98, 0.5))
     told["n6"] = StepOf(step=98, age=0.5, rate=1.9)
     assert pace_of(told).slow == {"n4": "1.5 steps/s, the median is 2", "n5": "21 steps behind"}
+    told["n4"] = StepOf(step=100, age=0.5, rate=1.5, busy="a checkpoint")
+    assert [*pace_of(told).slow] == ["n5"], "a busy member is not slow"
+    told["n4"], told["n5"] = StepOf(step=9, age=31.0, rate=1.0), even[0]
+    assert [[*pace_of(told).stuck], [*pace_of(told).slow]] == [["n4"], []], "a stuck member is not slow, too"
+    assert pace_of(steps(*[StepOf(step=9, age=31.0, rate=2.0)] * 2, (9, 31.0))).slow == {}, "all stand still"
 
 
 def test_ten_thousand_quiet_members_take_one_pass() -> None:

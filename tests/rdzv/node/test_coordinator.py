@@ -9,9 +9,11 @@ import pytest
 
 from rdzv.core.keys import Keys
 from rdzv.core.state import NodesWaiting
+from rdzv.node.member.leaving import HAND_OVER_WITHIN
 from store.messages import Delete, Grant, Guarded, Put, Request, Revoke, Transact
 from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round, listen
+from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
     from store import Limits
@@ -172,6 +174,16 @@ async def test_a_successor_reports_the_changes_since_its_predecessors_last_repor
         run.crash(coordinator)
         late.cancel()
         await heard.until(NodesWaiting(0), within=5)
+
+
+async def test_a_coordinator_leaves_as_soon_as_its_departure_is_reported() -> None:
+    async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        nodes = {node.node_id: node for node in await run.met("abc")}
+        coordinator = (await nodes["a"].status()).coordinator
+        assert coordinator is not None
+        began = now()
+        await nodes[coordinator].leave()
+        assert now() - began < HAND_OVER_WITHIN / 2
 
 
 async def test_a_coordinator_whose_key_was_deleted_notices_at_its_next_write() -> None:

@@ -132,6 +132,7 @@ async def test_the_head_follows_from_the_events() -> None:
     assert head.round is not None
     assert (head.round.number, head.round.revision) == (3, 8)
     assert (head.closed, head.progress) == (CLOSED, PROGRESS)
+    assert follower.round_at is None, "the snapshot has no time of the round"
     store.say(
         [
             Event(kind="delete", key=key, revision=21)
@@ -156,12 +157,17 @@ async def test_the_old_head_is_kept_until_the_snapshot_after_a_reset_is_complete
     await asyncio.sleep(0.1)
     assert follower.head.round is not None
     assert follower.head.round.number == 4, "rounds only go up, so a later one counts at once"
+    times = [follower.round_at]
     store.say([SYNCED])
     await asyncio.sleep(0.1)
     assert follower.head.closed is None, "the snapshot does not have it"
     assert follower.head.progress is None
     assert follower.head.coordinator == before.coordinator
     assert follower.head.round.number == 4
+    store.say([put(KEYS.round, later.replace(number=5).pack(), 31)])
+    await asyncio.sleep(0.1)
+    times.append(follower.round_at)
+    assert times == [None, follower.heard_at]
     await ended(task)
 
 

@@ -170,3 +170,8 @@ async def test_a_newcomer_says_within_seconds_that_a_store_does_not_answer_its_a
         assert "run job: the store has not answered for 3 s; node a waits for it to take its arrival" in caplog.text
         run.network.heal()
         await joining
+        caplog.clear()
+        await a.next_rendezvous()
+        await a.leave()
+        await asyncio.sleep(4)
+        assert "has not answered" not in caplog.text

@@ -87,6 +87,17 @@ async def test_a_ban_of_an_attribute_removes_all_nodes_with_it(now: bool) -> Non
         assert len((await steered.status()).members) == (not now)
 
 
+async def test_the_counters_of_a_run_end_soon_after_its_last_round() -> None:
+    async with VirtualRun(min_nodes=1, ttl=3, closed_ttl=3600) as run:
+        a, b = run.handler("a"), run.handler("b")
+        await a.next_rendezvous()
+        assert await a.change_tally(lambda before: before + b"1") == b"1"
+        run.crash("a")
+        await asyncio.sleep(600)
+        await b.next_rendezvous()
+        assert await b.change_tally(lambda before: before + b"2") == b"2"
+
+
 async def test_an_observer_gets_the_status_history_and_cost_of_a_run() -> None:
     async with VirtualRun(min_nodes=1) as run, run.looked_at() as seen:
         assert (await seen.status()).reason == "no node is here"

@@ -146,6 +146,11 @@ async def test_ages_do_not_depend_on_the_clock_of_the_observer(ahead: float, mon
         assert ago["b"] == pytest.approx(10, abs=1)
         assert status.waited == pytest.approx(10, abs=1)
 
+        await run.join(run.handler("d"))
+        await asyncio.sleep(5)
+        _, _, cost, _ = await clocks.ask(run, ahead=ahead)
+        assert cost.spent.waited == pytest.approx(10, abs=1), "since b was lost, until d has come"
+
 
 @pytest.mark.parametrize("noted", [True, False], ids=["", "after a restart of the store"])
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])

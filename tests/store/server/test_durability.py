@@ -159,6 +159,19 @@ async def test_a_failing_disk_costs_the_unwritten_changes_and_is_retried_until_i
     assert engine.state.why_only_deletes is None
 
 
+async def test_a_second_failure_ends_the_wait_for_room_after_the_first() -> None:
+    journal, before = ByHand(), asyncio.all_tasks()
+    one = Store(journal)
+    journal.free = 0
+    for why in ("no room", "no room again"):
+        journal.fail(why)
+        await passes(3 * TRY_AGAIN_AFTER)
+    assert journal.starts == 3
+    assert len(asyncio.all_tasks() - before) == 1
+    await one.durability.stop()
+    assert asyncio.all_tasks() == before
+
+
 async def test_while_the_disk_is_in_doubt_no_client_is_accepted_and_its_own_replies_do_not_wait() -> None:
     journal = ByHand()
     one = Store(journal)

@@ -66,6 +66,15 @@ def test_a_member_is_stuck_if_all_others_wait_in_the_rounds_store() -> None:
 
 def test_no_member_is_stuck_before_the_timeout() -> None:
     assert Watch().then(a=heard(1, 29.9, ago=2.0), b=heard(100, 0)) == Verdict(), "it may have gone on since"
+    assert [*Watch().then(a=heard(1, 30.0, ago=2.0), b=heard(100, 0)).stuck] == ["a"]
+
+
+@pytest.mark.parametrize(("until_look", "stuck"), [(30.0, []), (30.5, ["a"])])
+def test_an_excuse_holds_for_the_stall_timeout(until_look: float, stuck: list[str]) -> None:
+    watch = Watch()
+    watch.then(a=heard(100, 60), b=heard(101, 3, away=True))
+    watch.pass_quietly(until_look - EVERY, a=heard(100, 60, ago=0.5), b=heard(101, 3))
+    assert [*watch.then(a=heard(100, 90, ago=0.5), b=heard(101, 3)).stuck] == stuck
 
 
 def test_a_first_step_has_its_own_limit_or_none() -> None:

@@ -91,15 +91,21 @@ def test_a_hanging_node_is_named_within_a_second_also_with_rare_keep_alives(stal
 
 
 def test_if_no_member_makes_progress_none_is_dropped_and_the_status_says_so() -> None:
-    async def halt(_: ClusterNode, __: rdzv.Round, step: int) -> None:
+    told: list[str] = []
+
+    async def halt(node: ClusterNode, _: rdzv.Round, step: int) -> None:
         if step == 7:
+            await anyio.sleep(13)
+            async with rdzv.connect(node.url, is_host=False) as observer:
+                told.append((await observer.status()).standstill)
             await asyncio.Event().wait()
 
     with cluster(3, seed=1, min_nodes=2, stall_timeout=STALL) as made:
         made.run(training(step_takes=halt))
         made.advance(25)
         assert len(made.rounds) == 1
-        assert said(made, "stands with 3 nodes; no member has begun a step for 10 s, all are at 7; nobody is dropped")
+        assert said(made, words := "no member has begun a step for 10 s, all are at 7; nobody is dropped")
+        assert told == [words] * 3
 
 
 def test_a_slow_first_step_raises_no_alarm_without_a_limit_of_its_own() -> None:

@@ -18,6 +18,7 @@ from store.limits import Limits
 from store.net.sockets import open_files
 from store.server.accept.connection_table import ConnectionTable
 from store.server.accept.listener import EndWhenAlone, TcpListener
+from store.server.server import SPARE_FILES
 from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
@@ -114,8 +115,9 @@ async def test_the_limit_of_files_is_restored_and_counts_open_files() -> None:
         pytest.skip("the hard limit leaves nothing to raise")
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[1]))
-        async with store.serve(), store.serve():
-            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1024
+        async with store.serve(), store.serve(limits=Limits(connections_max=2**30)) as server:
+            assert (most := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) > 1024
+            assert server.table.connections_max < most - SPARE_FILES
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
