@@ -5,7 +5,6 @@ This folder reads files and the environment and makes sockets; other folders get
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import random
@@ -77,13 +76,6 @@ class Connection:
         if self._used:
             raise RendezvousStateError("rdzv.connect(...) is entered or awaited once; call it again for another node")
         self._used = True
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            raise RendezvousStateError(
-                "rdzv.connect runs on asyncio, and no loop of asyncio's runs here; on trio, call rdzv.sync.connect in "
-                "a thread"
-            ) from None
         handler = await create_handler(self._url, self._overrides).__aenter__()
         self._handler = cast("Handler", handler)  # a registered backend's handler may be of another class
         return self._handler

@@ -84,6 +84,11 @@ class Handler(Known, RendezvousHandler):
 
     async def __aenter__(self) -> Self:
         try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            said = "rdzv runs on asyncio, and no loop of asyncio's runs here; on trio, use rdzv.sync in a thread"
+            raise RendezvousStateError(said) from None
+        try:
             await self.call(self.node.connect())
         except BaseException:
             await self.aclose()  # the caller gets no handler that it could close

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 END_WITHIN: Final = 5.0  # seconds; then the preload server is killed
+START_WITHIN: Final = 10.0  # seconds to fork a worker, which takes milliseconds; then the server is killed, too
+SLOW_AFTER: Final = 30.0  # seconds until a log line says that the modules are still being imported
 WITHOUT_VALUE: Final = frozenset("bBdEIOPqsSuv")  # letters of the interpreter's options without a value
 WITH_VALUE: Final = frozenset("WX")
 
@@ -85,30 +87,25 @@ def _is_this_python(found: str) -> bool:
 class WarmWorker:
     """A forked worker behind its guard, with the interface of `asyncio.subprocess.Process`."""
 
-    def __init__(self, report: int) -> None:
+    def __init__(self, report: int, pid: int) -> None:
         self.returncode: int | None = None
-        self.pid: int = 0  # the pid of the guard; 0 until the guard has reported it
+        self.pid: Final = pid  # of the guard
         self._report = report
-        self._ended = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(report, self._read)
 
     async def wait(self) -> int:
         """Wait until the worker has ended; return its exit status, or minus the signal that ended it."""
-        await asyncio.shield(self._ended)
-        assert self.returncode is not None
-        return self.returncode
+        return await asyncio.shield(self._ended)
 
     def _read(self) -> None:
         written = os.read(self._report, 4)
-        if not self.pid and len(written) == 4:
-            self.pid = int.from_bytes(written, sys.byteorder)
-            return
         asyncio.get_running_loop().remove_reader(self._report)
         os.close(self._report)
         # If the guard reports no status, it was killed, and the worker with it.
         status = int.from_bytes(written, sys.byteorder) if len(written) == 4 else int(signal.SIGKILL)
         self.returncode = os.waitstatus_to_exitcode(status)
-        self._ended.set_result(None)
+        self._ended.set_result(self.returncode)
 
 
 @dataclass(slots=True)
@@ -149,49 +146,53 @@ class PreloadServer:
                 yield cls(process, ours, command, modules)
             finally:
                 ours.close()  # ends the process
-                with anyio.CancelScope(shield=True):
+                with anyio.CancelScope(shield=True), contextlib.suppress(ProcessLookupError):
                     with anyio.move_on_after(END_WITHIN):
                         await process.wait()
-                    if process.returncode is None:  # the process is still importing
-                        with contextlib.suppress(ProcessLookupError):
-                            process.kill()
-                        await process.wait()
+                    process.kill()  # if it still imports, or is stopped
+                    await process.wait()
 
     async def is_ready(self) -> bool:
-        """Wait until the modules are imported; log a warning and return False if no worker can be forked (any more)."""
+        """Wait until the modules are imported; log a warning and return False if no worker can be forked."""
         if self._is_ready is None:
+            slow = ("--preload %s: not imported after %g s; nothing starts before", ",".join(self._modules), SLOW_AFTER)
+            saying = asyncio.get_running_loop().call_later(SLOW_AFTER, log.warning, *slow)
             said = b""
-            while not said.endswith(b"\n"):
-                chunk = await asyncio.get_running_loop().sock_recv(self._requests, 1024)
-                if not chunk:
-                    said = b"the modules could not be imported; see above\n"
-                said += chunk
+            try:
+                while not said.endswith(b"\n"):
+                    chunk = await asyncio.get_running_loop().sock_recv(self._requests, 1024)
+                    said += chunk or b"the modules could not be imported; see above\n"
+            finally:
+                saying.cancel()
             self._is_ready = said == preload_server.READY
             if not self._is_ready:
                 _say_why_not(self._modules, said.decode(errors="replace").strip())
-        if self._is_ready and self._process.returncode is not None:
-            self._is_ready = False
-            _say_why_not(self._modules, "the process that has imported them was ended")
         return self._is_ready
 
     async def start_worker(
         self, environment: Mapping[str, str], *, control: int, streams: tuple[int, int, int], files: int
-    ) -> WarmWorker:
-        """Fork a worker with three streams, whose guard reads signals from `control`; raise OSError on failure."""
+    ) -> WarmWorker | None:
+        """Fork a worker with three streams, whose guard reads signals from `control`; return None on failure."""
         wanted = {**asdict(self._command), "env": dict(environment), "files": files}
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
-        try:
-            # Wait while earlier requests fill the socket: the files must be sent with the first byte of the request.
-            await anyio.wait_writable(self._requests)
-            socket.send_fds(self._requests, [len(request).to_bytes(4, sys.byteorder)], [control, writing, *streams])
-            await asyncio.get_running_loop().sock_sendall(self._requests, request)
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
-        return WarmWorker(reading)
+        with contextlib.ExitStack() as failed:
+            failed.callback(os.close, reading)  # a worker that is forked too late ends when it reports
+            with anyio.move_on_after(START_WITHIN), contextlib.suppress(ConnectionError):
+                with contextlib.ExitStack() as sent:
+                    sent.callback(os.close, writing)
+                    length = len(request).to_bytes(4, sys.byteorder)
+                    socket.send_fds(self._requests, [length], [control, writing, *streams])
+                    await asyncio.get_running_loop().sock_sendall(self._requests, request)
+                await anyio.wait_readable(reading)
+                if pid := os.read(reading, 4):
+                    failed.pop_all()
+                    return WarmWorker(reading, int.from_bytes(pid, sys.byteorder))
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._is_ready = False
+        _say_why_not(self._modules, "the process that has imported them was ended, or forks none")
+        return None
 
 
 @contextlib.asynccontextmanager

@@ -65,13 +65,13 @@ class Process:
             defaults = {"OMP_NUM_THREADS": "1"} if job.nproc > 1 else {}
             environment = {**defaults, **os.environ, **environment}
             reads_ours = environment["LOCAL_RANK"] == "0"  # only local rank 0 reads the launcher's standard input
-            guarded: asyncio.subprocess.Process | WarmWorker
-            if preloaded is not None:
+            guarded: asyncio.subprocess.Process | WarmWorker | None = None
+            if preloaded is not None and await preloaded.is_ready():
                 source = os.dup(0) if reads_ours else os.open(os.devnull, os.O_RDONLY)
                 theirs.callback(os.close, source)
-                files_of_it = (source, streams.get(1, 1), streams.get(2, 2))
-                guarded = await preloaded.start_worker(environment, control=control, streams=files_of_it, files=files)
-            else:
+                three = (source, streams.get(1, 1), streams.get(2, 2))
+                guarded = await preloaded.start_worker(environment, control=control, streams=three, files=files)
+            if guarded is None:
                 guarded = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *("-I", "-S", str(Path(guard.__file__))),
@@ -96,7 +96,7 @@ class Process:
 
     async def wait(self) -> None:
         """Wait until the process has ended; if its guard was killed, kill the rest of the guard's session."""
-        if await self._guarded.wait() == -signal.SIGKILL and self._guarded.pid:
+        if await self._guarded.wait() == -signal.SIGKILL:
             _kill_session(self._guarded.pid)
 
     def ask_to_end(self, number: int) -> None:

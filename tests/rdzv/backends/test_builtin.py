@@ -110,6 +110,15 @@ def test_a_ttl_shorter_than_an_election_of_etcd_is_warned_of(
     assert (f"ttl={ttl} s is short for etcd" in caplog.text) is warned
 
 
+@pytest.mark.parametrize("way", ["connect", "rounds"])
+def test_without_a_loop_of_asyncio_the_error_says_that_it_is_needed(way: str) -> None:
+    """As on trio. Regression: `rounds` raised "no running event loop"."""
+    url = "tcp://127.0.0.1:29555/job?min_nodes=1"
+    first = rdzv.connect(url).__aenter__() if way == "connect" else rdzv.rounds(url).__anext__()
+    with pytest.raises(rdzv.RendezvousStateError, match=r"runs on asyncio.*on trio, use rdzv\.sync in a thread"):
+        first.__await__().send(None)
+
+
 async def test_a_connection_is_entered_once() -> None:
     """Regression: the second entry replaced the handler of the first, which stayed a member and was never closed."""
     async with store.serve() as server:

@@ -10,16 +10,21 @@ import signal
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
+from rdzv.cli.launcher import preload
+from rdzv.cli.launcher.job import Job
 from rdzv.cli.launcher.preload import PreloadServer, PythonCommand, WarmWorker, python_command
+from rdzv.cli.launcher.processes import Process
 from tests.support.processes import require
+from tests.support.stores import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
 PYTHON = sys.executable
 
@@ -77,7 +82,12 @@ async def run(server: PreloadServer, *, stdin: int | None = None, **environment:
     worker = await server.start_worker(environment, control=control, streams=streams, files=256)
     for file in (control, writing, nothing):
         os.close(file)
+    assert worker is not None
     return Run(worker, reading, told)
+
+
+def children(pid: int) -> list[str]:
+    return (Path("/proc") / str(pid) / "task" / str(pid) / "children").read_text().split()
 
 
 LOOK_CLOSELY = """
@@ -161,18 +171,57 @@ async def test_a_module_runs_as_with_python_dash_m(tmp_path: Path, monkeypatch: 
     assert (status, output) == (0, f"__main__ training.__main__ ['{package}/__main__.py', '7']\n")
 
 
-async def test_processes_start_as_ever_once_the_process_that_forks_them_was_killed(
-    script: Callable[[str], str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("standby", [0, 1])
+async def test_processes_start_as_ever_if_the_process_that_forks_them_is_killed_or_stopped(
+    script: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    standby: int,
+    number: signal.Signals,
 ) -> None:
-    """Regression: the launcher could not send it the next request, and ended with 0, as if its work was done."""
-    async with serving(script("print('works')")) as server:
-        assert await (await run(server)).ends_with() == (0, "works\n")
-        server._process.kill()
-        await server._process.wait()
-        assert [await server.is_ready(), await server.is_ready()] == [False, False]
-    assert [record.getMessage() for record in caplog.records] == [
-        "--preload decimal has no effect, the command starts as ever: the process that has imported them was ended"
-    ]
+    """Regression: the launcher ended with 0, as if its work was done, or waited for ever without a word.
+
+    It is the standby worker that is killed or stopped, if there is one: it forks, too.
+    """
+    monkeypatch.setattr(preload, "START_WITHIN", 1.5)
+    path, environment = script("print('works')"), {"RANK": "0", "LOCAL_RANK": "0"}
+    job = Job(url="tcp://localhost/job", command=(PYTHON, path), prefix=False)
+    async with serving(path, standby=standby) as server:
+        pid = server._process.pid
+        if standby:
+            await until(lambda: bool(children(server._process.pid)))
+            pid = int(children(pid)[0])
+        os.kill(pid, number)
+        try:
+            for _ in range(2):
+                with anyio.fail_after(20):
+                    process = await Process.start(job, dict(environment), files=256, preloaded=server)
+                    await process.wait()
+                assert process.status == 0
+                await process.release()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    why = "the process that has imported them was ended, or forks none"
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"--preload decimal has no effect, the command starts as ever: {why}"]
+
+
+async def test_an_import_that_takes_long_is_said(
+    script: Callable[[str], str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a stopped or hanging import held the node back without a word."""
+    monkeypatch.setattr(preload, "SLOW_AFTER", 0.1)
+    command = python_command((PYTHON, script("")))
+    assert isinstance(command, PythonCommand)
+    async with PreloadServer.start(command, ("decimal",)) as server:
+        os.kill(server._process.pid, signal.SIGSTOP)
+        with anyio.move_on_after(0.5):
+            await server.is_ready()
+        os.kill(server._process.pid, signal.SIGCONT)
+        assert await server.is_ready()
+    assert "not imported after 0.1 s" in caplog.text
 
 
 @pytest.mark.parametrize("when", ["before", "between two workers"])
