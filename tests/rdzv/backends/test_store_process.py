@@ -20,7 +20,7 @@ from rdzv.backends import store_process
 from rdzv.backends.credentials import Credentials
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError
-from tests.support.processes import free_port, start_python
+from tests.support.processes import free_port, require, start_python
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,7 +43,11 @@ async def main():
             sum(range(10**12))  # in C, with the GIL
         await asyncio.sleep(600)
 print("started", flush=True)
-asyncio.run(main())
+if "uvloop" in sys.argv:
+    from uvloop import run
+else:
+    from asyncio import run
+run(main())
 """
 
 
@@ -67,10 +71,12 @@ async def is_over(url: str) -> None:
             await asyncio.sleep(0.05)
 
 
-@pytest.mark.parametrize("word", ["alone", "fork"])
-async def test_it_ends_with_a_killed_node_also_if_a_fork_of_that_node_lives_on(word: str) -> None:
+@pytest.mark.parametrize("words", [(), ("fork",), ("uvloop",), ("uvloop", "fork")])
+async def test_it_ends_with_a_killed_node_also_if_a_fork_of_that_node_lives_on(words: tuple[str, ...]) -> None:
     """A worker of a DataLoader is such a fork: it holds all files that its parent had open."""
-    async with hosting(word) as (url, child):
+    if "uvloop" in words:
+        require("uvloop")
+    async with hosting(*words) as (url, child):
         child.kill()
         await is_over(url)
         for line in child.stdout:
