@@ -22,7 +22,7 @@ from store.net.absence import Outages, absence_told
 from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, TcpDial, describe, lack_of, left_without_a_word, untrusted
 from store.net.process import process_identity
 from store.net.sockets import forget, let_go_in_children, outstanding
-from store.net.tasks import cancel_and_wait
+from store.net.tasks import cancel_and_wait, running_loop
 from store.protocol.connection import ClientConnection
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class Reconnecting(interface.Store):
         """Ping the server, if connected."""
 
     def _begin(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop()
         self._met_or_failed = asyncio.Event()
         self._task = asyncio.create_task(self._stay_connected(), name=f"store client of {self.name}")
         self._task.add_done_callback(self._task_ended)

@@ -38,6 +38,7 @@ from store.interface import DEFAULT_TIMEOUT
 from store.net.absence import absence_told
 from store.net.dialing import chosen_way
 from store.net.process import process_identity
+from store.net.tasks import running_loop
 from store.watch_cursor import WatchCursor
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Client(interface.Store):
 
     async def open(self) -> None:
         """Prepare for calls; the first one connects."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = running_loop()
         self.members.clients.append(self)
         await self.members.start()
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 
+from store.errors import StoreUsageError
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -15,6 +17,15 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 LOOK_AGAIN = 0.01  # seconds between two checks whether a task has left a shielded scope
+
+
+def running_loop() -> asyncio.AbstractEventLoop:
+    """Return the running loop; raise `StoreUsageError` if it is not asyncio's."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        said = "store runs on asyncio, and no loop of asyncio's runs here; on trio, use store.sync in a thread"
+        raise StoreUsageError(said) from None
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None) -> None:

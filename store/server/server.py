@@ -22,7 +22,7 @@ from store.net.address import Address, host_and_port, token_bytes
 from store.net.callers import serves, serves_no_more
 from store.net.sockets import bound_sockets, forget, let_go_in_children, open_files, raised_file_limit
 from store.net.standard_streams import open_before_uvloop
-from store.net.tasks import cancel_and_wait
+from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
 from store.protocol import wire
 from store.protocol.wire import Sorry
@@ -304,7 +304,7 @@ async def serve(
         raise StoreUsageError("the token is empty; leave it out, or give one")
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
-    loop = asyncio.get_running_loop()
+    loop = running_loop()
     open_before_uvloop(loop)
     async with contextlib.AsyncExitStack() as stack:
         files = stack.enter_context(raised_file_limit())

@@ -214,6 +214,13 @@ async def test_a_wrong_address_or_token_of_a_server_is_refused_in_words(argument
             pass
 
 
+@pytest.mark.parametrize("opens", [store.serve, lambda: store.connect("tcp://127.0.0.1:1")])
+def test_without_a_loop_of_asyncio_the_error_names_the_blocking_twin(opens: Callable[[], Any]) -> None:
+    """On trio it was "no running event loop"."""
+    with pytest.raises(StoreUsageError, match=r"runs on asyncio.*on trio, use store\.sync in a thread"):
+        opens().__aenter__().send(None)
+
+
 @pytest.mark.parametrize("arguments", [("tcp://127.0.0.1:1", 1), ("tcp://a\udc80:1", None)])
 async def test_a_wrong_token_or_host_of_a_client_is_refused_alike_by_both_twins(arguments: tuple[str, Any]) -> None:
     url, token = arguments
