@@ -43,11 +43,8 @@ class Noticing:
     async def run(self) -> None:
         """Check this node's state at each event that may concern the node, and when a check is due."""
         with self._part.listeners.listening(self):
-            again: float | None = None
-            self.changed()  # events may have come before this task listened
-            while True:
-                await self._wakeup.sleep_until(again)
-                again = await self._look()
+            while True:  # look first: events may have come before this task listened
+                await self._wakeup.sleep_until(await self._look())
 
     def changed(self) -> None:
         """Wake the checking task if an event may concern this node."""
@@ -61,22 +58,22 @@ class Noticing:
         return self._follower.own_ban, self._follower.resets
 
     async def _look(self) -> float | None:
-        """Check this node's state; return when to check again if no event comes, or None."""
+        """Check this node's state; return when to check again if no event comes: after its TTL, at the latest."""
         part, link, follower = self._part, self._link, self._follower
-        again: float | None = None
+        again: float | None = anyio.current_time() + part.settings.ttl
         try:
             banned_at, ban = follower.own_ban or (0, None)
             if ban is not None and banned_at > max(self._banned_at, part.arrival.revision):
                 await self._notice_ban(link, ban)
                 self._banned_at = banned_at
             missed = follower.resets
-            if missed != self._resets:
+            if missed != self._resets or part.arrival.state is State.STANDING:  # no event names a node that waits
                 await self._see_whether_it_stands(link)
                 self._resets = missed
             membership = part.membership
             if membership is not None and membership.over is None:
                 await self._answer_where_to_stop(link, membership)
-                again = part.own_beats.attend(link, membership)
+                again = earlier(again, part.own_beats.attend(link, membership))
                 again = earlier(again, await self._notice_drain(link, membership))
         except Exception as error:  # noqa: BLE001  after any error, look again
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
@@ -134,7 +131,7 @@ class Noticing:
             await self._see_whether_it_stands(link)
 
     async def _see_whether_it_stands(self, link: Link) -> None:
-        """Check that this node's record is still stored: a reset watch may have missed its deletion."""
+        """Check that this node's record is still stored: an operator may have deleted it."""
         part = self._part
         record = part.arrival.record
         if record is None or part.arrival.state not in (State.STANDING, State.TAKEN_IN):

@@ -74,6 +74,20 @@ async def hang(*_: object) -> None:
     await asyncio.sleep(3600)
 
 
+@pytest.mark.parametrize("deleted", [("a",), ("a", "b"), ("b",)], ids=["the coordinator's", "both", "the other's"])
+async def test_a_node_that_waits_arrives_again_if_an_operator_has_deleted_its_record(deleted: tuple[str, ...]) -> None:
+    """Regression: all nodes waited for the node that was there, until `join_timeout`."""
+    async with VirtualRun(min_nodes=3) as run, run.looked_at() as operator:
+        a, b, c = (run.handler(name) for name in "abc")
+        joining = [await run.join(a), await run.join(b)]
+        for name in deleted:
+            assert await operator.store.delete(operator.keys.node(name))
+        begin = asyncio.get_running_loop().time()
+        info = await c.next_rendezvous()
+        assert [info.world_size, *[(await task).world_size for task in joining]] == [3, 3, 3]
+        assert asyncio.get_running_loop().time() - begin < 2 * a.settings.ttl
+
+
 @pytest.mark.parametrize("now", [True, False])
 async def test_a_ban_of_an_attribute_removes_all_nodes_with_it(now: bool) -> None:
     async with VirtualRun(min_nodes=1, max_nodes=1) as run, run.looked_at() as steered:
