@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from store import when
 from store.disk import rows
+from store.engine import engine, keyspace, requests, snapshots, waits, watches
 from store.engine.engine import Engine
 from store.engine.processes import Closing
 from store.limits import Limits
@@ -20,6 +23,7 @@ from store.messages import (
     Add,
     Added,
     Append,
+    Cancel,
     CompareAndSet,
     CompareAndSetResult,
     Condition,
@@ -27,10 +31,11 @@ from store.messages import (
     Counted,
     Create,
     Delete,
+    DeletedOlder,
+    DeleteOlder,
     DeletePrefix,
     Entry,
     Event,
-    Failed,
     FailureKind,
     Found,
     Get,
@@ -40,6 +45,7 @@ from store.messages import (
     Guarded,
     KeepAlive,
     List,
+    ListGroups,
     Listing,
     Operation,
     Put,
@@ -49,14 +55,19 @@ from store.messages import (
     Target,
     Transact,
     TransactionResult,
+    Wait,
     Watch,
     Watching,
     Written,
 )
-from tests.support.by_hand import Desk, Stream, entry, grant
+from store.messages import waits as is_wait
+from tests.support.by_hand import Desk, entry, grant
 from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from store.engine.applied import Applied, Work
     from store.engine.changeset import Facts, Saved
 
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
@@ -168,9 +179,15 @@ class Model:
                 return Listing(entries=tuple(found), revision=self.revision)
             case Count(prefix=prefix):
                 return Counted(count=len(self.under(prefix)), revision=self.revision)
-            case DeletePrefix(prefix=prefix):
-                count = sum(map(self.delete, self.under(prefix)))
+            case DeletePrefix(prefix=prefix, at_most=at_most):
+                count = sum(map(self.delete, self.under(prefix)[: None if at_most is None else max(at_most, 0)]))
                 return Counted(count=count, revision=self.revision + bool(count))
+            case DeleteOlder(prefix=prefix, after=after, revision=asked):
+                newest = self.revision if asked is None else min(asked, self.revision)
+                older = [key for key in self.under(prefix) if self.entries[key].mod_revision <= newest and key > after]
+                return DeletedOlder(count=sum(map(self.delete, older)), revision=newest, after="")
+            case Wait(keys=keys):
+                return Listing(entries=tuple(map(self.entries.get, keys)), revision=self.revision)
             case CompareAndSet(key=key, value=value, expected_revision=revision, expected_value=expected):
                 held = self.entries.get(key)
                 if revision is not None:
@@ -191,14 +208,20 @@ class Model:
                 return TransactionResult(succeeded=succeeded, results=results, revision=self.revision + changed)
         raise AssertionError(request)
 
-    def since(self, revision: int, prefix: str) -> Stream:
+    def since(self, revision: int, prefix: str) -> list[Event]:
         """Return the events that a watch from this revision must have received."""
-        matching = (tuple(event for event in events if event.key.startswith(prefix)) for events in self.log[revision:])
-        return [events for events in matching if events]
+        return [event for events in self.log[revision:] for event in events if event.key.startswith(prefix)]
+
+    def ends(self, wait: Wait | Guarded[Any]) -> bool:
+        """Return True if a wait is answered now."""
+        inner, when = (wait.request, wait.when) if isinstance(wait, Guarded) else (wait, ())
+        assert isinstance(inner, Wait)
+        return not all(map(self.holds, when)) or all(key in self.entries for key in inner.keys)
 
 
-KEYS = st.sampled_from(["a", "a/1", "a/2", "b", "b/1"])
-PREFIXES = st.sampled_from(["", "a", "a/", "b/1", "c"])
+# Some keys are in groups (`/r/t/`, `a/1/`), some are not; prefixes with and without a group have the same lengths.
+KEYS = st.sampled_from(["a", "a/1", "a/1/", "b", "b/1", "/r/t", "/r/t/", "/r/t/x", "/r/u/é", "///"])
+PREFIXES = st.sampled_from(["", "a", "a/", "c", "/", "/r/t", "a/1/", "/r/t/", "none/", "///"])
 VALUES = st.sampled_from([b"", b"1", b"22", b"text"])
 REVISIONS = st.integers(0, 12)
 CONDITIONS = st.one_of(
@@ -222,7 +245,8 @@ PLAIN = st.one_of(
     st.builds(GetMany, keys=st.lists(KEYS, max_size=3).map(tuple)),
     st.builds(List, prefix=PREFIXES, keys_only=st.booleans()),
     st.builds(Count, prefix=PREFIXES),
-    st.builds(DeletePrefix, prefix=PREFIXES),
+    st.builds(DeletePrefix, prefix=PREFIXES, at_most=st.none() | st.integers(-1, 2)),
+    st.builds(DeleteOlder, prefix=PREFIXES, after=st.just("") | KEYS, revision=st.none() | REVISIONS),
     st.builds(CompareAndSet, key=KEYS, value=VALUES, expected_revision=REVISIONS),
     st.builds(CompareAndSet, key=KEYS, value=VALUES, expected_value=VALUES),
 )
@@ -238,58 +262,170 @@ WATCHES = st.one_of(
     st.builds(Watch, prefix=PREFIXES, snapshot=st.just(value=True)),
     st.builds(Watch, prefix=PREFIXES, start_revision=REVISIONS),
 )
+PLAIN_WAITS = st.builds(Wait, keys=st.lists(KEYS, max_size=3).map(tuple))
+WAITS = PLAIN_WAITS | st.builds(Guarded, when=st.lists(CONDITIONS, max_size=2).map(tuple), request=PLAIN_WAITS)
 AGAIN = "again"  # send the last request once more
+CHORES = "chores"  # do a part of the postponed work
+READ = "read"  # send the next part of a watch's beginning
+CANCEL = "cancel"
+CUT = "cut"
+# Drawn in two steps, as `one_of` would draw one of its many requests far more often than a watch.
+OTHERS = st.sampled_from([AGAIN, CHORES, CHORES, READ, CANCEL, CUT])
+STEPS: st.SearchStrategy[Request[Any] | str] = st.sampled_from(
+    [REQUESTS, REQUESTS, REQUESTS, st.builds(Put, KEYS, VALUES), WATCHES, WATCHES, WAITS, OTHERS]
+).flatmap(lambda kind: kind)
 
 
-@given(st.lists(st.one_of(REQUESTS, REQUESTS, WATCHES, st.just(AGAIN)), max_size=40))
-def test_the_store_is_a_dictionary_that_counts_its_revisions(steps: list[Request[Any] | str]) -> None:
-    desk, model = Desk(), Model()
-    expected: dict[int, Stream] = {}
-    opened: dict[int, tuple[int, str]] = {}
-    last: tuple[Request[Any], Any] | None = None
-    for step in steps:
-        if isinstance(step, str):
-            if last is not None and not isinstance(last[0], Get | GetMany | List | Count):
-                again = desk.ask(last[0], request_id=desk.last_id[1], acknowledged=0)
-                assert isinstance(last[0], Guarded) or again == last[1]
+class LateDesk(Desk):
+    """A desk that postpones all work that can be postponed, until it is told to do a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.works: dict[int, Work] = {}  # the beginnings of watches, by peer
+
+    def do_chores(self) -> None:
+        """Leave the chores for later."""
+
+    def open(self, watch: Watch, peer: int) -> Response | None:
+        """Open a watch; leave later parts of its beginning unread."""
+        self.last_id[peer] += 1
+        applied = self.engine.apply(
+            watch, peer=peer, request_id=self.last_id[peer], acknowledged=self.last_id[peer] - 1, now=self.now
+        )
+        self.read(peer, applied)
+        return applied.response
+
+    def read(self, peer: int, applied: Applied | None = None) -> None:
+        """Send the next part, if any, of the beginning of a watch of this peer."""
+        work = self.works.pop(peer, None)
+        if applied is None and work is not None:
+            applied = self.engine.go_on(work)
+        if applied is not None:
+            self.take(applied.deliveries)
+            if applied.work is not None:
+                self.works[peer] = applied.work
+
+
+@contextmanager
+def small_steps() -> Iterator[None]:
+    """Let a step do very little, so that short histories have postponed work of every kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyspace, "CHUNK_MAX", 4)
+        patch.setattr(snapshots, "STEP_KEYS", 2)
+        patch.setattr(snapshots, "FORGOTTEN_AT_ONCE", 1)
+        patch.setattr(requests, "STEP_KEYS", 2)
+        patch.setattr(requests, "REPLAY_REVISIONS", 2)
+        patch.setattr(requests, "LOOKS_A_STEP", 1)
+        patch.setattr(engine, "WAITS_AT_ONCE", 1)
+        patch.setattr(waits, "FORGOTTEN_AT_ONCE", 1)
+        patch.setattr(watches, "CLOSED_AT_ONCE", 1)
+        yield
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from([0, 1]), STEPS), max_size=16), max_size=12))  # about 30 steps
+@small_steps()
+def test_the_store_is_a_dictionary_that_counts_its_revisions(
+    stories: list[list[tuple[int, Request[Any] | str]]],
+) -> None:
+    desk, model = LateDesk(), Model()
+    peers = [1, 2]
+    expected: dict[tuple[int, int], list[Event]] = {}  # the snapshot of each watch
+    opened: dict[tuple[int, int], tuple[int, str]] = {}  # open watches
+    waiting: dict[tuple[int, int], Wait | Guarded[Any]] = {}
+    ended: dict[tuple[int, int], Response | FailureKind] = {}
+    last: dict[int, tuple[Request[Any], Any]] = {}
+
+    def same(response: Any, answer: Response | FailureKind) -> bool:
+        return response == answer if isinstance(answer, Response) else getattr(response, "kind", None) is answer
+
+    def check(watcher: tuple[int, int]) -> None:
+        revision, prefix = opened.pop(watcher)
+        events = [event for part in desk.told[watcher] for event in part]
+        assert events == expected[watcher] + model.since(revision, prefix)
+
+    def end_waits() -> None:
+        for each in [each for each, wait in waiting.items() if model.ends(wait)]:
+            ended[each] = model.ask(waiting.pop(each))
+
+    for peer in peers:
+        desk.connect(peer)
+    for who, step in chain.from_iterable(stories):
+        peer = peers[who]
+        if step == CHORES:
+            desk.take(desk.engine.do_chore())
             continue
+        if step == READ:
+            desk.read(peer)
+            continue
+        if step == CUT:
+            desk.works.pop(peer, None)
+            desk.disconnect(peer, how=Closing.DROPPED)
+            for each in [each for each in opened if each[0] == peer]:
+                del opened[each]
+            for each in [each for each in (*waiting, *ended) if each[0] == peer]:
+                waiting.pop(each, None)
+                ended.pop(each, None)
+            peers[who] = max(peers) + 1
+            desk.connect(peers[who])
+            continue
+        while peer in desk.works:  # a peer's next request is carried out after its last one
+            desk.read(peer)
+        if step == AGAIN:
+            if peer in last and not isinstance(last[peer][0], Get | GetMany | List | Count):
+                again = desk.ask(last[peer][0], peer=peer, request_id=desk.last_id[peer], acknowledged=0)
+                assert isinstance(last[peer][0], Guarded) or again == last[peer][1]
+            continue
+        last.pop(peer, None)
+        if step == CANCEL:
+            for each in [each for each in opened if each[0] == peer][:1]:
+                check(each)
+                told = desk.told[each].copy()
+                desk.ask(Cancel(target=each[1]), peer=peer)
+                desk.ask(Put("a", b""), peer=peer)
+                model.ask(Put("a", b""))
+                end_waits()
+                assert desk.told[each] == told
+            continue
+        watcher = peer, desk.last_id[peer] + 1
+        assert isinstance(step, Request)
         if isinstance(step, Watch):
-            last = None
-            response = desk.ask(step)
+            response = desk.open(step, peer)
             if (step.start_revision or 0) > model.revision + 1:
-                assert response.kind is USAGE
+                assert same(response, USAGE)
                 continue
             assert response == Watching(revision=model.revision)
-            watch_id = desk.last_id[1]
-            expected[watch_id] = []
-            opened[watch_id] = (model.revision, step.prefix)
+            expected[watcher] = []
+            opened[watcher] = (model.revision, step.prefix)
             if step.start_revision is not None:
-                opened[watch_id] = (max(step.start_revision - 1, 0), step.prefix)
+                opened[watcher] = (max(step.start_revision - 1, 0), step.prefix)
             elif step.snapshot:
-                puts = [
-                    Event(
-                        kind="put",
-                        revision=each.mod_revision,
-                        key=each.key,
-                        value=each.value,
-                        create_revision=each.create_revision,
-                    )
-                    for each in map(model.entries.__getitem__, model.under(step.prefix))
-                ]
-                expected[watch_id] = [(*puts, Event(kind="synced", revision=model.revision))]
+                puts = [model.entries[key].event for key in model.under(step.prefix)]
+                expected[watcher] = [*puts, Event(kind="synced", revision=model.revision)]
             continue
-        response, answer = desk.ask(step), model.ask(step)
-        last = step, response
-        if isinstance(answer, FailureKind):
-            assert isinstance(response, Failed)
-            assert response.kind is answer
-        else:
-            assert response == answer
+        response = desk.ask(step, peer=peer)
+        if is_wait(step) and not model.ends(step):  # type: ignore[arg-type]
+            assert response is None
+            waiting[watcher] = step  # type: ignore[assignment]
+            continue
+        assert same(response, model.ask(step))
+        last[peer] = step, response
         assert desk.engine.revision == model.revision
+        end_waits()
+    for peer in tuple(desk.works):
+        while peer in desk.works:
+            desk.read(peer)
+    super(LateDesk, desk).do_chores()
     assert desk.engine._keys.index.stretch("", after=None, most=100) == sorted(model.entries)
     assert desk.engine._keys.entries == model.entries
-    for watch_id, (revision, prefix) in opened.items():
-        assert desk.told[1, watch_id] == expected[watch_id] + model.since(revision, prefix)
+    figures = desk.engine.figures()
+    assert (figures["watches"], figures["waits"]) == (len(opened), len(waiting))
+    for watcher in tuple(opened):
+        check(watcher)
+    assert all(same(desk.answers[each], answer) for each, answer in ended.items())
+    assert not any(each in desk.answers for each in waiting)
+    groups = {key: desk.engine.state.keys.groups.name_of(key) for key in model.entries}
+    counted = {each.name: each.keys for each in desk.ask(ListGroups(after=""), peer=peers[0]).groups}
+    assert counted == {name: list(groups.values()).count(name) for name in groups.values() if name is not None}
 
 
 @given(
