@@ -57,6 +57,21 @@ async def test_a_free_port_refuses_a_store_serves_and_anything_else_is_silent() 
         assert unknown.answer is Answer.SILENT
 
 
+async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with silent() as mute, store.serve() as server:
+        closed = free_port()
+        host = host_at(closed, "a.name.of.two.addresses")
+
+        async def answer(*ports: int) -> Answer:
+            resolved = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)) for port in ports]
+            monkeypatch.setattr(host.addresses, "resolve", lambda: resolved)
+            return (await host.ask(None, within=0.3)).answer
+
+        assert await answer(closed, mute) is Answer.SILENT
+        assert await answer(closed, server.port) is Answer.SERVES
+        assert await answer(closed, closed) is Answer.REFUSED
+
+
 async def test_a_server_that_hands_over_has_ended_and_keeps_its_clients() -> None:
     async with store.serve() as server, store.connect(server.url) as client:
         server.end_when_alone.hand_over()

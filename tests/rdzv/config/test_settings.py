@@ -226,6 +226,7 @@ CONTEXT = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         (ETCD, {"user": "me"}, ("user='me'", "give password_file")),
         (ETCD, {"password_file": "/p"}, ("password_file='/p'", "give user")),
         (ETCD, {"data_dir": "/d"}, ("data_dir is for tcp", "etcd", "leave out data_dir", "RDZV_DATA_DIR")),
+        ("tcp://a,b/r", {"data_dir": "/d"}, ("data_dir='/d' is for a store on one host", "lists 2", "list one host")),
         (ETCD, {"limits": FEW}, ("limits is for tcp",)),
         (ETCD, {"token_file": "/d"}, ("token_file is for tcp", "leave out token_file")),
         (TCP, {"user": "me"}, ("user is for etcd", "tcp", "leave out user")),

@@ -128,3 +128,18 @@ async def test_an_observer_gets_the_status_history_and_cost_of_a_run() -> None:
         assert (await seen.close("more")).reason == first.reason == "enough"
         assert (await seen.reopen()) == first
         assert await seen.reopen() is None
+
+
+async def test_the_tally_of_a_run_holds_in_the_store_of_the_next_host() -> None:
+    """Else the restarts count anew in every new store. Each member reads the tally in each round, as launchers do."""
+    async with VirtualRun(hosts="a,b,c:29400", min_nodes=2, max_nodes=3, last_call_timeout=1) as run:
+        nodes = [run.handler("x"), run.handler("y")]
+        await run.meet(*nodes)
+        for counted in (b"1", b"11", b"111"):
+            await nodes[0].change_tally(lambda before: before + b"1")
+            assert [await node.change_tally(bytes) for node in nodes] == [counted] * 2  # `bytes` changes nothing
+            run.kill_store()
+            await asyncio.sleep(0.2)
+            run.restart_store()
+            await run.meet(*nodes)
+            assert await nodes[1].change_tally(bytes) == counted

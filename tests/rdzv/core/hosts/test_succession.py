@@ -148,7 +148,10 @@ def fault_of(hosts: int, lives: int, mistake: str = "") -> str:
     return ""
 
 
-@pytest.mark.parametrize(("hosts", "lives"), [(2, 2), (3, 0), pytest.param(3, 1, marks=pytest.mark.some_of(0))])
+@pytest.mark.parametrize(
+    ("hosts", "lives"),
+    [(2, 2), (3, 0), *(pytest.param(*many, marks=pytest.mark.some_of(0)) for many in ((3, 1), (4, 0)))],
+)
 def test_at_most_one_host_serves_and_after_the_last_fault_one_will(hosts: int, lives: int) -> None:
     assert fault_of(hosts, lives) == ""
 
