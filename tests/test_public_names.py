@@ -108,7 +108,7 @@ ONE_TWIN_ONLY = {
     "SharedStore": "close keys_max blocking end_calls reopened",  # `keys_max` is for PyTorch's clones
     "Client": (
         "aclose close connected durable lease_ttl_max "  # a blocking client connects at its first call
-        "abandon ask ask_ping awaits_answer bound_pauses cancel check_usable ends fail fail_over failure last_problem "
+        "abandon ask ask_ping awaits_answer bound_pauses notify check_usable ends fail fail_over failure last_problem "
         "may_write met on_connection received seen_as server tell tells_causes end_waits interrupt"
     ),
     "Watch": "close",  # from another thread; the awaited twin's task is cancelled

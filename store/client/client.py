@@ -177,7 +177,7 @@ class Watch(interface.Watch):
         """Note that the watch is closed; with `at_server`, close it at the server, too."""
         if self._id is not None:
             if at_server and self._client.connected:
-                self._client.cancel(self._id)
+                self._client.notify(Cancel(target=self._id))
             self._client.watches.pop(self._id, None)
             self._id = None
 
@@ -257,12 +257,10 @@ class Client(Reconnecting):
                 match item:
                     case Reply(request_id=request_id, response=response):
                         self._replied(request_id, response)
-                    case Events(request_id=watch_id, events=events):
-                        if watch_id in self.watches:
-                            self.watches[watch_id].deliver(events)
-                    case Lagged(request_id=watch_id, revision=revision):
-                        if watch_id in self.watches:
-                            self.watches[watch_id].lagged(revision)
+                    case Events(request_id=watch_id, events=events) if watch_id in self.watches:
+                        self.watches[watch_id].deliver(events)
+                    case Lagged(request_id=watch_id, revision=revision) if watch_id in self.watches:
+                        self.watches[watch_id].lagged(revision)
                     case Welcome():
                         self._welcomed(item)
                     case Bye(reason=reason):
@@ -321,8 +319,9 @@ class Client(Reconnecting):
                 watch.nothing_before(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
             self.watches[request_id].opened(response.revision)
-        error = error_of(response)
-        item.settle(error if error is not None else response)
+        if item.abandoned and isinstance(response, messages.Granted):
+            self.notify(messages.Revoke(lease=response.lease))  # no caller has learned the lease's id
+        item.settle(error_of(response) or response)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
         """Make one request, and return its response."""
@@ -409,7 +408,7 @@ class Client(Reconnecting):
             self._parked.discard(item.request_id)
             self._connection.answered(item.request_id)
             if item.sent and self.connected:
-                self.cancel(item.request_id)
+                self.notify(Cancel(target=item.request_id))
         elif not self.connected:
             self._connection.disconnected()  # forget abandoned requests, so that they are not sent again
         elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
@@ -419,9 +418,9 @@ class Client(Reconnecting):
                 self._link.abort()
         self._eased.set()
 
-    def cancel(self, request_id: int) -> None:
-        """End a watch or a wait at the server."""
-        item = self._connection.ask(Cancel(target=request_id), None)
+    def notify(self, request: Request[Any]) -> None:
+        """Send a request if connected; no caller waits for its answer."""
+        item = self._connection.ask(request, None)
         if self.connected:
             self._send(item)
 

@@ -61,6 +61,21 @@ async def test_s5_each_keep_alive_gives_the_full_ttl_again() -> None:
 
 
 @virtual_time
+async def test_s5_a_grant_that_timed_out_or_was_cancelled_leaves_no_lease() -> None:
+    network = MemoryNetwork(latency=0.5)
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        kept = await client.grant(600.0)
+        with pytest.raises(store.StoreTimeoutError):
+            await client.grant(600.0, timeout=0.7)
+        granting = asyncio.create_task(client.grant(600.0))
+        await asyncio.sleep(0.1)
+        granting.cancel()
+        await asyncio.sleep(3.0)
+        assert (await client.stats())["leases"] == 1
+        assert await kept.time_to_live() > 590.0
+
+
+@virtual_time
 async def test_s5_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_cut_network_after_the_ttl() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network, source="other") as other, other.watch("") as watch:
