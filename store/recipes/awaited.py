@@ -179,7 +179,8 @@ async def _held_place(
     store: Calls, name: str, late: str, kind: str, value: bytes, ttl: float, terms: LeaseTerms, *, bell: bool = False
 ) -> AsyncIterator[Held]:
     ask = _Asking(store, name, terms.pop("timeout", None), late)
-    _check(isinstance(value, bytes | bytearray | memoryview), name, "value", value, "bytes")
+    called = "candidate" if bell else "value"
+    _check(isinstance(value, bytes | bytearray | memoryview), name, called, value, "bytes")
     for what, seconds in {"ttl": ttl, **terms}.items():
         is_right = isinstance(seconds, int | float) and seconds is not True and seconds > 0
         _check(is_right or (seconds is None and what != "ttl"), name, what, seconds, "seconds, above 0")
