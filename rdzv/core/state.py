@@ -239,9 +239,9 @@ class LostStore(Stored, kw_only=True):
     host: str = ""  # of the lost store
 
     def outranks(self, other: LostStore | None) -> bool:
-        """Return True if this knowledge replaces `other`. Revisions are compared last, as each store counts its own."""
-        mine = (self.generation, self.round, self.revision)
-        return other is None or mine > (other.generation, other.round, other.revision)
+        """Return True if this knowledge replaces `other`. Revisions differ by store; a spare has no tally."""
+        mine = (self.generation, self.round, self.revision, self.tally)
+        return other is None or mine > (other.generation, other.round, other.revision, other.tally)
 
 
 class Hosted(NamedTuple):

@@ -143,3 +143,25 @@ async def test_the_tally_of_a_run_holds_in_the_store_of_the_next_host() -> None:
             run.restart_store()
             await run.meet(*nodes)
             assert await nodes[1].change_tally(bytes) == counted
+
+
+async def test_a_spare_that_comes_first_to_the_next_store_resets_no_tally() -> None:
+    """Regression: a spare has read no tally, so the restarts counted anew if it was the first in the next store."""
+    async with VirtualRun(hosts="a,b,c:29400", min_nodes=2, max_nodes=2, last_call_timeout=1) as run:
+        nodes = [run.handler("x"), run.handler("y")]
+        await run.meet(*nodes)
+        spare = await run.join(run.handler("z"))
+        await asyncio.sleep(1.0)
+        for node in nodes:
+            await node.change_tally(lambda before: before or b"1")
+        for name in "xy":
+            run.network.partition(name)
+        run.kill_store()
+        await asyncio.sleep(0.2)
+        run.restart_store()
+        await asyncio.sleep(1.0)
+        run.network.heal()
+        await asyncio.sleep(1.0)
+        await run.meet(*nodes)
+        assert await nodes[1].change_tally(bytes) == b"1"
+        spare.cancel()
