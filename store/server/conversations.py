@@ -242,9 +242,9 @@ class Conversations:
         while not self._busy and (peer := self._turns.next()) is not None:
             self._go_on(peer)
             peer.read_on()
-        while self._for_disk and not self._busy and not self._durability.is_full:
+        while self._for_disk and not self._busy and not self._durability.holds_back:
             self._for_disk.popitem(last=False)[0].read_on()
-        if self._turns or self.dispatcher.goes_on or (self._for_disk and not self._durability.is_full):
+        if self._turns or self.dispatcher.goes_on or (self._for_disk and not self._durability.holds_back):
             self._have_pass()
 
     async def hear_newcomers(self) -> None:

@@ -32,8 +32,8 @@ class PendingCommits:
         self._last_revision = revision
         self._changed: dict[str | int, int] = {}  # by key or lease: the last step that changed it
 
-    def append(self, number: int, facts: Facts) -> None:
-        """Note a step that was handed to the journal."""
+    def append(self, number: int, facts: Facts) -> int:
+        """Note a step that was handed to the journal; return its bytes."""
         if facts.revisions:
             self._last_revision = facts.revisions[-1][0].revision
         size = facts.size
@@ -41,6 +41,7 @@ class PendingCommits:
         self.bytes += size
         self._steps[number] = size, self._last_revision, facts
         self._changed.update(dict.fromkeys(_what_changed(facts), number))
+        return size
 
     def written(self, number: int) -> None:
         """Note that the steps up to this number are on disk."""
