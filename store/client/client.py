@@ -319,8 +319,9 @@ class Client(Reconnecting):
                 watch.nothing_before(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
             self.watches[request_id].opened(response.revision)
-        if item.abandoned and isinstance(response, messages.Granted):
-            self.notify(messages.Revoke(lease=response.lease))  # no caller has learned the lease's id
+        match item.request, response:
+            case messages.Grant(id=None), messages.Granted(lease=lease) if item.abandoned:
+                self.notify(messages.Revoke(lease=lease))  # no caller has learned the lease's id
         item.settle(error_of(response) or response)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:

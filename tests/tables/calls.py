@@ -66,7 +66,7 @@ NO_ACTS: dict[str, str] = {
     "changes": "",
     "info": "count index of",  # of tuples; and of the rooms that make it
     "client": (
-        "abandon ask ask_ping awaits_answer bound_pauses call cancel check_usable fail interrupt end_waits may_write "
+        "abandon ask ask_ping awaits_answer bound_pauses call notify check_usable fail interrupt end_waits may_write "
         "on_connection received tell time"
     ),  # of watches, leases, recipes and nodes
     "watch": "",
