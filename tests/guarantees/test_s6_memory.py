@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
+from tests.rdzv.cli.test_serve import Files
 from tests.support.processes import start_python
-from tests.support.spoken import Lagged, Watch
+from tests.support.spoken import Lagged, Ping, Wait, Watch
 from tests.support.stores import Peer
 
 if TYPE_CHECKING:
@@ -125,3 +126,56 @@ async def test_s6_many_clients_that_do_not_read_the_same_large_values_share_them
             print(f"eight of them that share what they are told cost {cost / MIB:.1f} MiB")
             assert cost < 2 * OUTBOX
             assert (await client.stats())["connections"] == 9, "nobody was hung up on"
+
+
+class Waiting(Peer):
+    """A client that waits for a large value, and only counts the bytes that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = False
+        self.got = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        if self.counts:
+            self.got += len(data)
+            self._notify()
+        else:
+            super().data_received(data)
+
+
+@pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.in_ci)], ids=["tcp", "tls"])
+async def test_s6_a_large_value_that_many_clients_wait_for_is_held_once(secure: bool, tmp_path: Path) -> None:
+    """60 clients that waited for 30 MB took 1,950 MiB, and some were hung up on. Here 20 read nothing at first."""
+    size, loop = 30_000_000, asyncio.get_running_loop()
+    limits = ("--limit", f"value_bytes_max={size}", "--limit", f"frame_bytes_max={40 * MIB}")
+    files = Files(tmp_path) if secure else None
+    tls = None if files is None else files.client()
+    async with (
+        serving(*limits, *(() if files is None else files.arguments)) as (port, pid),
+        store.connect(f"{'tcps' if secure else 'tcp'}://127.0.0.1:{port}", tls=tls) as client,
+    ):
+        await client.put("as large", bytes(size))
+        before = most_memory(pid)
+        peers = [(await loop.create_connection(Waiting, "127.0.0.1", port, ssl=tls))[1] for _ in range(60)]
+        for peer in peers:
+            await peer.until(lambda peer=peer: peer.connection.welcomed)  # type: ignore[misc]
+            peer.ask(Wait(keys=("go",)))
+            await peer.answer(*peer.ask(Ping()))
+            peer.counts = True
+        for peer in peers[:20]:
+            peer.transport.pause_reading()
+        await client.put("go", bytes(size), timeout=60)
+        for peer in peers[20:]:
+            await peer.until(lambda peer=peer: peer.got > size)  # type: ignore[misc]
+        cost = most_memory(pid) - before
+        print(f"a value of {size / 1e6:.0f} MB, for which 60 clients wait, cost {cost / 1e6:.0f} MB")
+        assert cost < (150_000_000 if secure else 100_000_000) + size, "the value is stored, too"
+        assert (await client.stats())["connections"] == 61, "nobody was hung up on"
+        for peer in peers[:20]:
+            peer.transport.resume_reading()
+            await peer.until(lambda peer=peer: peer.got > size)  # type: ignore[misc]
+        for peer in peers:
+            peer.transport.abort()
+            await peer.lost.wait()
