@@ -341,6 +341,7 @@ async def _running(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Accept connections; at the end, close the listeners and all connections."""
+    loop = asyncio.get_running_loop()
     farewell = wire.encode_sorry(SPEAKS_TLS)
 
     def protocol() -> asyncio.BaseProtocol:
@@ -360,6 +361,8 @@ async def _running(
         listener.close()
         serves_no_more(server.port)
         forget(server)
+        if asyncio.get_running_loop() is not loop:  # connections and timers are of a loop that no longer runs
+            raise StoreUsageError("close the server in the event loop that it was opened in: its clients were not told")
         try:
             await listener.wait_closed()
         finally:

@@ -12,7 +12,7 @@ import pytest
 import store
 from rdzv.testing.network import MemoryNetwork
 from store.engine.engine import Engine
-from store.errors import LimitExceeded, ProtocolError
+from store.errors import LimitExceeded, ProtocolError, StoreUsageError
 from store.messages import Count, Found, Get, Grant, Granted, Put, Written
 from store.protocol.connection import InFlight
 from store.protocol.wire import Bye
@@ -250,3 +250,19 @@ async def test_a_server_whose_timer_fails_stops_serving_and_says_why(caplog: pyt
     finally:
         store.server.server.Engine = original  # type: ignore[attr-defined]
     assert "stops serving" in caplog.text
+
+
+def test_a_server_that_is_closed_in_another_loop_says_so() -> None:
+    """Regression: it hung."""
+    opened, other = asyncio.new_event_loop(), asyncio.new_event_loop()
+    served = store.serve()
+    server = opened.run_until_complete(served.__aenter__())
+    with pytest.raises(StoreUsageError, match="in the event loop that it was opened in"):
+        other.run_until_complete(asyncio.wait_for(served.__aexit__(None, None, None), 10))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
+    for task in asyncio.all_tasks(opened):
+        task.cancel()
+    opened.run_until_complete(asyncio.sleep(0))
+    opened.close()
+    other.close()
