@@ -67,7 +67,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests that are quick, and some cases of each large table, the same in every worker; compare limits."""
+    """Keep quick tests, and some of each large table and long file, the same in every worker; compare limits."""
     end_of_process = float(config.getini("faulthandler_timeout"))
     for item in items:
         marker = item.get_closest_marker("timeout")
@@ -75,16 +75,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(f"{item.nodeid} may take {marker.args[0]} s, but faulthandler_timeout is shorter")
     if EVERYTHING:
         return
-    tables: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("some_of") is not None:
-            tables.setdefault(item.nodeid.partition("[")[0], []).append(item)
     left_out = {item for item in items if item.get_closest_marker("in_ci") is not None}
-    for name, cases in tables.items():
-        marker = cases[0].get_closest_marker("some_of")
-        assert marker is not None
-        kept = random.Random(f"{FRESH} {name}").sample(cases, min(marker.args[0], len(cases)))
-        left_out.update(case for case in cases if case not in kept)
+    for mark, end_of_name in ("some_of", "["), ("some_here", "::"):
+        tables: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            if item not in left_out and item.get_closest_marker(mark) is not None:
+                tables.setdefault(item.nodeid.partition(end_of_name)[0], []).append(item)
+        for name, cases in tables.items():
+            marker = cases[0].get_closest_marker(mark)
+            assert marker is not None
+            kept = random.Random(f"{FRESH} {name}").sample(cases, min(marker.args[0], len(cases)))
+            left_out.update(case for case in cases if case not in kept)
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]

@@ -37,6 +37,7 @@ async def test_the_promises_hold_with_faults_of_processes_and_the_store() -> Non
     assert sum(outcome.faults.values()) >= 3
 
 
+@pytest.mark.in_ci
 async def test_announced_changes_interrupt_no_step_of_processes() -> None:
     """R21 and R23, with drains, several at a time, resizes, kills and reset connections."""
     seconds = SECONDS / 1.5

@@ -23,6 +23,8 @@ from tests.support.processes import Child, free_port, require, start_python
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+pytestmark = pytest.mark.some_here(6)
+
 AWAITED = """
 import asyncio, sys
 import rdzv

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from store import Client, Event
 
+pytestmark = pytest.mark.some_here(5)
+
 KILLS = int(os.environ.get("RDZV_KILLS", "5"))
 SEED = int(os.environ.get("RDZV_SEED", "7"))
 FILE = "store.sqlite3"

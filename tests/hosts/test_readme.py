@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.hosts.lab import Host
     from tests.support.processes import Child
 
+pytestmark = pytest.mark.some_here(2)
+
 require_hosts()
 
 WITHIN = 180.0  # seconds; on a busy machine an agent of torchrun takes 20 to start

@@ -19,6 +19,8 @@ from tests.support.processes import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.some_here(3)
+
 
 async def examined(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the exit status, and the checks by name."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from tests.support.processes import Child
 
+pytestmark = pytest.mark.some_here(4)
+
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 PARENT = """
 import os, signal, sys

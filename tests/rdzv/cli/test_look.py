@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from rdzv.display.status import Frame
 
+pytestmark = pytest.mark.some_here(4)
+
 LIMIT = 60.0
 COST = r"job: \d+ s; training .* %, regrouping .* %, waiting for nodes .* %; no losses"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")

@@ -7,6 +7,8 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 import rdzv
 import store
 from rdzv.node.run.status import count_by_run
@@ -14,6 +16,8 @@ from tests.rdzv.cli.test_main import run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.some_here(3)
 
 
 async def test_runs_shows_keys_bytes_and_age_of_each_run_the_largest_first() -> None:

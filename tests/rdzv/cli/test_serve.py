@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     import trustme
 
+pytestmark = pytest.mark.some_here(5)
+
 MIB = 1024 * 1024
 
 

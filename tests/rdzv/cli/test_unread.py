@@ -12,6 +12,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 import rdzv
 import store
 from rdzv.cli.command import AGAIN_AFTER
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    import pytest
+
+pytestmark = pytest.mark.some_here(2)
 
 PIPE_HOLDS = 65_536
 

@@ -14,6 +14,8 @@ from rdzv.cli.main import main
 from tests.support.launched import SUCCEED, node, started, tell
 from tests.support.processes import free_port
 
+pytestmark = pytest.mark.some_here(3)
+
 RESTART, REPLACE, OVER = 80, 81, 82
 CODES = ("--exit-codes", f"restart={RESTART},replace={REPLACE},over={OVER}")
 ALONE = "job?min_nodes=1&max_nodes=2&last_call_timeout=0.1"

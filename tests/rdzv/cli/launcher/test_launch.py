@@ -32,6 +32,8 @@ from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, place
 from tests.support.processes import free_port, start_python
 from tests.support.runs import VirtualRun
 
+pytestmark = pytest.mark.some_here(10)
+
 
 async def written(server: str, name: str) -> bytes:
     """Wait until the round has this key, and return its value."""

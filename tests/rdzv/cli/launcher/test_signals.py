@@ -14,6 +14,8 @@ from rdzv.cli.command import AGAIN_AFTER
 from tests.support.launched import WORKER, node, started
 from tests.support.processes import free_port
 
+pytestmark = pytest.mark.some_here(4)
+
 # ------------------------------------------------------------------------------------------ signals that end
 
 
