@@ -29,7 +29,10 @@ OUTBOX = 64 * MIB
 VALUE = 256 * 1024
 SMALL = 12 * 1024  # each reader has its own copy of such a value; larger ones are shared, and count once
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="skipped, only Linux tells what a process has used")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="skipped, only Linux tells what a process has used"),
+    pytest.mark.some_here(2),
+]
 
 
 def most_memory(pid: int) -> int:

@@ -29,6 +29,8 @@ from tests.support.proxy import Proxy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.some_here(6)
+
 HEAD = """
 import os, signal, sys, threading, time
 import rdzv, rdzv.sync

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from store.messages import Event
 
+pytestmark = pytest.mark.some_here(60)
+
 KINDS = ("embedded", "etcd")
 TWINS = ("awaited", "blocking")
 THREADS = 32  # more than the concurrent calls of any test

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from tests.support.processes import Child
 
+pytestmark = pytest.mark.some_here(4)
+
 LINUX = pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="/proc is Linux's")
 
 # Without a main guard: a start method that runs the script again would host a second store, and never end.

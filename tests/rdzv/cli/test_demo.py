@@ -16,6 +16,8 @@ import pytest
 from rdzv.cli import demo
 from tests.support.processes import start_python
 
+pytestmark = pytest.mark.some_here(3)
+
 
 async def test_the_demo_verifies_every_step() -> None:
     async with start_python("-m", "rdzv", "demo") as child:

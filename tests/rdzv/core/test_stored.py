@@ -28,6 +28,8 @@ from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.some_here(30)
+
 NOUNS: tuple[type[Stored], ...] = (
     Accusation,
     Ban,

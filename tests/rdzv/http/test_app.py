@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+pytestmark = pytest.mark.some_here(5)
+
 LIMIT = 30.0  # seconds
 HOSTILE = "<img src=x onerror=document.title='hacked'>"
 TOKEN = "correct horse battery staple"

@@ -25,6 +25,8 @@ from tools.pictures import CHROMIUM, NODE, Page, browser
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+pytestmark = pytest.mark.some_here(3)
+
 if CHROMIUM is None:
     require("chromium")  # skips all of these tests, or fails them where everything is meant to be installed
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rdzv import RendezvousInfo
     from rdzv.node.handler import Handler
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(8)]
 
 ROOM = 64 * 1024
 

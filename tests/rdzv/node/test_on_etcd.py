@@ -34,6 +34,8 @@ from tests.support.runs import assert_one_round
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.some_here(4)
+
 NODES = int(os.environ.get("RDZV_ETCD_NODES", "130"))
 
 _names = iter(range(10**6))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from rdzv import Handler
 
+pytestmark = pytest.mark.some_here(2)
+
 KILLS = int(os.environ.get("RDZV_ETCD_KILLS", "1"))
 """The number of times that the leader is killed in the middle of a round."""
 

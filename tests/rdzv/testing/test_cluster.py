@@ -15,6 +15,8 @@ from rdzv.testing import Cluster, ClusterError, ClusterNode, ClusterStuckError, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.some_here(10)
+
 
 @pytest.fixture
 def four() -> Iterator[Cluster]:

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from store.etcd.rpc.connection import Connection
     from store.etcd.watch import Watch
 
+pytestmark = pytest.mark.some_here(8)
+
 T = TypeVar("T")
 
 SEEDS = int(os.environ.get("RDZV_ETCD_SEEDS", "2"))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from rdzv.testing import Cluster, ClusterNode
 
+pytestmark = pytest.mark.some_here(5)
+
 STALL = 10.0
 
 
