@@ -54,6 +54,9 @@ async def together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     except asyncio.CancelledError:
         await cancel_and_wait(*tasks)
         raise
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # asyncio logs each error that no caller retrieves; only the first one is raised
     return tuple(task.result() for task in tasks)
 
 

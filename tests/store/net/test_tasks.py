@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import anyio
 import pytest
@@ -50,3 +51,17 @@ async def test_all_run_to_their_end_and_the_first_error_is_raised() -> None:
     with pytest.raises(OSError, match="first"):
         await together(runs("c", 3, OSError("first")), runs("d", 1, ValueError("second")), runs("e", 4))
     assert ended == ["b", "a", "d", "c", "e"]
+
+
+async def test_the_errors_that_are_not_raised_are_logged_by_nobody() -> None:
+    """Regression: on a full disk a coordinator logged "Task exception was never retrieved"."""
+
+    async def fails(name: str) -> None:
+        raise OSError(name)
+
+    said: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    with pytest.raises(OSError, match="first"):
+        await together(fails("first"), fails("second"))
+    gc.collect()
+    assert said == []
