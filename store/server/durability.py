@@ -31,7 +31,6 @@ log: logging.Logger = logging.getLogger(__name__)
 STOP_WITHIN = 3.0  # seconds that a shutdown waits for the last group
 SMALL = (Get, Put, Create, CompareAndSet, Delete, Add, Grant)  # operations that are quick to write
 SMALL_OPERATIONS, SMALL_BYTES = 16, 16 * 1024
-SMALL_STEP_BYTES = 32 * 1024  # a larger step keeps the loop and the disk busy for milliseconds
 NO_RESERVE = "its disk has less than the 8 MiB that are kept back for them"
 TRY_AGAIN_AFTER = 1.0  # seconds between tries
 
@@ -50,9 +49,6 @@ class Durability:
     ended: Callable[[asyncio.Task[None]], None]  # called with each ended background task
     leaving: bool = False
     _probing: asyncio.Task[None] | None = field(default=None, init=False)
-    _last_small: int = field(default=0, init=False)  # the number of the last small step
-    _last_large: int = field(default=0, init=False)  # the number of the last step above `SMALL_STEP_BYTES`
-    _small_steps_first: int = field(default=0, init=False)  # large requests wait until this small step is on disk
     _goes_back: bool = field(default=False, init=False)  # the store is being read back; no client is accepted
 
     def __post_init__(self) -> None:
@@ -71,8 +67,8 @@ class Durability:
 
     @property
     def holds_back(self) -> bool:
-        """True if large writes must wait: `is_full`, or small steps were waiting when the last group was on disk."""
-        return self.is_full or self._small_steps_first > self.pending_commits.durable
+        """True if large writes must wait for the disk."""
+        return self.is_full or self.pending_commits.lets_small_steps_pass
 
     def must_wait(self, request: Request[Any], *, has_more: bool) -> bool:
         """Return whether a request must wait for the disk; `has_more`: earlier replies to its peer wait for the disk.
@@ -96,11 +92,7 @@ class Durability:
         if self.journal is not None and self.engine.read_only is None and not self.leaving:
             facts = self.engine.take_facts()
             if facts is not None:
-                number = self.journal.append(facts)
-                if self.pending_commits.append(number, facts) > SMALL_STEP_BYTES:
-                    self._last_large = number
-                else:
-                    self._last_small = number
+                self.pending_commits.append(self.journal.append(facts), facts)
 
     def start(self) -> None:
         """Start the journal's writer."""
@@ -135,8 +127,6 @@ class Durability:
 
     def _became_durable(self, number: int) -> None:
         self.pending_commits.written(number)
-        if self._last_large > self._small_steps_first:  # once for each large step, so that none starves
-            self._small_steps_first = self._last_small
         self.on_durable(number)
 
     def _cannot_write(self, reason: str) -> None:

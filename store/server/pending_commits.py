@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PREFIX_LOOKS_MAX = 1024  # changed keys that a listing compares with its prefix; if there are more, it awaits the disk
 
 
+SMALL_STEP_BYTES = 32 * 1024  # a larger step keeps the loop and the disk busy for milliseconds
+
+
 class PendingCommits:
     """The changes that wait for the disk, and their bytes."""
 
@@ -31,9 +34,16 @@ class PendingCommits:
         self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after the step, facts
         self._last_revision = revision
         self._changed: dict[str | int, int] = {}  # by key or lease: the last step that changed it
+        self._last_small = self._last_large = durable  # the numbers of the last step up to, and above, the small size
+        self._passing = durable  # large requests wait until this small step is on disk
 
-    def append(self, number: int, facts: Facts) -> int:
-        """Note a step that was handed to the journal; return its bytes."""
+    @property
+    def lets_small_steps_pass(self) -> bool:
+        """True if large requests must wait, as small steps were still waiting when the last group was on disk."""
+        return self._passing > self.durable
+
+    def append(self, number: int, facts: Facts) -> None:
+        """Note a step that was handed to the journal."""
         if facts.revisions:
             self._last_revision = facts.revisions[-1][0].revision
         size = facts.size
@@ -41,7 +51,10 @@ class PendingCommits:
         self.bytes += size
         self._steps[number] = size, self._last_revision, facts
         self._changed.update(dict.fromkeys(_what_changed(facts), number))
-        return size
+        if size > SMALL_STEP_BYTES:
+            self._last_large = number
+        else:
+            self._last_small = number
 
     def written(self, number: int) -> None:
         """Note that the steps up to this number are on disk."""
@@ -52,6 +65,8 @@ class PendingCommits:
             for what in _what_changed(facts):
                 if self._changed.get(what, number + 1) <= number:  # no later step changed `what`
                     del self._changed[what]
+        if self._last_large > self._passing:  # small steps pass once for each large step, so that none starves
+            self._passing = self._last_small
 
     def wait_for(self, request: Request[Any], response: Response) -> tuple[int, Response]:
         """Return the number of the step that must be on disk before the reply is sent, and the reply."""
