@@ -34,8 +34,9 @@ from rdzv.node.link.wakeup import WakeupHere
 from rdzv.node.member.health import examine_in
 from rdzv.node.node import Node, Ticket
 from rdzv.shared_store.store import ClientAtFirstUse
-from store import ConnectionLost
+from store import ConnectionLost, StoreUsageError
 from store.keeping import RELEASE_WITHIN
+from store.net.tasks import running_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
@@ -84,10 +85,9 @@ class Handler(Known, RendezvousHandler):
 
     async def __aenter__(self) -> Self:
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            said = "rdzv runs on asyncio, and no loop of asyncio's runs here; on trio, use rdzv.sync in a thread"
-            raise RendezvousStateError(said) from None
+            running_loop("rdzv")
+        except StoreUsageError as error:
+            raise RendezvousStateError(str(error)) from None
         try:
             await self.call(self.node.connect())
         except BaseException:

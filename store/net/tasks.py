@@ -19,13 +19,14 @@ U = TypeVar("U")
 LOOK_AGAIN = 0.01  # seconds between two checks whether a task has left a shielded scope
 
 
-def running_loop() -> asyncio.AbstractEventLoop:
-    """Return the running loop; raise `StoreUsageError` if it is not asyncio's."""
+def running_loop(package: str = "store") -> asyncio.AbstractEventLoop:
+    """Return the running loop; raise `StoreUsageError` for the caller's package if it is not asyncio's."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        said = "store runs on asyncio, and no loop of asyncio's runs here; on trio, use store.sync in a thread"
-        raise StoreUsageError(said) from None
+        raise StoreUsageError(
+            f"{package} runs on asyncio, and no loop of asyncio's runs here; on trio, use {package}.sync in a thread"
+        ) from None
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None) -> None:
