@@ -76,17 +76,23 @@ class StoreProcess:
         threading.Thread(target=self._report_death, name="wait for the store's process", daemon=True).start()
         chosen = {name: getattr(settings, name) for name in HANDED_OVER if getattr(settings, name) is not None}
         chosen |= {name: os.path.abspath(chosen[name]) for name in PATHS if name in chosen}
-        token, limits = credentials.token and credentials.token.hex(), settings.limits and asdict(settings.limits)
-        url = f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}"
-        level = logging.getLogger("store").getEffectiveLevel()
-        told = self._ask([os.getpid(), level, url, chosen, token, limits, address, port])
-        if told is None or told[0] is not None:
+        what = {
+            "parent": os.getpid(),
+            "url": f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}",
+            "chosen": chosen,
+            "token": credentials.token and credentials.token.hex(),
+            "limits": settings.limits and asdict(settings.limits),
+            "listen": [address, port],
+            "level": logging.getLogger("store").getEffectiveLevel(),
+        }
+        told = self._ask(what)
+        if told is None or "error" in told:
             self.close()
-            kind, *about = told[0] if told else (OSError.__name__, 0, "the store's process has ended")
+            kind, *about = (OSError.__name__, 0, "the store's process has ended") if told is None else told["error"]
             raise next(one for one in ERRORS if one.__name__ == kind)(*about)
         self._control.settimeout(ENDS_WITHIN)
-        self.url: str = told[1]
-        self.store_id: str = told[2]
+        self.url: str = told["url"]
+        self.store_id: str = told["store_id"]
 
     def hand_over(self) -> None:
         """See `EndWhenAlone.hand_over`."""
@@ -95,7 +101,7 @@ class StoreProcess:
     @property
     def connections(self) -> int:
         """The number of connected clients."""
-        return int((self._ask(None) or (True, 0))[1])
+        return int((self._ask(None) or {}).get("connections", 0))
 
     def wait_until_alone(self, within: float) -> bool:
         """Wait until no client is connected, and reject clients from then on; return False at the time limit."""
@@ -103,7 +109,7 @@ class StoreProcess:
         while not (self.rejects_clients or self._stopped):
             left = max(until - time.monotonic(), 0.0)
             told = self._ask(min(POLL_EVERY, left))
-            self.rejects_clients = told is None or bool(told[0])
+            self.rejects_clients = told is None or bool(told["alone"])
             if left <= POLL_EVERY:
                 break
         return self.rejects_clients or self._stopped
@@ -125,7 +131,7 @@ class StoreProcess:
         forget(self)
         self._control.close()
 
-    def _ask(self, request: list[Any] | str | float | None) -> Any:
+    def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
         """Send a request: settings, `HAND_OVER`, seconds to wait until alone, or None; return the answer, if any."""
         with self._asking, contextlib.suppress(OSError, ValueError):
             _send(self._lines, request)
@@ -147,27 +153,28 @@ def main(numbers: list[int]) -> None:
         signal.signal(meant_for_the_program, signal.SIG_IGN)
     control, *listeners = [socket.socket(fileno=number) for number in numbers]
     lines = control.makefile("rw")
-    parent, level, url, chosen, token, limits, address, port = json.loads(lines.readline())
-    threading.Thread(target=_end_with, args=(parent, control), daemon=True).start()
+    asked = json.loads(lines.readline())
+    threading.Thread(target=_end_with, args=(asked["parent"], control), daemon=True).start()
     queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # a blocked stderr must not block the store
     logging.handlers.QueueListener(queue, logging.StreamHandler()).start()
-    logging.basicConfig(level=level, handlers=[logging.handlers.QueueHandler(queue)])
-    chosen |= {"token": token and bytes.fromhex(token), "limits": limits and Limits(**limits)}
+    logging.basicConfig(level=asked["level"], handlers=[logging.handlers.QueueHandler(queue)])
+    token = asked["token"] and bytes.fromhex(asked["token"])
+    limits = asked["limits"] and Limits(**asked["limits"])
     try:
-        settings = parse(url, chosen, {})
-        serving, server = serve_embedded(settings, Credentials(settings), address, port, listeners)
+        settings = parse(asked["url"], {**asked["chosen"], "token": token, "limits": limits}, {})
+        serving, server = serve_embedded(settings, Credentials(settings), *asked["listen"], listeners)
     except ERRORS as error:
         kind = next(one for one in ERRORS if isinstance(error, one))
-        _send(lines, [[kind.__name__, *error.args[:2]]])
+        _send(lines, {"error": [kind.__name__, *error.args[:2]]})
         return
     with serving:
-        _send(lines, [None, server.url, server.store_id])
+        _send(lines, {"url": server.url, "store_id": server.store_id})
         for line in lines:
             within = json.loads(line)
             if within == HAND_OVER:
                 server.end_when_alone.hand_over()
             alone = isinstance(within, float) and server.end_when_alone.wait_until_alone(within)
-            _send(lines, [alone, server.connections])
+            _send(lines, {"alone": alone, "connections": server.connections})
         server.end_when_alone.stop_waiting()
 
 
