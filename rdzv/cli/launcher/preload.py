@@ -188,8 +188,9 @@ class PreloadServer:
                 if pid := os.read(reading, 4):
                     failed.pop_all()
                     return WarmWorker(reading, int.from_bytes(pid, sys.byteorder))
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)  # `Process.kill` may reap it, of which asyncio then warns
         self._is_ready = False
         _say_why_not(self._modules, "the process that has imported them was ended, or forks none")
         return None
