@@ -162,7 +162,8 @@ def main(numbers: list[int]) -> None:
     limits = asked["limits"] and Limits(**asked["limits"])
     try:
         settings = parse(asked["url"], {**asked["chosen"], "token": token, "limits": limits}, {})
-        serving, server = serve_embedded(settings, Credentials(settings), *asked["listen"], listeners)
+        address, port = asked["listen"]
+        serving, server = serve_embedded(settings, Credentials(settings), address, port, listeners)
     except ERRORS as error:
         kind = next(one for one in ERRORS if isinstance(error, one))
         _send(lines, {"error": [kind.__name__, *error.args[:2]]})
