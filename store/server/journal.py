@@ -399,6 +399,7 @@ class Journal:
         self._free_bytes = free * PAGE_BYTES
         with contextlib.suppress(FileNotFoundError):  # SQLite still writes to a moved directory
             self._grows = max(pages * PAGE_BYTES - self._path.stat().st_size, 0)
+        self._measure_log()
         return self._grows
 
     def _measure_log(self) -> None:
@@ -442,7 +443,6 @@ class Journal:
             if (self.short_of_room and full) or (not self._untidy and (spare > 0 or full)):
                 self._database.execute("PRAGMA busy_timeout=0")  # waiting for a reader would delay the next group
                 self._empty_log()
-                self._measure_log()
                 self._growth()
         except (sqlite3.Error, OSError) as error:  # tidied up after the next write, or in 1 s if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
