@@ -202,7 +202,11 @@ def _check_exclusive(
             raise Violation(f"R2, R9: {node} wrote to round {line['round']}, which was over: {line}")
     for stay in stays:
         over = over_at.get(stay.round, float("inf"))
-        meddled_with = any(fault.node in (stay.node, None) and fault.ended > stay.began for fault in faults)
+        # A stopped node that goes on acts at first on what reached it before: it may enter a round that is over.
+        meddled_with = any(
+            fault.node in (stay.node, None) and fault.ended > stay.began - (SEEN_LATER if fault.kind == "pause" else 0)
+            for fault in faults
+        )
         if stay.end in ("leaving", "closed") and stay.ended > over and not meddled_with:
             raise Violation(f"R2: {stay.node} was in round {stay.round} when a later one completed: {stay}")
 

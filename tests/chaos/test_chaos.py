@@ -107,6 +107,10 @@ def test_a_round_beside_a_live_one_is_found_out_unless_there_was_a_fault() -> No
     with pytest.raises(Violation, match="R2: a was in round 0 when a later one completed"):
         judge(left("a", 23.0), left("b"), *next_round())
     judge(left("a", 23.0), left("b"), *next_round(), faults=[Fault("pause", "a", 12.0, 19.0)])
+    woken = stay("a", began=21.0, ended=21.1, end="leaving")
+    judge(woken, left("b"), *next_round(), faults=[Fault("pause", "a", 8.0, 20.9)])
+    with pytest.raises(Violation, match="R2: a was in round 0 when a later one completed"):
+        judge(woken, left("b"), *next_round(), faults=[Fault("cut", "a", 8.0, 20.9)])
     with pytest.raises(Violation, match="R2: round 1 was there before round 0"):
         judge(left("a"), *next_round(began=5.0))
 
