@@ -39,7 +39,7 @@ class Keys:
     resized: ClassVar[_Name] = _Name("head/resized")
     lost_store: ClassVar[_Name] = _Name("head/lost_store")
     moving: ClassVar[_Name] = _Name("head/moving")
-    tally: ClassVar[_Name] = _Name("tally")
+    tally: ClassVar[_Name] = _Name("head/tally")
     history: ClassVar[_Name] = _Name("history")
 
     head: ClassVar[_Name] = _Name("head/")  # the prefix that every node watches

@@ -239,9 +239,9 @@ class LostStore(Stored, kw_only=True):
     host: str = ""  # of the lost store
 
     def outranks(self, other: LostStore | None) -> bool:
-        """Return True if this knowledge replaces `other`. Revisions differ by store; a spare has no tally."""
-        mine = (self.generation, self.round, self.revision, self.tally)
-        return other is None or mine > (other.generation, other.round, other.revision, other.tally)
+        """Return True if this knowledge replaces `other`. Revisions are compared last, as each store counts its own."""
+        mine = (self.generation, self.round, self.revision)
+        return other is None or mine > (other.generation, other.round, other.revision)
 
 
 class Hosted(NamedTuple):
@@ -272,6 +272,7 @@ class Head:
     lost_store_at: float = 0.0  # when this node received `lost_store`, on its clock
     lost_store_told: int = 0  # the revision at which `lost_store` was written
     hosted: Mapping[str, Hosted] = field(default_factory=lambda: MappingProxyType({}))
+    tally: bytes = b""  # a packed `Tally`; empty for none
     moves: bool = False  # True: the store's host is about to leave, so no node may join through this store
     moves_over: Progress | None = None  # the progress before `moves`; members that leave later meet in the next store
 

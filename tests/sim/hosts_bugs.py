@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from rdzv.core import decision
 from rdzv.core.decision import next_round
+from rdzv.core.hosts.lost_store import known_of
 from rdzv.node.member import carrying, joining
 from tests.sim.machines import Seams
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rdzv.core.decision import Complete, Rules, Wait
-    from rdzv.core.state import Head
+    from rdzv.core.state import Head, LostStore
     from rdzv.core.view import View
 
 __all__ = ["HOSTS_BUGS"]
@@ -49,9 +50,19 @@ def _a_resize_is_not_carried() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _a_tally_is_not_carried() -> Iterator[None]:
+    def without_tally(*given: Any, **more: Any) -> LostStore:
+        return known_of(*given, **more).replace(tally=b"")
+
+    with patch.object(carrying, "known_of", without_tally):
+        yield
+
+
 HOSTS_BUGS = {
     "the first round of a new store does not wait": Seams(plant=_the_first_round_does_not_wait),
     "nothing of a lost store is told": Seams(plant=_nothing_is_told),
+    "a tally is not carried": Seams(plant=_a_tally_is_not_carried),
     "a resize that was only heard is not carried": Seams(plant=_a_resize_is_not_carried),
 }
 """Each bug by name, as it is planted."""

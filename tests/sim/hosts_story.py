@@ -5,8 +5,9 @@ off and work on, and fresh nodes may come first. Above the checks of `training_s
 
 - No round of a new store completes while a member of an earlier store's round may be at work by its own clock (R2).
 - The numbers of each process's rounds rise, and are above those of earlier stores (R4).
-- The best knowledge that any member of the first round has of the lost store holds in it: closing, bans, numbers of
-  nodes. The truth is read from the books of the lost store, at the revision that this member had seen.
+- The best knowledge of the lost store that a member of the first round, or a spare, has told holds in it: closing,
+  bans, numbers of nodes, the tally. The truth is read from the books of the lost store, at the revision that this node
+  had seen.
 
     python -m tests.sim hosts --seed 17        one story, told step by step
     python -m tests.sim hosts --seeds 0:1000   many, told if they fail
@@ -15,6 +16,7 @@ off and work on, and fresh nodes may come first. Above the checks of `training_s
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv.config.resizing import sizes_of
@@ -136,8 +138,11 @@ class HostsStory(TrainingStory):
             f"{best.name} knows of {known}, and round {last.round.number} has begun without it",
         )
         assert told is not None
-        if told.outranks(known.lost):
-            return  # a node that is not in the round knew better
+        if told.outranks(known.lost):  # a node that is not in the round knew better
+            tellers = [one for node in FullStory.alive(self) if (one := node.node.part.known) and one.lost == told]
+            if not tellers:
+                return  # it has died, or has lost another store since
+            known = tellers[0]
         was, at = self.truth.books_of(known.store_id), known.lost.revision
         require(was.at(KEYS.closed, at) is None, f"{best.name} knew that the run is closed; {last.round} (R8)")
         settings = was.at(KEYS.settings, at)
@@ -148,6 +153,11 @@ class HostsStory(TrainingStory):
         bans = {key for key, ban in was.under(KEYS.bans, at).items() if Ban.unpack(ban.value).lasts is None}
         lifted = bans - books.now_under(KEYS.bans).keys()
         require(not lifted, f"{best.name} knew of {lifted}, which does not hold in {last.round}")
+        counted, carried = was.at(KEYS.tally, at), books.at(KEYS.tally, books.revision)
+        require(
+            counted is None or (carried is not None and carried.value.startswith(counted.value)),
+            f"{best.name} knew of the tally {counted}, and {last.round} has begun with {carried}",
+        )
 
     # ----------------------------------------------------------------------------------------------------- checks
 
@@ -160,7 +170,7 @@ class HostsStory(TrainingStory):
 
 
 class HostsTroubles(TrainingTroubles):
-    """Also kills the process of the store, and bans."""
+    """Also kills the process of the store, bans, and counts in the run's tally."""
 
     _story: HostsStory
 
@@ -171,6 +181,14 @@ class HostsTroubles(TrainingTroubles):
             return
         self.count += 1
         self._rng.choice((self._lose_store, self._lose_store, self._lose_store, self._ban))()
+        if self._rng.random() < 0.5:
+            self._count()
+
+    def _count(self) -> None:
+        if at_work := self._at_work():
+            node = self._rng.choice(at_work)
+            self._story.say(f"{node.name} counts")
+            node.ask(partial(node.handler.change_tally, lambda before: before + b"1"))
 
     def _ban(self) -> None:
         if at_work := [node for node in self._at_work() if node.connected and isinstance(node, Trainer)]:

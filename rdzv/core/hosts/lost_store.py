@@ -29,7 +29,7 @@ class Known(NamedTuple):
     lost: LostStore
 
 
-def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: str, now: float) -> LostStore:
+def known_of(head: Head, *, revision: int, settings: bytes, host: str, now: float) -> LostStore:
     """Return a node's knowledge of a lost store, from the last head that the node saw in that store."""
     before, round = head.lost_store, head.round
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
@@ -47,7 +47,7 @@ def known_of(head: Head, *, revision: int, settings: bytes, tally: bytes, host: 
         settings=settings,
         closed=b"" if head.closed is None else head.closed.pack(),
         bans={name: _ban_as_of(ban, now).pack() for name, ban in head.bans.items()},
-        tally=tally,
+        tally=head.tally,
         host=host,
     )
 

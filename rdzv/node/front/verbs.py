@@ -250,8 +250,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             if (await store.compare_and_set(key, after, expected_revision=at, lease=lease)).succeeded:
                 return after
 
-    node.part.tally = await node.ask_the_store(write)  # remember the counters, for the next store if this one is lost
-    return node.part.tally
+    return await node.ask_the_store(write)
 
 
 # ------------------------------------------------------------------------------------------ the run

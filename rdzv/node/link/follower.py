@@ -209,6 +209,8 @@ class Follower:
                 "lost_store_at": now,
                 "lost_store_told": revision,
             }
+        if key == keys.tally:
+            return {"tally": value if put else b""}
         if key == keys.moving:
             over = self.head.moves_over if self.head.moves else self.head.progress
             return {"moves": put, "moves_over": over if put else None}

@@ -30,9 +30,7 @@ def learn(part: Part, link: Link) -> None:
     if settings and resized is not None:  # this node may not have adopted the resize yet
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
-    lost = known_of(
-        head, revision=link.follower.seen, settings=settings, tally=part.tally, host=link.host, now=link.store.time()
-    )
+    lost = known_of(head, revision=link.follower.seen, settings=settings, host=link.host, now=link.store.time())
     if not part.settings.endpoint.has_successors:
         lost = lost.replace(awaited=0)  # only one host can serve the store: no member can be in another store
     before = part.known

@@ -76,7 +76,6 @@ class Part:
     refusal: RendezvousError | None = None  # the error that ends this node's wait for a round, or None
     progress: int | None = None  # the last step that the node finished; None if it counts none
     known: Known | None = None  # the node's knowledge of the last lost store; None if none was lost
-    tally: bytes = b""  # the run's shared counters, as last read or written
     own_beats: OwnBeats = field(init=False)
     on_keep_alive: Callable[[], object] = int
     # Called when the node's lease has ended by the node's own clock, as a silent store cannot report that.

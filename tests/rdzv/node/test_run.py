@@ -145,8 +145,11 @@ async def test_the_tally_of_a_run_holds_in_the_store_of_the_next_host() -> None:
             assert await nodes[1].change_tally(bytes) == counted
 
 
-async def test_a_spare_that_comes_first_to_the_next_store_resets_no_tally() -> None:
-    """Regression: a spare has read no tally, so the restarts counted anew if it was the first in the next store."""
+@pytest.mark.parametrize("spare_saw_more", [False, True])
+async def test_a_spare_that_comes_first_to_the_next_store_resets_no_tally(spare_saw_more: bool) -> None:
+    """Regression: a spare had read no tally, so the restarts counted anew if it was the first in the next store, or if
+    it had seen a later change of the run than the members.
+    """
     async with VirtualRun(hosts="a,b,c:29400", min_nodes=2, max_nodes=2, last_call_timeout=1) as run:
         nodes = [run.handler("x"), run.handler("y")]
         await run.meet(*nodes)
@@ -154,8 +157,14 @@ async def test_a_spare_that_comes_first_to_the_next_store_resets_no_tally() -> N
         await asyncio.sleep(1.0)
         for node in nodes:
             await node.change_tally(lambda before: before or b"1")
-        for name in "xy":
-            run.network.partition(name)
+        async with run.looked_at() as operator:
+            await asyncio.sleep(0.1)
+            for name in "xy":
+                run.network.partition(name)
+                run.network.forget_flows(name)
+            if spare_saw_more:
+                await operator.ban("other")
+                await asyncio.sleep(0.1)
         run.kill_store()
         await asyncio.sleep(0.2)
         run.restart_store()

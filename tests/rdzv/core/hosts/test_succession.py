@@ -24,6 +24,7 @@ MISTAKES = (
     "it does not wait for a candidate behind it",
     "it keeps its proofs when it listens again",
     "each candidate gives way to any other",
+    "a store that has ended takes arrivals for one moment more",
 )
 NEEDS_THREE = "it keeps its proofs when it listens again"
 
@@ -33,6 +34,11 @@ class Mode(Enum):
     CANDIDATE = 1
     SERVES = 2
     ENDED = 3
+    ENDED_LATE = 4  # says that it has ended, and takes arrivals still
+
+
+TAKES_ARRIVALS = frozenset({Mode.SERVES, Mode.ENDED_LATE})
+HAVE_ENDED = frozenset({Mode.ENDED, Mode.ENDED_LATE})
 
 
 class Process(NamedTuple):
@@ -55,8 +61,8 @@ def answer_of(there: Process) -> Answer:
         return Answer.REFUSED
     if there.stopped:
         return Answer.SILENT
-    answers = {Mode.CANDIDATE: Answer.CANDIDATE, Mode.SERVES: Answer.SERVES, Mode.ENDED: Answer.ENDED}
-    return answers[there.mode]
+    answers = {Mode.CANDIDATE: Answer.CANDIDATE, Mode.SERVES: Answer.SERVES}
+    return answers.get(there.mode, Answer.ENDED)
 
 
 def heard(it: Candidacy, host: int, answer: Answer, mistake: str) -> Candidacy | None:
@@ -82,6 +88,8 @@ def steps(state: State, mistake: str) -> Iterator[State]:
         if it.stopped:
             continue
         if it.mode is Mode.SERVES:
+            yield with_one(state, place, mode=Mode.ENDED_LATE if "one moment more" in mistake else Mode.ENDED)
+        if it.mode is Mode.ENDED_LATE:
             yield with_one(state, place, mode=Mode.ENDED)
         asks_first = mistake == "it asks before it listens"
         if it.mode is Mode.IDLE:
@@ -106,13 +114,13 @@ def steps(state: State, mistake: str) -> Iterator[State]:
 
 
 def serving(state: State) -> int:
-    return sum(it.alive and it.mode is Mode.SERVES for it in state)
+    return sum(it.alive and it.mode in TAKES_ARRIVALS for it in state)
 
 
 def goes_on(state: State, mistake: str) -> bool:
     """Return True if a store serves soon after the last fault, if all processes act at the same moments."""
     state = tuple(
-        it._replace(stopped=False, mode=Mode.IDLE if it.mode is Mode.ENDED else it.mode) for it in state if it.alive
+        it._replace(stopped=False, mode=Mode.IDLE if it.mode in HAVE_ENDED else it.mode) for it in state if it.alive
     )
     for _ in range(8):
         if serving(state):
