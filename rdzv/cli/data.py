@@ -16,6 +16,9 @@ from store.net.threads import in_thread
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
+
+    from store.disk.copies import Report
 
 TOKEN_BYTES = 32  # the length of an HMAC-SHA256
 DIRECTORY = Argument("directory", metavar="DIR", type=Path, help="the directory that was given as --data-dir")
@@ -23,7 +26,9 @@ DIRECTORY = Argument("directory", metavar="DIR", type=Path, help="the directory 
 
 @command("check", "read all of a durable store, and say what is in it", DIRECTORY)
 async def _check(options: argparse.Namespace) -> int:
-    return await _carry_out("check", "is whole", options.directory)
+    from store.disk.copies import check
+
+    return await _carry_out(partial(check, options.directory), "is whole")
 
 
 @command(
@@ -33,7 +38,9 @@ async def _check(options: argparse.Namespace) -> int:
     Argument("file", metavar="FILE", type=Path, help="where to put the copy; must not be there yet"),
 )
 async def _back_up(options: argparse.Namespace) -> int:
-    return await _carry_out("back_up", f"was copied to {options.file}", options.directory, options.file)
+    from store.disk.copies import back_up
+
+    return await _carry_out(partial(back_up, options.directory, options.file), f"was copied to {options.file}")
 
 
 @command(
@@ -43,15 +50,15 @@ async def _back_up(options: argparse.Namespace) -> int:
     Argument("directory", metavar="DIR", type=Path, help="a directory without a store; made if not there"),
 )
 async def _restore(options: argparse.Namespace) -> int:
+    from store.disk.copies import restore
+
     done = f"is in {options.directory}, as a new store: clients of the old one are told that it was replaced"
-    return await _carry_out("restore", done, options.file, options.directory, new_id=secrets.token_hex(8))
+    return await _carry_out(partial(restore, options.file, options.directory, new_id=secrets.token_hex(8)), done)
 
 
-async def _carry_out(name: str, done: str, *arguments: Path, **how: str) -> int:
-    from store.disk import copies
-
+async def _carry_out(work: Callable[[], Report], done: str) -> int:
     try:
-        report: copies.Report = await in_thread(partial(getattr(copies, name), *arguments, **how))
+        report = await in_thread(work)
     except StoreUsageError as error:
         raise StoreError(str(error)) from error  # exit with status 1: the store is at fault, not the usage
     served = f"; process {report.served_by} serves it" if report.served_by else ""
