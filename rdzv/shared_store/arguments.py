@@ -9,30 +9,30 @@ from typing import Any
 from rdzv.config.config_errors import shown
 
 
-def key_of(key: object) -> str:
+def valid_key(key: object) -> str:
     """Return a valid key."""
     if not isinstance(key, str):
         raise TypeError(f"a key is a str, not {shown(key)}")
-    utf8_of(key, "a key")
+    valid_utf8(key, "a key")
     return key
 
 
-def keys_of(keys: object) -> tuple[str, ...]:
+def valid_keys(keys: object) -> tuple[str, ...]:
     """Return several valid keys."""
-    return tuple(map(key_of, many_of(keys, "keys")))
+    return tuple(map(valid_key, valid_items(keys, "keys")))
 
 
-def many_of(items: object, name: str) -> tuple[Any, ...]:
+def valid_items(items: object, name: str) -> tuple[Any, ...]:
     """Return an iterable of arguments as a tuple."""
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise TypeError(f"{name} is a list, not {shown(items)}; for a single one write {name}=[...]")
     return tuple(items)
 
 
-def value_of(value: object) -> bytes:
+def valid_value(value: object) -> bytes:
     """Return a valid value."""
     if isinstance(value, str):
-        return utf8_of(value, "a value")
+        return valid_utf8(value, "a value")
     if isinstance(value, bytes):
         return value
     if isinstance(value, bytearray | memoryview):
@@ -40,7 +40,7 @@ def value_of(value: object) -> bytes:
     raise TypeError(f"a value is str or bytes, not {shown(value)}")
 
 
-def utf8_of(text: str, name: str) -> bytes:
+def valid_utf8(text: str, name: str) -> bytes:
     """Return text in UTF-8."""
     try:
         return text.encode()
@@ -48,7 +48,7 @@ def utf8_of(text: str, name: str) -> bytes:
         raise ValueError(f"{name} is text that UTF-8 can hold, not {shown(text)}") from None
 
 
-def whole_of(number: object, name: str) -> int:
+def valid_int(number: object, name: str) -> int:
     """Return a valid whole number."""
     try:
         return operator.index(number)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import QueueEmptyError
-from rdzv.shared_store.arguments import key_of, keys_of, many_of, value_of, whole_of
+from rdzv.shared_store.arguments import valid_int, valid_items, valid_key, valid_keys, valid_value
 from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTime, named
 from store import when
 from store.messages import (
@@ -64,11 +64,11 @@ class RoundKeys(ABC):
         """Return a unique name."""
 
     def _value_key(self, key: str) -> str:
-        return self.prefix + VALUES + key_of(key)
+        return self.prefix + VALUES + valid_key(key)
 
     def _queue_prefix(self, key: str) -> str:
         # The key is escaped: otherwise the queue "a" would have the items of the queue "a/b".
-        return f"{self.prefix}{QUEUES}{_escaped(key_of(key))}/"
+        return f"{self.prefix}{QUEUES}{_escaped(valid_key(key))}/"
 
 
 class Operations(RoundKeys):
@@ -78,7 +78,7 @@ class Operations(RoundKeys):
 
     async def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        await self._begin()(Put(self._value_key(key), value_of(value), None, self.lease))
+        await self._begin()(Put(self._value_key(key), valid_value(value), None, self.lease))
 
     async def get(self, key: str) -> bytes:
         """Wait for a key, and read it."""
@@ -87,12 +87,12 @@ class Operations(RoundKeys):
 
     async def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys, and read them at one revision."""
-        names = keys_of(keys)
+        names = valid_keys(keys)
         return await _get_all(self._begin(), names, tuple(map(self._value_key, names)))
 
     async def wait(self, keys: Iterable[str], timeout: timedelta | float | None = None) -> None:
         """Wait until all keys exist."""
-        names = keys_of(keys)
+        names = valid_keys(keys)
         held = tuple(map(self._value_key, names))
         ask = self._begin(timeout)
         try:
@@ -104,13 +104,13 @@ class Operations(RoundKeys):
 
     async def check(self, keys: Iterable[str]) -> bool:
         """Return True if all keys exist now."""
-        conditions = tuple(when.exists(self._value_key(key)) for key in keys_of(keys))
+        conditions = tuple(when.exists(self._value_key(key)) for key in valid_keys(keys))
         return (await self._begin()(Transact(when=conditions, then=()))).succeeded
 
     async def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values at once; the last one of a repeated key counts."""
-        names = keys_of(keys)
-        contents = [value_of(value) for value in many_of(values, "values")]
+        names = valid_keys(keys)
+        contents = [valid_value(value) for value in valid_items(values, "values")]
         if len(names) != len(contents):
             raise ValueError(f"multi_set has {len(names)} keys and {len(contents)} values; give one value for each key")
         writes = {self._value_key(key): value for key, value in zip(names, contents, strict=True)}
@@ -119,14 +119,14 @@ class Operations(RoundKeys):
 
     async def add(self, key: str, amount: int) -> int:
         """Add to the decimal number of a key, 0 if missing; return the sum."""
-        number = whole_of(amount, "amount")
+        number = valid_int(amount, "amount")
         if abs(number) > ADD_MAX:
             raise ValueError(f"the amount {shown(number)} does not fit in the store's 64 bits")
         return (await self._begin()(Add(self._value_key(key), number, self.lease))).value
 
     async def append(self, key: str, value: str | bytes) -> None:
         """Append to a key's value; a missing key counts as empty."""
-        await self._begin()(Append(self._value_key(key), value_of(value), self.lease))
+        await self._begin()(Append(self._value_key(key), valid_value(value), self.lease))
 
     async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write the desired value if the key holds the expected one, or is missing and the expected one is empty.
@@ -134,7 +134,7 @@ class Operations(RoundKeys):
         Returns:
             The key's value after the call; the expected value if the key is missing.
         """
-        held, wanted, new = self._value_key(key), value_of(expected_value), value_of(desired_value)
+        held, wanted, new = self._value_key(key), valid_value(expected_value), valid_value(desired_value)
         ask = self._begin()
         may_create = not wanted
         while True:
@@ -169,7 +169,7 @@ class Operations(RoundKeys):
     async def queue_push(self, key: str, value: str | bytes) -> None:
         """Append an item to a queue."""
         mark = self._value_key(key)
-        item = Put(self._queue_prefix(key) + self._unique(), value_of(value), lease=self.lease)
+        item = Put(self._queue_prefix(key) + self._unique(), valid_value(value), lease=self.lease)
         writes = item, Put(mark, MARK, lease=self.lease)
         ask = self._begin()
         starts = True  # assume an empty queue; if it has items, the transaction writes nothing
@@ -213,10 +213,10 @@ class Operations(RoundKeys):
     async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         """Wait for `world_size` callers of this barrier. Each key serves one barrier; timed-out callers still count."""
         members, last = self._value_key(f"{key}/num_members"), self._value_key(f"{key}/last_member")
-        size = whole_of(world_size, "world_size")
+        size = valid_int(world_size, "world_size")
         if size < 1:
             raise ValueError(f"world_size={size} must be at least 1: the caller of barrier counts")
-        roster, came = self._company.roster, f"{self.prefix}b/{_escaped(key_of(key))}/"
+        roster, came = self._company.roster, f"{self.prefix}b/{_escaped(valid_key(key))}/"
         marks = [f"{came}{roster.rank}"] if roster is not None else []
         come: tuple[Operation, ...] = (
             Add(members, 1, self.lease),
