@@ -75,7 +75,7 @@ def name_links(app: Sphinx, what: str, name: str, obj: object, options: object, 
 # ------------------------------------------------------------------------------------------ classes
 
 OF_THE_INSIDE = {
-    *("begin", "check_left", "has_got_on", "gate", "life", "lags"),  # of a round
+    *("begin", "check_left", "has_progressed", "gate", "life", "lags"),  # of a round
     *("all_here", "answer", "call", "change_tally", "check_usable", "leaves_because", "node", "node_here"),
     *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "account"),
     *("absence_of", "draining", "hosts_store", "is_draining", "own_node", "share", "store_gone"),
@@ -84,7 +84,7 @@ OF_THE_INSIDE = {
     *("waiting_through_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
     *("abandon", "ask", "ask_ping", "awaits_answer", "bound_pauses", "ends", "fail", "fail_over", "failure"),
     *("interrupt", "last_problem", "may_write", "met", "notify", "on_connection", "received", "seek_successor"),
-    *("seen_as", "server", "tell", "tells_causes", "used_by", "memory_kept_back"),
+    *("observed_address", "server", "tell", "tells_causes", "used_by", "memory_kept_back"),
     *("Server.leave", "figures", "protocol", "on_request", "end_when_alone", "table"),
     *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "ours_until", "task"),
     *("Cluster.end", "joined", "say", "has_let_go", "sources", "ClusterNode.start"),

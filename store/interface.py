@@ -117,7 +117,7 @@ class Store(Calls):
         return None
 
     @property
-    def seen_as(self) -> str | None:
+    def observed_address(self) -> str | None:
         """This client's address as the store sees it, if known."""
         return None
 

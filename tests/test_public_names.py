@@ -109,7 +109,7 @@ ONE_TWIN_ONLY = {
     "Client": (
         "aclose close connected durable lease_ttl_max "  # a blocking client connects at its first call
         "abandon ask ask_ping awaits_answer bound_pauses notify check_usable ends fail fail_over failure last_problem "
-        "may_write met on_connection received seen_as server tell tells_causes end_waits interrupt"
+        "may_write met on_connection received observed_address server tell tells_causes end_waits interrupt"
     ),
     "Watch": "close",  # from another thread; the awaited twin's task is cancelled
 }

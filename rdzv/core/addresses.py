@@ -38,18 +38,18 @@ def in_zone_of(host: str, address: str) -> str:
     return f"{address}%{zone}" if is_local else address
 
 
-def way_of(seen_as: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
+def addresses_for_record(observed_address: str, sends_from: str, store_at: str) -> tuple[str, str, str]:
     """Return `address`, `sends_from` and `store_at` for a node's record; the last two are empty if they would mislead.
 
-    `seen_as` is the address from which the store sees the node connect.
+    `observed_address` is the address from which the store sees the node connect.
     """
     if not is_loopback(sends_from):
-        if is_loopback(seen_as):  # a forwarder on the store's host passes on this node's connection
+        if is_loopback(observed_address):  # a forwarder on the store's host passes on this node's connection
             return sends_from, sends_from, store_at
         # The node connects to the address that the store sees: a forwarder's, so `store_at` is not the store's.
-        if seen_as == store_at != sends_from:
+        if observed_address == store_at != sends_from:
             return sends_from, "", ""
-    return seen_as, sends_from, store_at
+    return observed_address, sends_from, store_at
 
 
 def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:

@@ -172,7 +172,7 @@ class Channel:
                     return answer, item.request_id
                 except OSError as error:
                     self.disconnected(error)
-                    self._shared.outages.failed(time.monotonic())
+                    self._shared.outages.note_failure(time.monotonic())
                     self._check(request)
         except _Expired:
             late = item.out_of_time(cast("float", timeout), self._shared.name, self._trouble())
@@ -202,7 +202,7 @@ class Channel:
                 self._attempt += 1
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
-        self._shared.outages.over(self._welcomed_at)
+        self._shared.outages.note_end(self._welcomed_at)
         if item in self.connection.lost_for_good():
             raise self.connection.forgotten
         # `interrupt` has no effect on a channel without a socket, so check again once there is one.

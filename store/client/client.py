@@ -277,7 +277,7 @@ class Client(Reconnecting):
 
     def _welcomed(self, welcome: Welcome) -> None:
         self.connected = True
-        self._outages.over(self.time())
+        self._outages.note_end(self.time())
         self._met_or_failed.set()
         self._drop_previous()
         self.limits: dict[str, Any] = dict(welcome.limits)

@@ -258,7 +258,7 @@ class Reconnecting(interface.Store):
         self.fail(ConnectionLost(f"the client of {self.name} {why}", maybe_applied=False))
 
     async def _stop(self) -> None:
-        self._outages.over()
+        self._outages.note_end()
         await cancel_and_wait(self._task)
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error
@@ -283,8 +283,8 @@ class Reconnecting(interface.Store):
         return self._connection.store_id
 
     @property
-    def seen_as(self) -> str | None:
-        """See `Store.seen_as`."""
+    def observed_address(self) -> str | None:
+        """See `Store.observed_address`."""
         welcomed = self._connection.welcomed
         return welcomed.address if welcomed else None
 
@@ -402,7 +402,7 @@ class Reconnecting(interface.Store):
                 self._cuts.ended()
                 self.tell(False)
                 if self._failed is None:
-                    self._outages.lost(self._loop)
+                    self._outages.note_loss(self._loop)
         if successor is not None:
             self._previous = link
             self.patience.changed_connection()

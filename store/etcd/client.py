@@ -80,7 +80,7 @@ class Client(interface.Store):
     operations_max: int = OPERATIONS_MAX
     writes_max: int = OPERATIONS_MAX
     fail_over: float = 2.0  # etcd replaces a lost leader after 1 to 2 s by default
-    seen_as: str | None = None
+    observed_address: str | None = None
     ends: tuple[str, str] | None = None
     server: str = ""  # the id of the member met first; "another" if the connection in `ends` leads to another
 
@@ -122,7 +122,7 @@ class Client(interface.Store):
             way = await chosen_way(self.members.hosts, self.members.identity.member_id)
             if way is not None:
                 self.ends, self.server = way
-                self.seen_as = self.ends[0]
+                self.observed_address = self.ends[0]
         except StoreTimeoutError as error:
             await self.aclose()
             raise ConnectionLost(str(error), maybe_applied=False) from None

@@ -106,7 +106,7 @@ class Members:
         minding, self._minding = self._minding, None
         if minding is not None:
             await cancel_and_wait(minding)
-        self._outages.over()
+        self._outages.note_end()
         await self._leave(Failure("the client is closed", FailureKind.UNDONE))
 
     @property
@@ -122,9 +122,9 @@ class Members:
 
     def _tell_clients(self, connected: bool) -> None:
         if connected:
-            self._outages.over(self._time())
+            self._outages.note_end(self._time())
         elif self.identity.cluster_id is not None:
-            self._outages.lost(asyncio.get_running_loop())
+            self._outages.note_loss(asyncio.get_running_loop())
         for client in tuple(self.clients):
             client.tell(connected)
 

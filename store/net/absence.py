@@ -65,7 +65,7 @@ class Outages:
         """Return the seconds since the store was lost; 0 if it is not."""
         return now - self._since if self._lasts else 0.0
 
-    def failed(self, now: float) -> None:
+    def note_failure(self, now: float) -> None:
         """Note a lost connection or a failed attempt; log an outage that has lasted some seconds."""
         with self._lock:
             if not self._lasts or now - self._failed_at > FORGOTTEN_AFTER:
@@ -75,13 +75,13 @@ class Outages:
                 self._said = True
                 self._say("the store at %s has been out of reach for %s: %s", now, self._problem())
 
-    def lost(self, loop: asyncio.AbstractEventLoop) -> None:
+    def note_loss(self, loop: asyncio.AbstractEventLoop) -> None:
         """Note a lost connection, and log the outage later if the connection is not restored."""
         self._met = True
-        self.failed(loop.time())
-        loop.call_later(FIRST[0], lambda: self.failed(loop.time()) if self._lasts else None)
+        self.note_failure(loop.time())
+        loop.call_later(FIRST[0], lambda: self.note_failure(loop.time()) if self._lasts else None)
 
-    def over(self, now: float = math.inf) -> None:
+    def note_end(self, now: float = math.inf) -> None:
         """End the outage; with `now`, log that the store is back, if the outage was logged."""
         with self._lock:
             if self._said and now < math.inf:

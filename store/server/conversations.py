@@ -74,7 +74,7 @@ class Conversations:
         self.dispatcher.forget(peer)
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
-        self._turns.leave(peer)
+        self._turns.remove(peer)
         self.handshakes.lost(peer)
         if self._durability.engine.has_chores:
             self._have_pass()
@@ -211,7 +211,7 @@ class Conversations:
         return self._turns.over or self.dispatcher.behind
 
     def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
-        self._turns.wait(peer, used=used)
+        self._turns.enqueue(peer, used=used)
         peer.pause_reading()
         self._have_pass()
 
@@ -250,7 +250,7 @@ class Conversations:
     async def hear_newcomers(self) -> None:
         """Wait until all peers that now wait for their first turn have had it."""
         came = self._turns.came
-        while self._turns.waits(came):
+        while self._turns.is_unserved(came):
             await anyio.lowlevel.checkpoint()  # one pass of the loop, which gives waiting peers turns
 
     def unheard(self, now: float) -> dict[int, float]:

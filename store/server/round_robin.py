@@ -48,7 +48,7 @@ class RoundRobin(Generic[P]):
         """The seconds of a turn; shorter if many peers wait for their first turn."""
         return min(TURN, max(PASS / (1 + len(self._fresh)), TURN / 20))
 
-    def wait(self, who: P, *, used: bool) -> None:
+    def enqueue(self, who: P, *, used: bool) -> None:
         """Queue a peer; `used` says that it used up a turn."""
         if used:
             self._used[who] = None
@@ -56,11 +56,11 @@ class RoundRobin(Generic[P]):
             self.came += 1
             self._fresh[who] = self.came
 
-    def waits(self, came: int) -> bool:
+    def is_unserved(self, came: int) -> bool:
         """Return whether one of the first `came` queued peers still waits for its first turn."""
         return bool(self._fresh) and next(iter(self._fresh.values())) <= came
 
-    def leave(self, who: P) -> None:
+    def remove(self, who: P) -> None:
         """Remove a peer."""
         self._fresh.pop(who, None)
         self._used.pop(who, None)

@@ -583,7 +583,7 @@ async def test_a_store_reports_its_id_and_its_statistics(client: Any, other: sto
     assert figures["revision"] >= revision
     assert figures["store_id"] == other.store_id
     assert other.connected
-    assert other.seen_as == "127.0.0.1"
+    assert other.observed_address == "127.0.0.1"
 
 
 async def test_calls_of_a_closed_client_say_so(url: str, at: str) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from rdzv._version import __version__
-from rdzv.core.addresses import way_of
+from rdzv.core.addresses import addresses_for_record
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
 from rdzv.core.state import Ban, NodeRecord, ban_names
 from rdzv.node.link.link import SAY_AWAY_AFTER, StoreEndingError
@@ -255,10 +255,10 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
             await link.in_reach_again(within=math.inf)
         if link.store.failure is not None:
             raise link.store.failure
-        address = store.seen_as or host_name()
+        address = store.observed_address or host_name()
         ends = store.ends
         if ends is not None:
-            address, sends_from, store_at = way_of(address, *ends)
+            address, sends_from, store_at = addresses_for_record(address, *ends)
             server, machine = store.server, loopback_id()
     return NodeRecord(
         release=__version__,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.addresses import in_zone_of, way_of, with_reachable_addresses
+from rdzv.core.addresses import addresses_for_record, in_zone_of, with_reachable_addresses
 from rdzv.core.decision import Complete, Wait
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
@@ -92,18 +92,18 @@ def test_the_addresses_of_members(members: list[NodeRecord], reached_at: list[st
 
 def test_a_node_seen_at_its_store_address_is_behind_a_forwarder() -> None:
     """Regression: all nodes published the forwarder's address."""
-    assert way_of(FORWARDER, "10.0.0.2", FORWARDER) == ("10.0.0.2", "", ""), "not the way to the store"
-    assert way_of("192.0.2.1", "10.0.0.2", STORE) == ("192.0.2.1", "10.0.0.2", STORE), "a plain NAT"
-    assert way_of(STORE, STORE, STORE) == (STORE, STORE, STORE), "it is on the store's host"
-    assert way_of("127.0.0.1", "127.0.0.1", "127.0.0.1") == ("127.0.0.1", "127.0.0.1", "127.0.0.1")
+    assert addresses_for_record(FORWARDER, "10.0.0.2", FORWARDER) == ("10.0.0.2", "", ""), "not the way to the store"
+    assert addresses_for_record("192.0.2.1", "10.0.0.2", STORE) == ("192.0.2.1", "10.0.0.2", STORE), "a plain NAT"
+    assert addresses_for_record(STORE, STORE, STORE) == (STORE, STORE, STORE), "it is on the store's host"
+    assert addresses_for_record("127.0.0.1", "127.0.0.1", "127.0.0.1") == ("127.0.0.1", "127.0.0.1", "127.0.0.1")
 
 
 def test_a_node_seen_at_loopback_with_another_source_address_is_behind_a_forwarder() -> None:
     """Regression: every node of a run was sent to 127.0.0.1."""
-    assert way_of("127.0.0.1", "10.0.0.2", STORE) == ("10.0.0.2", "10.0.0.2", STORE)
-    assert way_of("127.0.0.6", STORE, STORE) == (STORE, STORE, STORE)
-    there = seen("head", *way_of("127.0.0.1", "127.0.0.1", "127.0.0.1"))
-    assert addresses(there, seen("a", *way_of("127.0.0.1", "10.0.0.2", STORE))) == [STORE, "10.0.0.2"]
+    assert addresses_for_record("127.0.0.1", "10.0.0.2", STORE) == ("10.0.0.2", "10.0.0.2", STORE)
+    assert addresses_for_record("127.0.0.6", STORE, STORE) == (STORE, STORE, STORE)
+    there = seen("head", *addresses_for_record("127.0.0.1", "127.0.0.1", "127.0.0.1"))
+    assert addresses(there, seen("a", *addresses_for_record("127.0.0.1", "10.0.0.2", STORE))) == [STORE, "10.0.0.2"]
 
 
 def test_no_round_completes_if_members_could_not_reach_rank_0() -> None:

@@ -156,11 +156,11 @@ def test_threads_that_find_the_store_back_at_once_tell_it_once(caplog: pytest.Lo
 
     def find_back() -> None:
         together.wait()
-        outages.over(Slow(4.0))
+        outages.note_end(Slow(4.0))
 
-    outages.over(0.0)
-    outages.failed(0.0)
-    outages.failed(3.0)
+    outages.note_end(0.0)
+    outages.note_failure(0.0)
+    outages.note_failure(3.0)
     threads = [threading.Thread(target=find_back) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -176,9 +176,9 @@ def test_threads_that_find_the_store_back_at_once_tell_it_once(caplog: pytest.Lo
 def test_a_call_long_after_one_that_failed_tells_nothing_of_the_time_between(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     outages = Outages("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
-    outages.over(0.0)
+    outages.note_end(0.0)
     for now in (0.0, 1.0, 2.9, 3600.0, 3602.0):
-        outages.failed(now)
+        outages.note_failure(now)
     assert lines(caplog) == []
-    outages.failed(3603.0)
+    outages.note_failure(3603.0)
     assert "for 3 s: why" in lines(caplog)[0]

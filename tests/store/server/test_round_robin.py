@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 def test_new_peers_go_first_and_each_peer_has_one_turn_before_any_has_a_second() -> None:
     turns: RoundRobin[str] = RoundRobin()
     for name in ("a", "b", "gone"):
-        turns.wait(name, used=True)
-    turns.wait("little", used=False)
+        turns.enqueue(name, used=True)
+    turns.enqueue("little", used=False)
     assert "gone" in turns
-    turns.leave("gone")
-    turns.leave("who never stood there")
+    turns.remove("gone")
+    turns.remove("who never stood there")
     had: list[str] = []
     while len(had) < 7:
         who = turns.next()
         assert who is not None
         had.append(who)
         if who != "little":
-            turns.wait(who, used=True)
+            turns.enqueue(who, used=True)
     assert had == ["little", *"ababab"]
-    turns.leave("a")
-    turns.leave("b")
+    turns.remove("a")
+    turns.remove("b")
     assert turns.next() is None
 
 
@@ -46,7 +46,7 @@ def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_i
     turns: RoundRobin[int] = RoundRobin()
     assert turns.length == TURN
     for number in range(1000):
-        turns.wait(number, used=False)
+        turns.enqueue(number, used=False)
     assert turns.length == TURN / 20
     turns.spent = PASS / 2
     assert not turns.over
@@ -56,18 +56,18 @@ def test_turns_are_shorter_while_many_have_not_had_any_and_a_pass_is_over_when_i
 
 def test_it_is_known_whether_all_earlier_peers_have_had_a_turn() -> None:
     turns: RoundRobin[str] = RoundRobin()
-    turns.wait("greedy", used=True)
-    assert not turns.waits(turns.came)
-    turns.wait("a", used=False)
+    turns.enqueue("greedy", used=True)
+    assert not turns.is_unserved(turns.came)
+    turns.enqueue("a", used=False)
     came = turns.came
-    turns.wait("b", used=False)
+    turns.enqueue("b", used=False)
     assert list(turns) == ["a", "b", "greedy"]
-    assert turns.waits(came)
+    assert turns.is_unserved(came)
     assert turns.next() == "a"
-    assert not turns.waits(came)
-    turns.wait("a", used=False)
-    assert not turns.waits(came), "it has come again, for something else"
-    assert turns.waits(turns.came)
+    assert not turns.is_unserved(came)
+    turns.enqueue("a", used=False)
+    assert not turns.is_unserved(came), "it has come again, for something else"
+    assert turns.is_unserved(turns.came)
 
 
 class Stopwatch:

@@ -24,7 +24,7 @@ class AwayStore:
     """The parts of a client that a link needs; disconnected at first."""
 
     connected = False
-    seen_as: str | None = None
+    observed_address: str | None = None
     ends: tuple[str, str] | None = None
     server = ""
     failure = None
@@ -42,8 +42,8 @@ class AwayStore:
     def bound_pauses(self, remaining: Any) -> None:
         """Do nothing: this store never reconnects."""
 
-    def come_back(self, *, seen_as: str, ends: tuple[str, str] | None = None) -> None:
-        self.connected, self.seen_as, self.ends = True, seen_as, ends
+    def come_back(self, *, observed_address: str, ends: tuple[str, str] | None = None) -> None:
+        self.connected, self.observed_address, self.ends = True, observed_address, ends
         for callback in self.callbacks:
             callback(True)
 
@@ -68,7 +68,7 @@ async def test_a_disconnected_node_waits_until_the_store_tells_its_address() -> 
     store = AwayStore()
     saying = await address_said(store)
     assert not saying.done()
-    store.come_back(seen_as="10.0.0.7", ends=("10.0.0.7", "10.0.0.1"))
+    store.come_back(observed_address="10.0.0.7", ends=("10.0.0.7", "10.0.0.1"))
     record = await saying
     assert (record.address, record.sends_from, record.store_at) == ("10.0.0.7", "10.0.0.7", "10.0.0.1")
 
@@ -107,7 +107,7 @@ async def test_behind_a_forwarder_a_node_publishes_its_source_address_or_a_given
     store = AwayStore()
     given = await (await address_said(store, "tcp://head/job?min_nodes=2&address=10.0.0.8"))
     assert (given.address, given.store_at) == ("10.0.0.8", "")
-    store.come_back(seen_as="10.0.0.9", ends=("10.0.0.7", "10.0.0.9"))
+    store.come_back(observed_address="10.0.0.9", ends=("10.0.0.7", "10.0.0.9"))
     record = await (await address_said(store))
     assert (record.address, record.sends_from, record.store_at) == ("10.0.0.7", "", "")
 
