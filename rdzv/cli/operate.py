@@ -72,7 +72,7 @@ def _check_who_is_meant(options: argparse.Namespace) -> None:
 )
 async def _close(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup(), must_exist=not options.create) as run:
-        closed = await run.close(options.reason)
+        closed = await run.set_closed(options.reason)
         _, history, cost = await run.account()
     before = "" if closed.reason == options.reason else f", and was before: {closed.reason or 'no reason was given'}"
     say(f"run {run.run_id} is closed{before}", *([str(cost)] if history.chapters else []))

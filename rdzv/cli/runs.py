@@ -90,7 +90,7 @@ async def _forget(options: argparse.Namespace) -> int:
                 f"it with --force"
             )
         if nodes:
-            await run.close("the run was forgotten by its operator")
+            await run.set_closed("the run was forgotten by its operator")
             with anyio.move_on_after(GONE_WITHIN):
                 async with client.watch(keys.nodes) as watch:
                     while await _nodes(client, keys):

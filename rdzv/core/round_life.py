@@ -47,8 +47,8 @@ class Ending:
     node_ids: tuple[str, ...] = ()  # the ids of members that have gone, as far as known
 
     @property
-    def others_have_gone(self) -> bool:
-        """True unless all members agreed to leave. If True, a failure of the work is due to members that have gone."""
+    def is_abrupt(self) -> bool:
+        """True unless all members agreed to leave: then the end, and no defect of the work, may make the work fail."""
         return self.kind is not EndKind.AGREED
 
 

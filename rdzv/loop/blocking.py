@@ -51,7 +51,7 @@ class Round(MemberOfRound):
 
     def _ended(self, ending: Ending) -> None:
         """End waits in the round's store if members have gone: awaited keys may never come. From the node's thread."""
-        if ending.others_have_gone:
+        if ending.is_abrupt:
             self.store.end_waits()
 
     async def _until_decided(self) -> None:

@@ -48,7 +48,7 @@ DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 
 LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
-LISTENS_AGAIN: Final = 1.0  # seconds until `hear` asks the store again after an error
+LISTENS_AGAIN: Final = 1.0  # seconds until `listen` asks the store again after an error
 ETCD_LATE: Final = 1.0  # seconds by which etcd may report the end of a lease late
 LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_await_news`
 
@@ -86,7 +86,7 @@ class Life:
         return self.stopped or self.ending is not None
 
     @property
-    def others_have_gone(self) -> bool:
+    def ended_abruptly(self) -> bool:
         """True if the round has ended, but not by the members' agreement to leave."""
         return True in self._endings
 
@@ -108,7 +108,7 @@ class Life:
 
     def changed(self) -> None:
         """Check if the round has ended; from any thread."""
-        ending = None if self.others_have_gone else self._look()
+        ending = None if self.ended_abruptly else self._look()
         if ending is not None:
             self.end(ending)
         if self.phase is Phase.FAILED and self._others_live():
@@ -122,7 +122,7 @@ class Life:
                 self._wake()
 
     def _note(self, ending: Ending) -> bool:
-        is_first = self._endings.setdefault(ending.others_have_gone, ending) is ending
+        is_first = self._endings.setdefault(ending.is_abrupt, ending) is ending
         return is_first and self.ending is ending
 
     def _wake(self) -> None:
@@ -203,7 +203,7 @@ class Life:
         is_own = own_failure(failure)
         if is_own is None:
             return Outcome.RAISE
-        if not is_own or self.others_have_gone:
+        if not is_own or self.ended_abruptly:
             self.changed()  # look again: the node may read of a loss only after the work has failed
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
                 self._note(Ending(kind=EndKind.DROPPED, reason=str(failure)))
@@ -259,7 +259,7 @@ class Life:
     async def _fails_first(self, failure: BaseException | str) -> bool:
         """Report that this member has failed; return True if it failed first, in a round of several members."""
         how = failure if isinstance(failure, str) else ""
-        if not await self.be_first(how):
+        if not await self.claim_end(how):
             reason = f"others failed before this member did: {failure!r}"
             self._note(Ending(kind=EndKind.FAILED, reason=reason))
             return False
@@ -277,7 +277,7 @@ class Life:
         left = news_within(disconnect_ttl=died_within, ttl=settings.ttl, back_for=self.node.back_for)
         with anyio.CancelScope() as self._awaits:
             self.changed()
-            while left > 0 and not self.others_have_gone:
+            while left > 0 and not self.ended_abruptly:
                 began = anyio.current_time()
                 await anyio.sleep(LOOKS_FOR_NEWS_EVERY)
                 took = anyio.current_time() - began
@@ -295,7 +295,7 @@ class Life:
 
     # ------------------------------------------------------------------------------------------ who was first
 
-    async def be_first(self, how: str = "") -> bool:
+    async def claim_end(self, how: str = "") -> bool:
         """Report that this member ends the round, and how its work failed, if it did; return True if it is the first.
 
         Return False, too, if this node is cut off from the store or no longer in the round: then its work is not to
@@ -306,7 +306,7 @@ class Life:
             return await (await self._store()).compare_set(BLAME, b"", said) == said
         return False
 
-    async def hear(self) -> None:
+    async def listen(self) -> None:
         """Listen until a member has ended the round; if it has failed, end the round here: a collective might hang."""
         try:
             listening = (await self._store()).listening()

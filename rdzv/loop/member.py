@@ -118,7 +118,7 @@ class RoundLoop(Generic[SomeRound]):
             self._finished = step_of(progress(), "progress()")
         elif gate.finished is not None:
             self._finished = gate.finished
-        achieved = round.life.membership.beats.got_on or (progress is not None and self._finished > before)
+        achieved = round.life.membership.beats.has_progressed or (progress is not None and self._finished > before)
 
         def count(tally: bytes) -> bytes:
             return Tally.of(tally).after(round.number, failed=round.life.has_failed, achieved=achieved).pack()
@@ -317,7 +317,7 @@ class BodyCalls(MemberOfRound):
                 self._handler.check_usable()  # raise in a forked child, in which no node reports the decision
                 await self._until_decided()
             if self.gate.decided:  # the members agreed on a stop before the round ended otherwise
-                if not (self.gate.leaves(step) or self.life.others_have_gone):
+                if not (self.gate.leaves(step) or self.life.ended_abruptly):
                     return
                 self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
         self.gate.refused = step_of(step)

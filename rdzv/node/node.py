@@ -195,11 +195,11 @@ class Node:
                 stack.push_async_callback(link.aclose)
                 link.follower.on_change = functools.partial(self.part.take, link)
                 link.follower.listeners.add(self.listeners)
-                link.start(link.follower.run(), f"follow run {self.run_id}")
-                link.start(Noticing(self.part, link).run(), f"watch over the membership of node {self.node_id}")
+                link.spawn(link.follower.run(), f"follow run {self.run_id}")
+                link.spawn(Noticing(self.part, link).run(), f"watch over the membership of node {self.node_id}")
                 link.say_when_away(self._who_waits, self._is_counted)
                 if self.hosts_store():
-                    link.start(self._name_the_host(link.store), f"name the host of the store to run {self.run_id}")
+                    link.spawn(self._name_the_host(link.store), f"name the host of the store to run {self.run_id}")
                 link.gives_up_after = self.settings.store_gone_timeout
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()

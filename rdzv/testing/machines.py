@@ -182,7 +182,7 @@ class StoreMachine:
             engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=lambda: self._world.now
         )
 
-    def failed(self, server: Server) -> None:
+    def on_server_failure(self, server: Server) -> None:
         """Called when a server has stopped by itself."""
 
     # ------------------------------------------------------------------------------------------ its processes
@@ -212,7 +212,7 @@ class StoreMachine:
             journal = self.new_journal(self.disk, host)
             engine = Engine.restore(journal.load(), limits=self._limits, now=host.time())
         self.server = server = self.new_server(engine, journal, host)
-        server.on_failure(lambda: self.failed(server))
+        server.on_failure(lambda: self.on_server_failure(server))
         self._listener = self._world.network.listen(STORE, server.protocol, loop=host)
         server.begin()
 

@@ -212,9 +212,9 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         agent = agent_above()
         self._life = life = Life(handler.own_node, handler.membership, partial(self._hear_of_ending, agent))
         life.start()
-        handler.start(life.hear())
+        handler.start(life.listen())
         if agent is not None:
-            self._worker_ends = WorkerEnds(handler.start, lambda how: life.be_first(self._with_remedy(how)))
+            self._worker_ends = WorkerEnds(handler.start, lambda how: life.claim_end(self._with_remedy(how)))
             self._worker_ends.follow(agent.next_workers(), agent.raised_by)
         if self._beats is None:
             self._beats = make_own_folder("rdzv-beats-")
@@ -240,7 +240,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if life is not None and handler is not None:
             life.stop()
             if why and life.ending is None:
-                handler.start(life.be_first(why)).wait()
+                handler.start(life.claim_end(why)).wait()
 
     def _forget_workers(self) -> None:
         if self._worker_ends is not None:

@@ -201,7 +201,7 @@ class TorchRound(_GroupOfRound, blocking.Round):
     def _ended(self, ending: Ending) -> None:
         """Abort the group after a loss, in the node's thread; at an agreed leave no member is in a collective."""
         super()._ended(ending)
-        if ending.others_have_gone:
+        if ending.is_abrupt:
             self.group.abort()
 
     async def _release(self) -> None:
@@ -262,7 +262,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
 
     def _ended(self, ending: Ending) -> None:
         """Abort the group after a loss, and cancel the body; from the node's thread."""
-        if ending.others_have_gone:
+        if ending.is_abrupt:
             self._end_thread_waits()
         elif self.life.phase is Phase.AT_WORK:
             return  # an agreed stop: the body leaves at its next `check`, and may be in a collective now

@@ -153,7 +153,7 @@ class ObservedStore(FaultyStore):
         kind = _observed(self._observe)
         return kind(engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=self._stopwatch)
 
-    def failed(self, server: Server) -> None:
+    def on_server_failure(self, server: Server) -> None:
         """Fail the story: the server must not stop."""
         self._cosmos.truth.fail(f"the server has stopped serving: {server._failure!r}")
 

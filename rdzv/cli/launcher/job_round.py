@@ -128,7 +128,7 @@ class JobRound:
         start_to_follow(self._handler, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
             listening.start_soon(self._hear_wishes, changes)
-            listening.start_soon(self._handler.call, self.life.hear())
+            listening.start_soon(self._handler.call, self.life.listen())
             for process in self._processes:
                 listening.start_soon(self._hear_of_end, process)
             self.life.start()
@@ -212,7 +212,7 @@ class JobRound:
 
     async def say_it_ends(self) -> None:
         """Report that this node ends the round, before its processes end and so make other nodes' processes fail."""
-        await self._handler.call(self.life.be_first())
+        await self._handler.call(self.life.claim_end())
 
     @property
     def _tells(self) -> bool:

@@ -125,7 +125,7 @@ class Beats:
         return max(self._last[1], self._busy_ended, self._busy_longest[0])
 
     @property
-    def got_on(self) -> bool:
+    def has_progressed(self) -> bool:
         """True if the member has finished a step in this round, or its body."""
         return self._last[2] > 1 or self._number == FINISHED
 

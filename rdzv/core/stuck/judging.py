@@ -87,7 +87,7 @@ class Stalls:
         stuck = {
             node_id: _why(one, others)
             for node_id, one in quiet.items()
-            if self._get_on(one, others := [other for name, other in members.items() if name != node_id])
+            if self._make_progress(one, others := [other for name, other in members.items() if name != node_id])
             and all(self._was_heard_since(one, other) for other in others)
         }
         # A stuck member that waits in the round's store is not the cause if another stuck member does not wait there.
@@ -103,7 +103,7 @@ class Stalls:
         limit = self._rules.limit(first=one.note.first)
         return one.note.age >= limit and now - one.ago - self._excused_at >= limit
 
-    def _get_on(self, one: Heard, others: list[Heard]) -> bool:
+    def _make_progress(self, one: Heard, others: list[Heard]) -> bool:
         if others and not one.note.waits and all(other.note.waits for other in others):
             return True
         step = -math.inf if one.note.step is None else one.note.step

@@ -69,7 +69,7 @@ class Candidacy:
         return head.coordinator is None and is_wanted and self.link.follower.error is None
 
     def _run(self, role: Role | None) -> None:
-        self._running = self.link.start(self._run_until_taken(role), f"run for coordinator of {self.part.keys.run_id}")
+        self._running = self.link.spawn(self._run_until_taken(role), f"run for coordinator of {self.part.keys.run_id}")
 
     async def _run_until_taken(self, role: Role | None) -> None:
         try:
@@ -154,7 +154,7 @@ class Candidacy:
             self._lost_terms += 1
             # Revoke the role's lease: a store that was suspended would keep it for another TTL.
             revoking = Lease(self.link.store, id=role.lease.id, ttl=role.lease.ttl).revoke()
-            self.link.start(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
+            self.link.spawn(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
             lost.cancel()
 
         role.lease.keep(sent_at=role.sent_at, on_lapse=lapsed, note=role.note)

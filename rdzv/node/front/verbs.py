@@ -295,7 +295,7 @@ async def _close(node: Node, reason: str, **verdict: Any) -> None:
     try:
         with anyio.fail_after(node.settings.close_timeout):
             link = await node.connect()
-            closed = await _run(node, link.store).close(reason, lease=await link.run_lease(), **verdict)
+            closed = await _run(node, link.store).set_closed(reason, lease=await link.run_lease(), **verdict)
             link.follower.take_closing(closed)  # the caller sees the closing before the watch delivers it
     except (StoreError, TimeoutError) as error:
         raise node.connection_error(error) from error

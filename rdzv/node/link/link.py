@@ -83,7 +83,7 @@ class Link:
         store.on_connection(self._note_connection)
         self.keeping.on_silence = self._note_silence
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run a coroutine until the link is closed."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
@@ -172,7 +172,7 @@ class Link:
     def _tell_of_absence(self, since: float, first_after: float) -> None:
         if not self._closed and (self._telling is None or self._telling.done()):
             what = f"notice the store's absence from {self._keys.run_id}"
-            self._telling = self.start(self._while_away(since, self.store.time() + first_after), what)
+            self._telling = self.spawn(self._while_away(since, self.store.time() + first_after), what)
 
     async def _while_away(self, since: float, say_at: float) -> None:
         """From `say_at` on, warn ever more rarely; log the store's return, or give it up if its process is gone."""
@@ -237,7 +237,7 @@ class Link:
     def keep_run(self) -> None:
         """Renew the run's lease from now on, so that the run stays in the store while it has nodes."""
         if self._keeping_run is None or self._keeping_run.done():
-            self._keeping_run = self.start(self._renew_run(), f"keep run {self._keys.run_id}")
+            self._keeping_run = self.spawn(self._renew_run(), f"keep run {self._keys.run_id}")
 
     def stop_renewing_run(self) -> None:
         """Stop renewing the run's lease. If no other node renews it, the lease expires."""

@@ -220,7 +220,7 @@ class Part:
         self.arrival.gone()
         if by_decision:  # a decision removes this record only; an outage ends others' leases, too
             self.lapsed_in = -1
-        link.start(link.step_down(), f"decide nothing more of {self.keys.run_id}")
+        link.spawn(link.step_down(), f"decide nothing more of {self.keys.run_id}")
 
     def end_membership(self, reason: str, *, dropped: bool = False) -> None:
         """End the membership, if any, because the node joined a later round, left, or was dropped."""

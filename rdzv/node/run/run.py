@@ -117,7 +117,7 @@ class Run:
             there = settings if isinstance(settings, Entry) else None
         raise RendezvousStateError(f"run {self.run_id} has no settings that could change: no node has come to it yet")
 
-    async def close(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
+    async def set_closed(self, reason: str = "", *, lease: Lease | None = None, **verdict: Any) -> Closed:
         """Close the run, and return its first closing. `verdict` has the fields `given_up` and `status` of `Closed`."""
         closed = Closed(reason=reason, by=self.by, **verdict)
         lease = lease or await take_run_lease(self.store, self.keys, self.keep)

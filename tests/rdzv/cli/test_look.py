@@ -300,7 +300,7 @@ async def test_after_a_lost_request_the_screen_keeps_the_last_status(monkeypatch
         if 1 < readings < 4:
             await asyncio.sleep(3600)
         if readings == 4:
-            await run.close("seen enough")
+            await run.set_closed("seen enough")
         return await tell(run)
 
     async with store.serve() as server, two_nodes(f"{server.url}/job"), looked_at(f"{server.url}/job") as (run, wakeup):

@@ -73,7 +73,7 @@ class Driven:
             self.did.append("suspect")
             return True
 
-        monkeypatch.setattr(self.life, "be_first", be_first)
+        monkeypatch.setattr(self.life, "claim_end", be_first)
         monkeypatch.setattr(self.life, "_await_news", await_news)
         monkeypatch.setattr("rdzv.loop.life.suspect", note)
 
@@ -131,10 +131,10 @@ def test_the_first_ending_counts_unless_a_departure_follows_an_agreement(monkeyp
     life, told = driven.life, driven.told
     for ending in (AGREED, Ending(kind=EndKind.AGREED, reason="b to leave")):
         life.end(ending)
-        assert (life.ending, life.others_have_gone, told) == (AGREED, False, [AGREED])
+        assert (life.ending, life.ended_abruptly, told) == (AGREED, False, [AGREED])
     for ending in (LOST, Ending(kind=EndKind.CLOSED, reason="enough"), AGREED):
         life.end(ending)
-        assert (life.ending, life.others_have_gone, told) == (LOST, True, [AGREED, LOST])
+        assert (life.ending, life.ended_abruptly, told) == (LOST, True, [AGREED, LOST])
 
 
 def test_an_ending_is_announced_once_even_if_two_threads_race(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ async def test_operators_steer_a_run_whose_store_others_keep_full(limits: Limits
                 await it.ban("b", "slow disk")
                 await it.resize(1, 2, reason="less")
                 assert_one_round(await asyncio.wait_for(run.meet(a, c), 10))
-                await it.close("enough")
+                await it.set_closed("enough")
             await heard.until(Closed, within=1.0)
             await cancel_and_wait(filling)
 

@@ -124,8 +124,8 @@ async def test_an_observer_gets_the_status_history_and_cost_of_a_run() -> None:
         assert (status.world_size, len(history.chapters), cost.rounds) == (1, 1, 1)
         by_node = await a.status()
         assert (status.members, status.phase, status.round) == (by_node.members, by_node.phase, by_node.round)
-        first = await seen.close("enough")
-        assert (await seen.close("more")).reason == first.reason == "enough"
+        first = await seen.set_closed("enough")
+        assert (await seen.set_closed("more")).reason == first.reason == "enough"
         assert (await seen.reopen()) == first
         assert await seen.reopen() is None
 
