@@ -181,7 +181,7 @@ class Channel:
         except StoreError as error:
             if raised_by_handler(error):
                 raise
-            self._abandon(item)
+            self.connection.abandon(item)
             raise item.with_doubt(error) from None
 
     def _check(self, request: Request[Any]) -> None:
@@ -207,6 +207,8 @@ class Channel:
             raise self.connection.forgotten
         # `interrupt` has no effect on a channel without a socket, so check again once there is one.
         check()
+        for grant in [each for each in self.connection.in_flight.values() if each.abandoned]:
+            self._send(self.connection.encode(grant), deadline)
 
     def _pause(self, deadline: float) -> None:
         now = time.monotonic()
@@ -292,8 +294,11 @@ class Channel:
                 break
             for received in self._received(data):
                 if isinstance(received, Reply):
-                    if self.connection.answered(received.request_id) is item:
+                    answered = self.connection.answered(received.request_id)
+                    if answered is item:
                         answer = received.response
+                    elif answered is not None and (revoke := answered.undone_by(received.response)) is not None:
+                        self._tell(revoke)
                 elif isinstance(received, (Events, Lagged)):
                     self.pushed.append(received)
                 elif isinstance(received, Bye):
@@ -423,18 +428,12 @@ class Channel:
         return f"{lost}{self._problem}{self._shared.addresses.where()}"
 
     def _give_up(self, item: InFlight) -> None:
-        self._abandon(item)
+        self.connection.abandon(item)
         if waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:
                 self._tell(Cancel(target=item.request_id))
             except OSError as error:
                 self.disconnected(error)
-
-    def _abandon(self, item: InFlight) -> None:
-        self.connection.abandon(item)
-        if self.sock is None:
-            # Forget the request, which gets no reply: it would block the acknowledgement of later replies.
-            self.connection.disconnected()
 
     def disconnected(self, error: OSError) -> None:
         """Note a lost connection; raise `error` if it came from a signal's handler."""

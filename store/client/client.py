@@ -319,9 +319,8 @@ class Client(Reconnecting):
                 watch.nothing_before(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
             self.watches[request_id].opened(response.revision)
-        match item.request, response:
-            case messages.Grant(id=None), messages.Granted(lease=lease) if item.abandoned:
-                self.notify(messages.Revoke(lease=lease))  # no caller has learned the lease's id
+        if (revoke := item.undone_by(response)) is not None:
+            self.notify(revoke)
         item.settle(error_of(response) or response)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -410,8 +409,6 @@ class Client(Reconnecting):
             self._connection.answered(item.request_id)
             if item.sent and self.connected:
                 self.notify(Cancel(target=item.request_id))
-        elif not self.connected:
-            self._connection.disconnected()  # forget abandoned requests, so that they are not sent again
         elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
             self._flush()
             unsent = self._link.transport.get_write_buffer_size() - self._written + self._large.pop(item.request_id)

@@ -24,7 +24,7 @@ from store.errors import (
     unsent,
 )
 from store.limits import Limits
-from store.messages import ERRORS, Failed, FailureKind, Listing, ListingPart, Response, mutates
+from store.messages import ERRORS, Failed, FailureKind, Grant, Granted, Listing, ListingPart, Response, Revoke, mutates
 from store.printable import printable
 from store.protocol import wire
 from store.protocol.frames import FrameReader
@@ -173,6 +173,12 @@ class InFlight:
         else:
             self.waiter.set_result(outcome)
 
+    def undone_by(self, response: Response) -> Revoke | None:
+        """Return the request that undoes an abandoned grant, whose lease no caller has learned of; else None."""
+        if self.abandoned and isinstance(self.request, Grant) and isinstance(response, Granted):
+            return Revoke(lease=response.lease)
+        return None
+
     def with_doubt(self, error: StoreError) -> StoreError:
         """Return a copy of the client's error for this request, with the request's own `maybe_applied`."""
         mine = unsent(error)
@@ -219,15 +225,13 @@ class ClientConnection:
         self._token = self._secret() if callable(self._secret) else self._secret
         self._greeting = self._hello = self.welcomed = None
 
-    def disconnected(self) -> list[InFlight]:
-        """End the connection; return the abandoned requests, which are not repeated."""
+    def disconnected(self) -> None:
+        """End the connection; drop the abandoned requests, which are not repeated, but for grants: see `undone_by`."""
         self.welcomed = None
-        for item in self.in_flight.values():
+        for item in tuple(self.in_flight.values()):
             item.parts.clear()  # a repeated request gets all parts again
-        dropped = [item for item in self.in_flight.values() if item.abandoned]
-        for item in dropped:
-            self._forget(item)
-        return dropped
+            if item.abandoned and not isinstance(item.request, Grant):
+                self._forget(item)
 
     @property
     def met(self) -> bool:
@@ -391,9 +395,9 @@ class ClientConnection:
         return self.in_flight.pop(request_id, None)
 
     def abandon(self, item: InFlight) -> None:
-        """Note that no caller waits for a request: forget it if it is unsent; a sent request is not repeated."""
+        """Note that no caller waits for a request: it is not repeated, unless it is a grant that was sent."""
         item.abandoned = True
-        if not item.sent:
+        if not item.sent or (self.welcomed is None and not isinstance(item.request, Grant)):
             self._forget(item)
 
     def _forget(self, item: InFlight) -> None:

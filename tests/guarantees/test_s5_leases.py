@@ -10,6 +10,7 @@ import pytest
 
 import store
 from tests.support.processes import start_python
+from tests.support.proxy import Proxy
 from tests.support.stores import MemoryNetwork, connect_blocking, connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
 
@@ -61,18 +62,50 @@ async def test_s5_each_keep_alive_gives_the_full_ttl_again() -> None:
 
 
 @virtual_time
-async def test_s5_a_grant_that_timed_out_or_was_cancelled_leaves_no_lease() -> None:
+@pytest.mark.parametrize("how", ["the answer is late", "the answer is lost with its connection"])
+async def test_s5_a_grant_that_timed_out_or_was_cancelled_leaves_no_lease(how: str) -> None:
     network = MemoryNetwork(latency=0.5)
     async with serve_in_memory(network), connect_in_memory(network) as client:
         kept = await client.grant(600.0)
-        with pytest.raises(store.StoreTimeoutError):
-            await client.grant(600.0, timeout=0.7)
         granting = asyncio.create_task(client.grant(600.0))
         await asyncio.sleep(0.1)
         granting.cancel()
-        await asyncio.sleep(3.0)
+        with pytest.raises(store.StoreTimeoutError):
+            await client.grant(600.0, timeout=0.7)
+        if "lost" in how:
+            network.reset("client")
+        await asyncio.sleep(5.0)
         assert (await client.stats())["leases"] == 1
         assert await kept.time_to_live() > 590.0
+
+
+@pytest.mark.parametrize("how", ["the answer is late", "the answer is lost with its connection"])
+async def test_s5_a_blocking_grant_that_timed_out_leaves_no_lease(how: str) -> None:
+    """It left a lease that nobody knew for its whole TTL. Now the next call of the client revokes it."""
+    async with (
+        store.serve() as server,
+        Proxy("127.0.0.1", server.port) as proxy,
+        store.connect(server.url) as other,
+        connect_blocking(f"tcp://127.0.0.1:{proxy.port}") as client,
+    ):
+        kept = await asyncio.to_thread(client.grant, 600.0)
+        proxy.delay = 0.5  # each way
+        granting = asyncio.create_task(asyncio.to_thread(client.grant, 600.0, timeout=0.8))
+        while (await other.stats())["leases"] < 2:
+            pass
+        if "lost" in how:
+            await proxy.refuse()
+            proxy.cut()
+        with pytest.raises(store.StoreError) as ended:
+            await granting
+        assert ended.value.maybe_applied
+        proxy.delay = 0.0
+        await proxy.accept()
+        await asyncio.to_thread(client.ping)
+        async with asyncio.timeout(20.0):
+            while (await other.stats())["leases"] > 1:
+                pass
+        assert await asyncio.to_thread(kept.time_to_live) > 590.0
 
 
 @virtual_time
