@@ -17,12 +17,12 @@ _MARK = "from store.messages import"  # a line that only this project's `store/_
 
 
 def _shadow() -> str | None:
-    """Return the foreign file that is, or would be, imported instead of this package; None if there is none."""
+    """Return the foreign file that is, or would be, imported instead of this package."""
     loaded = sys.modules.get("store")
     if loaded is not None:
         found = getattr(loaded, "__file__", None)
     else:
-        spec = importlib.util.find_spec("store")  # does not run the package
+        spec = importlib.util.find_spec("store")  # finds the package without running it
         found = None if spec is None or spec.origin is None else spec.origin
     if found is None:
         return f"no {_FOLDER / '__init__.py'}"

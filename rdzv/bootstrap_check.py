@@ -51,8 +51,8 @@ class Verdict(Stored, kw_only=True):
 def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: bool) -> Verdict:
     """Return rank 0's verdict on a round in which some ranks have not connected to it.
 
-    `missing` has the ranks that have not connected; it is empty if rank 0 could not listen. `again`: this node was an
-    unreached rank 0 before; it was chosen again because every other candidate was one, too.
+    `missing` has the unconnected ranks; it is empty if rank 0 could not listen. `again`: this node was an unreached
+    rank 0 before; it was chosen again because every other candidate was one, too.
     """
     here = size - len(missing)
     # If one of two nodes cannot reach the other, either may be to blame: the other node is left out only after it
@@ -139,7 +139,7 @@ async def all_reach(round: Round) -> list[int]:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_TIME_WAIT)
             writer.transport.abort()
-        complete.set()  # wake the tasks of `answer` that still wait, so that they end
+        complete.set()  # wake and so end the tasks of `answer` that still wait
     return sorted(missing)
 
 

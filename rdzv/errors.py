@@ -115,7 +115,7 @@ class SharedStoreTimeoutError(RendezvousError, TimeoutError):
     """A wait in the round's shared store timed out; the round itself may continue.
 
     Attributes:
-        keys: The keys that were still missing.
+        keys: The keys still missing.
         timeout: The time limit of the wait, in seconds.
     """
 

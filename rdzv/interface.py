@@ -1,4 +1,4 @@
-"""The abstract handlers, async and blocking: the interface of every rendezvous, also of third parties.
+"""The abstract handlers, async and blocking: the interface of every backend, also of third parties.
 
 A backend subclasses `RendezvousHandler` and implements four methods, and `aclose` if it holds resources. A backend may
 also offer the other calls in `rdzv.node.front.verbs`, under the same names.
@@ -26,7 +26,7 @@ class _Names:
 
 
 class RendezvousHandler(_Names, ABC):
-    """One node's part in the rendezvous of one run; `async with` closes it."""
+    """One node's part in one run's rendezvous; `async with` closes it."""
 
     @abstractmethod
     async def next_rendezvous(self) -> RendezvousInfo:
@@ -54,7 +54,7 @@ class RendezvousHandler(_Names, ABC):
 
     @abstractmethod
     async def set_closed(self, reason: str = "") -> None:
-        """Close the run for every node, for good; the first reason is the one that is shown."""
+        """Close the run for every node, for good; the first reason is shown."""
 
     async def aclose(self) -> None:
         """Leave for good and release all resources; may be called twice."""

@@ -1,4 +1,4 @@
-"""Pure: the listeners of an object, notified in the order in which they were added."""
+"""The listeners of an object, notified in order of addition."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 class Listener(Protocol):
-    """An object that is notified of changes."""
+    """An object notified of changes."""
 
     def changed(self) -> None:
-        """Note that the observed state has changed, perhaps in a way that does not concern this listener."""
+        """React to a change of the observed state, which may not concern this listener."""
 
 
 class Listeners:
-    """A group of listeners that are notified together; a group is a `Listener` itself, so it may be in another.
+    """A group of listeners notified together; a group is a `Listener` itself, so it may be in another.
 
     A listener reads the state itself, once after it was added and again at each notification, so it misses no change.
     Any thread may add, remove and notify listeners: each access to their table is atomic in Python. There is no

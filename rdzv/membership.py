@@ -57,14 +57,14 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tup
         )
 
     def superseded(self) -> str | None:
-        """Return why this node is no longer in the round, as far as it knows; None while it is. From any thread."""
+        """Return why this node is no longer in the round, as far as it knows; None while it is. Thread-safe."""
         return self._membership.over
 
     def on_superseded(self, callback: Callable[[str], None]) -> None:
-        """Call back once this node is no longer in the round, with the reason. From any thread.
+        """Call back, with the reason, as soon as this node is no longer in the round. Thread-safe.
 
-        The callback runs in the node thread, or in the caller's if the node is out of the round already. It must be
-        quick.
+        The callback must be quick: it runs in the node thread, or in the caller's if the node is out of the round
+        already.
         """
         self._membership.call_when_over(callback)
 
@@ -80,7 +80,7 @@ class RendezvousInfo(_Info["SharedStore"]):
         rank: This node's rank, from 0.
         world_size: The number of members.
         store: The round's shared store.
-        bootstrap_address: Host and port on rank 0, the same for every member; the port was free when rank 0 came.
+        bootstrap_address: Host and port on rank 0, the same for every member; the port was free when rank 0 arrived.
     """
 
     store: SharedStore
@@ -133,7 +133,7 @@ class Membership:
     over: str | None = None  # why the node is no longer in the round; None while it is
     over_at: float | None = None  # when the membership ended, on this node's clock
     dropped: bool = False  # True if the others removed this node, or its lease ended
-    record_gone: bool = False  # True if the run's head lists this node as lost
+    record_gone: bool = False  # True if the coordinator's report lists this node as lost
     expelled: bool = False  # True if the coordinator expelled this node; False if its record expired
     lost_ids: tuple[str, ...] = ()  # the known ids of members that have died since the round completed
     muster: Any = None  # the task by which `all_here` has counted this member; None before
@@ -165,7 +165,7 @@ class Membership:
 
     @property
     def progress(self) -> Progress | None:
-        """The coordinator's progress of this round; None before there is any, or if it is of a later round."""
+        """The coordinator's progress of this round; None before any, or if it is of a later round."""
         progress = self.head.progress
         return progress if progress is not None and progress.round == self.round.number else None
 
@@ -185,7 +185,7 @@ class Membership:
         self.over = reason
 
     def call_when_over(self, callback: Callable[[str], object]) -> None:
-        """Call back once, with the reason, when the membership is over; at once if it is already. From any thread."""
+        """Call back once, with the reason, when the membership is over; at once if it is already. Thread-safe."""
         self.call_once(lambda: self.over, callback)
 
     def call_when_lost(self, callback: Callable[[tuple[str, ...]], object]) -> None:

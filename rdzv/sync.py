@@ -33,7 +33,7 @@ __all__ = ["Changes", "Handler", "RendezvousHandler", "RendezvousInfo", "Round",
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> contextlib.AbstractContextManager[Handler]:
-    """Take part in a run's rendezvous for the duration of the context; the blocking twin of `rdzv.connect`."""
+    """Take part in a run's rendezvous during the context; the blocking twin of `rdzv.connect`."""
     return _Connection(url, overrides)
 
 

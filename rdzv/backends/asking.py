@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 ANSWERS_WITHIN: Final = 3.0  # seconds
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
-ATTEMPT: Final = 0.4  # the fewest seconds for hosts to answer at a reconnect, an attempt of half a second
+ATTEMPT: Final = 0.4  # seconds, at least, for hosts to answer at a reconnect, whose attempts take half a second
 FRAME_HEAD_BYTES: Final = 4
-PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}  # the lowest of a host's answers counts
+PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}  # a host's lowest answer counts
 
 
 class Asked(NamedTuple):
@@ -118,7 +118,7 @@ class Word(NamedTuple):
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Return the body of the next frame; raise EOFError or ProtocolError if there is none."""
+    """Return the body of the next frame; raise EOFError or ProtocolError without one."""
     size = int.from_bytes(await reader.readexactly(FRAME_HEAD_BYTES))
     if size > HANDSHAKE_BYTES_MAX:
         raise ProtocolError(f"a first message of {size} bytes is not one of this protocol")
@@ -134,7 +134,7 @@ def _meaning(said: Greeting | Sorry) -> Asked:
 
 
 async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Asked]:
-    """Ask all hosts concurrently, until one serves; hosts that have not answered by then count as silent."""
+    """Ask all hosts concurrently, until one serves; hosts without an answer by then count as silent."""
     found = [Asked(Answer.SILENT)] * len(hosts)
 
     async def ask(place: int) -> None:
@@ -171,7 +171,7 @@ class DialOfMany(TcpDial):
         self._within = ANSWERS_WITHIN
 
     async def choose(self, context: ssl.SSLContext | None = None) -> None:
-        """Find the host that serves; `ConnectionRefusedError` if all hosts refuse or have ended, else an `OSError`."""
+        """Find the host that serves; else raise ConnectionRefusedError if all refuse or have ended, or an OSError."""
         began = time.monotonic()
         found = await ask_all(self.hosts, context or self.tls, within=self._within)
         for host, asked in zip(self.hosts, found, strict=True):
@@ -184,7 +184,7 @@ class DialOfMany(TcpDial):
             raise ConnectionRefusedError
         for asked in found:
             if isinstance(asked.error, ssl.SSLError) or (asked.error is not None and lack_of(asked.error)):
-                raise asked.error  # the client describes it
+                raise asked.error  # the client describes this error
         raise RefusedByStore(in_words(self.hosts, found))
 
 

@@ -1,4 +1,4 @@
-"""The address on which a node may serve the embedded store, or why it must not serve.
+"""The address where a node may serve the embedded store, or why it must not serve.
 
 Each machine decides alone: if a name stands for several machines, each would start a store, and one job would become
 several. So a machine serves only if all addresses of the URL's host are its own. An address is its own if it is
@@ -36,7 +36,7 @@ Target = tuple[int, tuple[Any, ...]]  # a socket family, and the argument of `so
 
 
 class NotResolvedError(RendezvousConnectionError):
-    """The URL's host is a name that has no address, perhaps not yet."""
+    """The URL's host is a name without an address, perhaps not yet."""
 
 
 class PortTakenError(RendezvousConnectionError):
@@ -44,11 +44,11 @@ class PortTakenError(RendezvousConnectionError):
 
 
 class HostedElsewhereError(PortTakenError):
-    """Another machine listens at an address of the URL's host, perhaps with the store of this run."""
+    """Another machine listens at an address of the URL's host, perhaps with this run's store."""
 
 
 class BindAddress(NamedTuple):
-    """The address on which to serve for a URL's host."""
+    """The address to serve on for a URL's host."""
 
     address: str  # an address or a name; "" for all interfaces
     foreign: tuple[Target, ...] = ()  # the host's addresses that belong to other machines
@@ -56,7 +56,7 @@ class BindAddress(NamedTuple):
 
 
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:
-    """Return the address on which to listen for a URL's host.
+    """Return the address to listen on for a URL's host.
 
     If `host` is a name and the store `may_be_open` to all machines, return all interfaces, as on Debian a machine's own
     name is 127.0.1.1. `insist`: the user has set `is_host`. Raise this module's errors, or an `OSError`: EADDRNOTAVAIL

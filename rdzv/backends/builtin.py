@@ -46,7 +46,7 @@ ETCD_TTL_LEAST = 6.0  # seconds; the least TTL that allows two renewals after an
 
 
 def connect(url: str, **overrides: Unpack[Overrides]) -> Connection:
-    """Take part in the rendezvous of a run: `async with rdzv.connect(url) as handler`, or without a block.
+    """Take part in a run's rendezvous: `async with rdzv.connect(url) as handler`, or without a block.
 
         handler = await rdzv.connect(url)
         ...
@@ -101,11 +101,11 @@ class Connection:
 
 
 maker_of_handlers: ContextVar[Callable[..., RendezvousHandler] | None] = ContextVar("maker_of_handlers", default=None)
-"""If set, `create_handler` calls it instead of a backend; `rdzv.testing` sets it in its nodes."""
+"""If set, `create_handler` calls this function instead of a backend; `rdzv.testing` sets it in its nodes."""
 
 
 def create_handler(url: str, overrides: Mapping[str, Any], *, blocking: bool = False) -> RendezvousHandler:
-    """Return a handler of the URL's backend, not connected yet."""
+    """Return an unconnected handler of the URL's backend."""
     maker = maker_of_handlers.get()
     if maker is not None:
         return maker(url, overrides, blocking=blocking)
@@ -124,7 +124,7 @@ def tcp_handler(settings: Settings) -> Handler:
 
 
 def client_of(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
-    """Return a client, not connected yet, of the store in the settings; `options` are those of its kind."""
+    """Return an unconnected client of the settings' store; `options` are those of its kind."""
     if settings.endpoint.info.family == "tcp":
         return _tcp_client(_dial(settings, credentials), settings, credentials, **options)
     from store.etcd import client as etcd
@@ -170,7 +170,7 @@ class _WayToTcp:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._credentials = Credentials(settings)
-        self._rng = random.Random(secrets.randbits(64))  # `Random` without a seed reads 2.5 kB of entropy
+        self._rng = random.Random(secrets.randbits(64))  # without a seed `Random` reads 2.5 kB of entropy
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
         self.node.store_settings = self._at_its_host
         self._begin_metrics = metrics_server(self.node, settings, self._credentials)
@@ -179,7 +179,7 @@ class _WayToTcp:
         self._of_node: ClientToEnter | None = None
 
     def _at_its_host(self) -> Settings:
-        """Return the settings; if the URL has several hosts, they keep only the one where the store was found."""
+        """Return the settings; of several hosts in the URL, keep only the one where the store was found."""
         found = self._dial.found if isinstance(self._dial, DialOfMany) else None
         if found is None:
             return self._settings
@@ -210,7 +210,7 @@ class _WayToTcp:
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
         client = _tcp_client(self._dial, settings, self._credentials, rng=self._rng, **times)
         client.on_connection(self._note_connection)
-        # Hosting is outside `turn`: nodes that hold a turn may wait for the store that this node hosts.
+        # Start the hosted store outside `turn`: the nodes inside may wait for that store.
         try:
             async with self.node.loop.turn():
                 connected = await client.__aenter__()
@@ -235,7 +235,7 @@ class _WayToTcp:
 
     async def _host_if_called_for(self) -> None:
         if self._hosting is None:
-            # Decide only at the first connection if to host: a live run must not get a second store.
+            # Decide only at the first connection whether to host a store: a live run must not get a second one.
             kind = Succession if self._settings.endpoint.has_successors else Hosting
             self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)

@@ -28,7 +28,7 @@ SETTLED_AFTER: Final = 3.0  # seconds without a change until a token's file coun
 
 
 class Credentials:
-    """The credentials of a run; `RendezvousSettingsError` if a file is unreadable. `renew` is None without files."""
+    """A run's credentials; `RendezvousSettingsError` if a file is unreadable. `renew` is None without files."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -86,7 +86,7 @@ class Credentials:
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
             try:
                 fresh = path is not None and abs(time.time() - os.stat(path).st_mtime) < SETTLED_AFTER
-                if fresh and self._seen and not found:  # a token that has just changed may be half written
+                if fresh and self._seen and not found:  # a just changed token may be half written
                     found.append(self._seen[0])
                 else:
                     found.append(None if path is None else _read("", path))

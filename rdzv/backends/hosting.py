@@ -1,13 +1,13 @@
 """When a node starts the embedded store, and when the node ends the store.
 
 A node on the machine of the URL's host starts the store when it first looks for one and no process listens yet. A node
-never starts a store on a reconnect: there must be no second, empty store beside a live run.
+never starts a store on a reconnect: a live run must not get a second, empty store.
 
 The store dies with its host's process. After the host's own node has left, the store stays until no other client is
 connected, for at most `close_timeout`.
 
-New nodes must not join in a store that is shutting down. So its host first writes a key, and nodes can join only if
-this key is absent. A rejected node looks for another store (`Node`). One such node starts it once the port is free.
+New nodes must not join in a store that is shutting down. So its host first writes a key that forbids joining. A
+rejected node looks for another store (`Node`), which one such node starts once the port is free.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 SAY_TAKEN_AFTER: Final = 1.0  # seconds that the port is taken before a warning; a starting store answers sooner
 TRY_AGAIN_AFTER: Final = (0.4, 0.6)  # seconds between attempts, at random; short, as all nodes wait for the host
 LOOK_AGAIN_AFTER: Final = 2.0  # seconds between checks for other clients
-ENDING_TTL: Final = 10.0  # seconds; TTL of the key that rejects new nodes, which is renewed at each check
+ENDING_TTL: Final = 10.0  # seconds; TTL of the key that rejects new nodes, renewed at each check
 SAID_AGAIN_AFTER: Final = 60.0  # seconds between warnings that this process still serves others
 CLOSING_WITHIN: Final = 0.3  # seconds for a server to notice the end of a local connection
 CALL_TIMEOUT: Final = 30.0  # seconds
-MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to say if it is shutting down
+MEETS_WITHIN: Final = 2.0  # seconds for a store on this machine to answer whether it is shutting down
 FORWARDED_WITHIN: Final = 10.0  # seconds until a Service or NAT forwards to a new store
 
 
@@ -111,7 +111,7 @@ class HostedStore:
         await self._alone_within(self._linger)
 
     async def _wait_for_others(self, open_client: OpenClient) -> None:
-        """Reject new nodes, and wait until the others have left; wait without a limit for those of other runs."""
+        """Reject new nodes, and wait until the others have left; the wait for nodes of other runs has no limit."""
         since, said_of, said_at, until = 0, "", 0.0, None
         while True:
             try:
@@ -172,7 +172,7 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
 
 
 class Starting(ABC):
-    """The task that decides, while no store is found, if this process starts the store of its run."""
+    """The task that decides, while no store is found, whether this process starts its run's store."""
 
     def __init__(
         self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
@@ -231,7 +231,7 @@ class Starting(ABC):
 
     @property
     def hosts(self) -> bool:
-        """True if this process serves the store; from any thread."""
+        """True if this process serves the store; thread-safe."""
         return self._host is not None and not self._host.ended
 
     async def aclose(self) -> None:
@@ -244,7 +244,7 @@ class Starting(ABC):
 
 
 class Hosting(Starting):
-    """Decides if this process starts the store at the one host of the URL, when its node first looks for it.
+    """Decides whether this process starts the store at the URL's one host, when its node first looks for the store.
 
     If the URL's name has no address yet, or if the port is taken, `Hosting` tries again until a store is found.
     """
@@ -291,7 +291,7 @@ class Hosting(Starting):
                 return None
 
     async def _why_not_the_only_one(self, host: HostedStore) -> RendezvousConnectionError | None:
-        """Return why the new store must end, if the URL leads to another store or nowhere; else return None."""
+        """Return why the new store must end, if the URL leads to another store or nowhere."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
             began_too = await in_thread(lambda: those_that_accept(host.bound.foreign)) if host.bound.foreign else []
@@ -342,7 +342,7 @@ class Hosting(Starting):
 
 
 def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedStore | None:
-    """Start the embedded store if the settings say so, or if it belongs on this machine and no process listens."""
+    """Start the embedded store if the settings say so, or if it belongs here and no process listens at its port."""
     if settings.is_host is False:
         return None
     ((host, port),) = settings.endpoint.hosts
@@ -367,7 +367,7 @@ def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedSt
 
 
 def address_to_listen_on(settings: Settings, credentials: Credentials, host: tuple[str, int]) -> BindAddress:
-    """Return the address on which to serve for this host; raise its errors, and one for a name that machines share."""
+    """Return the result of `choose_bind_address`; raise also for a name that several machines share."""
     insist, tls = settings.is_host is True, credentials.server_tls()
     is_closed_to_strangers = credentials.token is not None or (tls is not None and tls.verify_mode is CERT_REQUIRED)
     bound = choose_bind_address(*host, may_be_open=settings.insecure or is_closed_to_strangers, insist=insist)

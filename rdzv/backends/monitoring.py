@@ -35,7 +35,7 @@ def http_room(name: str, parameter: str) -> Any:
 
 
 def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> Callable[[], None]:
-    """Return a function, for the node's loop, that serves the metrics of the process once, if `metrics_port` is set."""
+    """Return a function, for the node's loop, that serves the process's metrics once, if `metrics_port` is set."""
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
     token, tls, insecure = credentials.token, credentials.server_tls(renews=True), settings.insecure

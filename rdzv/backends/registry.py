@@ -10,8 +10,8 @@ A backend is a creator: a function from `RendezvousParameters` to a `RendezvousH
 Registration in code has precedence. Entry points are looked up only for an unregistered scheme: a broken package
 affects only its users. Schemes are case-insensitive, as in URLs.
 
-`RendezvousParameters` is compatible with PyTorch's class, so that creators for PyTorch can use it. It has no repr, as
-it may contain secrets.
+`RendezvousParameters` is compatible with PyTorch's class, so that creators for PyTorch can use it. It has no repr: it
+may contain secrets.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ ENTRY_POINT_GROUP: Final = "rdzv.backends"
 ParameterValue: TypeAlias = (
     str | bytes | int | float | PurePath | Mapping[str, Any] | Sequence[Any] | Callable[..., Any] | None
 )
-"""A parameter as its user wrote it: text if it is from a URL."""
+"""A parameter as its user wrote it: text if from a URL."""
 
 
 class RendezvousParameters:
-    """The arguments of a creator.
+    """A creator's arguments.
 
     Attributes:
         backend: The URL's scheme.
@@ -182,7 +182,7 @@ class RendezvousHandlerRegistry:
         return sorted({*self._creators, *(found.name.lower() for found in _offered())})
 
     def _load(self, scheme: str) -> RendezvousHandlerCreator:
-        # Count entry points by value: a directory that is on the path twice lists each one twice.
+        # Count entry points by value: a directory twice on the path lists each one twice.
         found = {point.value: point for point in _offered() if point.name.lower() == scheme}
         if not found:
             refuse(

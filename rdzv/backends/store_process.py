@@ -1,4 +1,4 @@
-"""The embedded store in a process of its own (`host=process`), for programs that hold the GIL for long.
+"""The embedded store in its own process (`host=process`), for programs that hold the GIL for long.
 
 The node binds the port, and executes this interpreter: a fork would copy the locks of threads, and `multiprocessing`
 would run the user's script again. Node and store process exchange lines of JSON over a socket pair, since secrets must
@@ -115,7 +115,7 @@ class StoreProcess:
         return self.rejects_clients or self._stopped
 
     def stop_waiting(self) -> None:
-        """End `wait_until_alone`; from any thread."""
+        """End `wait_until_alone`; thread-safe."""
         self._stopped = True
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class StoreProcess:
         self._control.close()
 
     def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
-        """Send a request: settings, `HAND_OVER`, seconds to wait until alone, or None; return the answer, if any."""
+        """Send settings, `HAND_OVER`, seconds to wait until alone, or None (a query); return the answer, if any."""
         with self._asking, contextlib.suppress(OSError, ValueError):
             _send(self._lines, request)
             return json.loads(self._lines.readline())

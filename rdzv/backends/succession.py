@@ -1,8 +1,8 @@
-"""Becomes the next host of a store with several hosts, by the rule of `core.hosts.succession`.
+"""Makes this process the next host of a store whose URL lists several, by the rule of `core.hosts.succession`.
 
 A node whose machine is in the list takes part whenever there is no store: when it first looks for one, and after the
-serving process has died. A candidate listens, and tells each client that it is a candidate. If a candidate may serve,
-its server gets the same sockets, so that the port is never free.
+serving process has died. A candidate listens, and tells each client so. Once it may serve, its server gets the same
+sockets, so that the port is never free.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an 
 
 
 class Succession(Starting):
-    """Decides when this process serves the store of its run."""
+    """Decides when this process serves its run's store."""
 
     def __init__(
         self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random

@@ -97,7 +97,7 @@ class Command:
 
     @property
     def first_status(self) -> int:
-        """The number that is added to the exit statuses 1 to 5 of the subcommand's errors."""
+        """The number added to the exit statuses 1 to 5 of the subcommand's errors."""
         return OF_RUN if self.takes_command else 0
 
 
@@ -278,7 +278,7 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
 
 
 def in_a_line(error: Exception) -> str:
-    """Return the message of an error; for a system error, its file and message without the error number."""
+    """Return an error's message; for a system error, its file and message without the error number."""
     if lack := lack_of(error):
         return lack
     if isinstance(error, OSError) and error.strerror:

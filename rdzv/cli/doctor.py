@@ -1,7 +1,7 @@
 """`rdzv doctor` looks from this node for problems that keep nodes from meeting, and names a remedy for each.
 
-The doctor looks up, reaches and greets the store as a joining node does, and then reads the run. The doctor ends at a
-failed step. Each line begins with the node's name, for `srun rdzv doctor URL`.
+The doctor looks up, reaches and greets the store as a joining node does, and then reads the run, until a step fails.
+Each line begins with the node's name, for `srun rdzv doctor URL`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PINGS = 5
 SLOW = 0.25  # seconds; a median answer time above this is bad: a quarter of the default `disconnect_ttl`
 LEASE_TTL = 30.0
 LEASE_WATCHED = 1.0  # seconds
-CLOCK_OFF = 0.25  # seconds by which two clocks may differ, in addition to the round trips
+CLOCK_OFF = 0.25  # seconds by which two clocks may differ, besides the round trips
 ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of etcd 3.4 and 3.5 that lose no data
 
 
@@ -177,7 +177,7 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
 
 
 async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
-    """Report if addresses of `host` belong to several machines: each of these would start a store of its own."""
+    """Report addresses of `host` that belong to several machines: each would start its own store."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:

@@ -1,7 +1,8 @@
 """The subcommands that only read a run: status, history, timeline.
 
-On a terminal, `rdzv status --watch` redraws one screen, by the extra `live`. It reads the run after each change, and at
-intervals that grow with the duration of a reading. By pings, `--watch` shows within 2 s that the store is lost.
+On a terminal, `rdzv status --watch` redraws one screen; this needs the extra `live`. The command reads the run after
+each change, and at intervals that grow with the duration of a reading. By pings, `--watch` shows within 2 s that the
+store is lost.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LOOK_EVERY: Final = 0.5  # seconds between pings
 ANSWER_WITHIN: Final = 1.0  # seconds for the store to answer a ping
 READ_EVERY: Final = 1.0  # the shortest time between two readings of an unchanged run, in seconds
 READ_WITHIN: Final = 3.0  # the shortest time limit of a reading, in seconds; after it the last reading is shown
-READ_SHARE: Final = 0.05  # the largest share of the time that is spent on reading an unchanged run
+READ_SHARE: Final = 0.05  # the largest share of the time spent on reading an unchanged run
 STYLES: Final = {"bad": "bold red", "good": "green", "soft": "dim"}
 
 

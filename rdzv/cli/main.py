@@ -112,7 +112,7 @@ def _with_url(command: Command, words: list[str]) -> list[str]:
     if not command.takes_url or not url:
         return words
     inner = command.takes_command and "RDZV_ROUND" in os.environ
-    # Skip the words that are values of options: the value of `--reason` may contain a URL.
+    # Skip the values of options: the value of `--reason` may contain a URL.
     valued = {name for each in command.arguments if "action" not in each.settings for name in each.names}
     own = (word for before, word in pairwise(["", *words]) if before not in valued and not word.startswith("-"))
     if any(map(command.means_url, own)):
@@ -162,7 +162,7 @@ def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
 
 
 def parser_of(command: Command) -> _Parser:
-    """Return the parser of a subcommand."""
+    """Return a subcommand's parser."""
     description = f"{command.help[0].upper()}{command.help[1:]}."
     parser = _Parser(prog=f"rdzv {command.name}", usage=command.usage, description=description)
     _add_flags(parser)

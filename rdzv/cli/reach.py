@@ -44,7 +44,7 @@ def settings_of(url: str, *, needs_run: bool = False, **given: Any) -> Settings:
 
 @contextlib.asynccontextmanager
 async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, Keys]]:
-    """Connect to the store of a URL; yield the store, and the keys of the URL's run."""
+    """Connect to a URL's store; yield the store, and the keys of the URL's run."""
     settings = settings_of(url)
     async with client_of(settings, Credentials(settings), timeout=timeout) as client:
         yield client, Keys(settings.prefix, settings.run_id)
@@ -54,7 +54,7 @@ async def open_store(url: str, *, timeout: float) -> AsyncIterator[tuple[Store, 
 async def open_run(
     options: argparse.Namespace, *, follow: Listener | None = None, must_exist: bool = True
 ) -> AsyncIterator[Run]:
-    """Connect to the store of the run at `options.url`; raise RendezvousStateError if a missing run `must_exist`.
+    """Connect to the run's store at `options.url`; raise RendezvousStateError if a missing run `must_exist`.
 
     `follow` is notified when the run's head changes. Without `follow` the head is not read, so the run has no status.
     """

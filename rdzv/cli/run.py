@@ -52,7 +52,7 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def processes_here(wanted: str | int) -> int:
-    """Return the number of processes on this node for a value of `--nproc`; raise for `gpu` if there is no GPU."""
+    """Return the number of processes on this node for a value of `--nproc`; raise for `gpu` without a GPU."""
     if isinstance(wanted, int):
         return wanted
     gpus = gpus_here(os.environ) if wanted != "cpu" else 0

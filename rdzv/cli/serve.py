@@ -2,7 +2,7 @@
 
 systemd is notified once the store listens (https://www.freedesktop.org/software/systemd/man/sd_notify.html). SIGTERM or
 SIGINT shuts the server down; another such signal, a second or more later, ends it at once (S9). After SIGHUP an
-authority that was removed from the file stays trusted until a restart, as OpenSSL cannot remove it.
+authority removed from the file stays trusted until a restart, as OpenSSL cannot remove it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Pure: the user's settings, and the errors for wrong ones."""
+"""The user's settings, and the errors for wrong ones."""

@@ -1,4 +1,4 @@
-"""Pure: errors for wrong settings. Each message is one sentence with the value, its limit and a remedy."""
+"""Errors for wrong settings. Each message is one sentence with the value, its limit and a remedy."""
 
 from __future__ import annotations
 

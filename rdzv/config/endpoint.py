@@ -1,4 +1,4 @@
-"""Pure: the parts of a URL, and the endpoint in it, the store's address.
+"""A URL's parts, and the endpoint in it, the store's address.
 
     tcp://head:29400/job-7?min_nodes=2&max_nodes=4
     ─┬─   ────┬─────  ─┬──  ──────────┬──────────
@@ -45,7 +45,7 @@ SCHEMES: Final[Mapping[str, Scheme]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The address of the store."""
+    """The store's address."""
 
     scheme: str
     hosts: tuple[tuple[str, int], ...]  # host names or addresses without brackets, each with its port
@@ -61,7 +61,7 @@ class Endpoint:
     @classmethod
     @functools.lru_cache(maxsize=16)  # cached: nodes of one process mostly have the same store
     def parse(cls, scheme: str, authority: str) -> Endpoint:
-        """Parse the hosts in a URL; raise `RendezvousSettingsError` if they are wrong."""
+        """Parse the hosts in a URL; raise `RendezvousSettingsError` if wrong."""
         _check_scheme(scheme)  # report an unknown scheme first
         if "@" in authority:  # do not show the authority: it may contain a password
             refuse(
@@ -76,7 +76,7 @@ class Endpoint:
 
     @property
     def info(self) -> Scheme:
-        """The properties of the scheme."""
+        """The scheme's properties."""
         return SCHEMES[self.scheme]
 
     @property
@@ -133,7 +133,7 @@ def _written(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlParts:
-    """The parts of a URL, percent-decoded and not checked."""
+    """A URL's parts, percent-decoded and not checked."""
 
     scheme: str
     authority: str  # hosts and ports, as written

@@ -1,4 +1,4 @@
-"""Pure: the keywords of `connect`, for type checkers.
+"""The keywords of `connect`, for type checkers.
 
 A keyword's value may be text, as in a URL or on a command line. Parameters of third
 parties' backends are no keywords: users write them in the URL.

@@ -1,4 +1,4 @@
-"""Pure: the description of a parameter, a field of `settings.Settings`: its type, and where it may be given."""
+"""A parameter's description, a field of `settings.Settings`: its type, and where it may be given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Source(Enum):
-    """A place in which a parameter may be given. The enum's value completes errors: "ttl=0 in the URL must be"."""
+    """A place where a parameter may be given. The enum's value completes errors: "ttl=0 in the URL must be"."""
 
     ENVIRONMENT = " in the environment"
     URL = " in the URL"
@@ -30,7 +30,7 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The description of one parameter."""
+    """One parameter's description."""
 
     name: str
     kind: value_types.Kind
@@ -45,7 +45,7 @@ class Parameter:
     is_secret: bool = False  # errors do not show its value
 
     def read(self, raw: object, *, source: Source = Source.KEYWORD, written: str = "") -> Any:
-        """Return the canonical value, or raise an error with the parameter's name as `written` in `source`."""
+        """Return the canonical value of `raw`; errors name the parameter as `written` in `source`."""
         try:
             return self.kind.convert(raw)
         except (ValueError, TypeError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""Pure: the settings of a resized run: they have the new minimum and maximum of nodes, and list the earlier ones.
+"""The settings of a resized run: they have the new minimum and maximum of nodes, and list the earlier ones.
 
 A node may be started with a minimum and maximum from before a resize. If the run's settings list the node's pair under
 `RESIZED_FROM`, the node takes over the run's present pair; otherwise it gets an error (promise R18).

@@ -1,4 +1,4 @@
-"""Pure: checks for parameters that contradict each other, or the kind of store."""
+"""Checks for parameters that contradict each other, or the kind of store."""
 
 from __future__ import annotations
 

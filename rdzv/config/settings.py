@@ -1,4 +1,4 @@
-"""Pure: the user's settings, from keywords, a URL or the environment: checked once, then frozen.
+"""The user's settings, from keywords, a URL or the environment: checked once, then frozen.
 
 Each field of `Settings` declares a parameter (`PARAMETERS`); the text below it is its row in docs/all-parameters.md. If
 a parameter is given in several places, this order decides:
@@ -243,7 +243,7 @@ class Settings:
 
 
 _SHARED: Final = ("min_nodes", "max_nodes", "node_unit", "rank_order", "last_call_timeout", "early_last_call")
-HOSTS: Final = "hosts"  # the key in `shared` of the URL's hosts, if there are several
+HOSTS: Final = "hosts"  # the key in `shared` of the URL's hosts, if several
 # `Settings.shared` omits these parameters at their defaults, so that releases without the parameters can agree.
 _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout", "unit_within")
 

@@ -1,4 +1,4 @@
-"""Pure: the types of parameters: a `Kind` converts a parameter's text or value, and states the limit."""
+"""The types of parameters: a `Kind` converts a parameter's text or value, and states the limit."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pure: the rendezvous itself: its records, the coordinator's view of them, its decisions, and their order."""
+"""The rendezvous itself: its records, the coordinator's view of them, its decisions, and their order."""

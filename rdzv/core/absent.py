@@ -1,4 +1,4 @@
-"""Pure: the absent nodes of a run: members that have gone from the last round, and expected nodes not yet seen.
+"""A run's absent nodes: members that have gone from the last round, and expected nodes not yet seen.
 
 Only the coordinator watches the nodes' records, so it reports absent nodes to all nodes in `Progress.absent`. Durations
 are on the coordinator's clock; a reader adds the time since it received the report.
@@ -47,7 +47,7 @@ class Absent(Record, kw_only=True):
 
     missing: tuple[Missing, ...] = ()  # at most `NAMED_MOST`
     count: int = 0  # the number of all missing nodes
-    waited: float | None = None  # seconds for which too few nodes have waited; None if enough or no nodes wait
+    waited: float | None = None  # seconds that too few nodes have waited; None if enough or no nodes wait
     staying: tuple[str, ...] = ()  # the live members, if others wait to join; empty if more than `NAMED_OF_MANY`
     staying_at: tuple[str, ...] = ()  # the addresses of the `staying` members
     said_at: float = 0.0  # the Unix time of this report; 0 if unknown
@@ -130,7 +130,7 @@ class AbsenceBook:
         self._short_since = None
 
     def count_waiting(self, *, short: bool, now: float, waited: float | None = None) -> None:
-        """Record if too few nodes wait (`short`); if known, `waited` has the seconds for which they have waited."""
+        """Record whether too few nodes wait (`short`); `waited` has the seconds that they have waited, if known."""
         if not short:
             self._short_since = None
         elif self._short_since is None or waited is not None:

@@ -1,4 +1,4 @@
-"""Pure: the address at which other members reach each member.
+"""The address where other members reach each member.
 
 Unless configured, a node's address is the one from which the store sees the node connect. This address is wrong in two
 cases:
@@ -46,7 +46,7 @@ def addresses_for_record(observed_address: str, sends_from: str, store_at: str) 
     if not is_loopback(sends_from):
         if is_loopback(observed_address):  # a forwarder on the store's host passes on this node's connection
             return sends_from, sends_from, store_at
-        # The node connects to the address that the store sees: a forwarder's, so `store_at` is not the store's.
+        # The store sees the very address to which the node has connected: it is a forwarder's, not the store's.
         if observed_address == store_at != sends_from:
             return sends_from, "", ""
     return observed_address, sends_from, store_at

@@ -1,4 +1,4 @@
-"""Pure: an operator's question to a node, and the answer. A question's key is below `head/`, which nodes watch."""
+"""An operator's question to a node, and the answer. A question's key is below `head/`, which nodes watch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pack_answer(text: str) -> bytes:
 
 
 def unpack_answer(value: bytes) -> str:
-    """Unpack an answer; raise `RendezvousStateError` if it is invalid."""
+    """Unpack an answer; raise `RendezvousStateError` if invalid."""
     unpacking = zlib.decompressobj()
     try:
         text = unpacking.decompress(value, ANSWER_BYTES_MOST)

@@ -1,9 +1,9 @@
-"""Pure: the decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
+"""The decisions of the coordinator (`decide`) and of a waiting node (`follow`), each with its reason.
 
 `decide` returns the first due act, in the order of the union `Act`, and does not change the `Picture`. An act that is
 not due yet does not delay acts that come later in `Act`.
 
-The phases of a run:
+A run's phases:
 
     GATHERING   fewer than `needed` nodes have arrived     -> wait for arrivals
     LAST_CALL   enough, but fewer than `capacity`          -> wait until the last call is over
@@ -49,8 +49,8 @@ class Rules:
     early_last_call: bool = True  # end the last call of a re-rendezvous when no other node is expected
     order: RankOrder
     expected: tuple[str, ...] = ()  # nodes that count as missing until they arrive
-    unit_within: str = ""  # an attribute that has one value in all nodes of a unit; empty: units may mix values
-    ttl: float = 0.0  # seconds within which a member that is cut off from the store stops
+    unit_within: str = ""  # an attribute with one value in all nodes of a unit; empty: units may mix values
+    ttl: float = 0.0  # seconds within which a member cut off from the store stops
 
     def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return the nodes that form complete units (see `unit_within`)."""
@@ -63,13 +63,13 @@ class Rules:
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
 
     def admitted(self, count: int) -> int:
-        """Return the size of a round if `count` nodes have arrived; 0 if too few."""
+        """Return a round's size if `count` nodes have arrived; 0 if too few."""
         return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resize:
-    """Apply the run's new minimum and maximum of nodes, which were written at `revision`."""
+    """Apply the run's new minimum and maximum of nodes, written at `revision`."""
 
     revision: int
 
@@ -86,7 +86,7 @@ class Expel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
-    """Commit this round; `members` are in order of rank."""
+    """Commit this round; `members` are by rank."""
 
     number: int
     members: tuple[NodeRecord, ...]
@@ -135,7 +135,7 @@ GIVEN_UP_MOST = 300  # characters of `Progress.given_up`, which may name many no
 
 
 def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
-    """Return the first act that is due at `now` on the coordinator's clock."""
+    """Return the first act due at `now` on the coordinator's clock."""
     view, head, closed = picture.view, picture.head, picture.head.closed is not None
     if head.resized is not None and head.resized.revision > picture.resized_at:
         return Resize(revision=head.resized.revision)
@@ -213,7 +213,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
         return Wait(until=None, progress=hindered(progress, rules.why_not_placed(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
-            # Once a round has completed in this store, its ranks are the previous ones, not those in the lost store.
+            # Once a round has completed in this store, its ranks are the previous ones, not the lost store's.
             ranked = survivors if view.round is None else {}
             complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
@@ -342,7 +342,7 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
     reached = next((record for record in ordered if not record.unreached), oldest)
     if reached is not ordered[0] and ordered[0].unreached:
         ordered = (reached, *(record for record in ordered if record is not reached))
-    ordered = tuple(rules.placed(ordered))  # make the ranks of each unit adjacent
+    ordered = tuple(rules.placed(ordered))  # make each unit's ranks adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
             f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"
@@ -356,10 +356,10 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
-    A change of the phase, round or problem (see `_kind`) is written at once. Another change is written 1 ms per
-    node after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a
-    thousand messages. The time left of a last call is written for a later coordinator: every second, or after a tenth
-    of that time if it is longer.
+    A change of the phase, round or problem (see `_kind`) is written at once. Another change is written 1 ms per node
+    after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a thousand
+    messages. The time left of a last call is written for a later coordinator: every second, or after a tenth of that
+    time if longer.
     """
     if last is None or _kind(last) != _kind(current):
         return now
@@ -431,7 +431,7 @@ class Me:
     node_id: str = ""
     known_round: int = -1  # the last round that the node knew at its arrival; -1 for none
     was_member: bool = False  # the node was a member of `known_round`
-    left_out: str = ""  # why the other nodes have left out this node; empty if they have not
+    left_out: str = ""  # why the other nodes have left out this node; else empty
     passed_over: int = 0  # the revision of the last round that completed without this node; 0 for none
 
 
@@ -456,7 +456,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
     """Return the next act of an arrived node: wait (`Parked`), read the returned round, or end (`Refused`)."""
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
-        return round  # even if the run is closed now: the round was committed before, as a commit fails after a closing
+        return round  # even if the run is closed now: no commit succeeds after a closing, so the round came first
     # A node that was a spare at the closing ends as a spare, even if members have left since.
     over = head.closed_over if head.closed is not None else None
     spare = _is_spare(me, head.progress if over is None else over)
@@ -473,7 +473,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
         return Parked(reason=reason)
-    # A last call goes on if its coordinator is lost. The join timeout runs again `LAST_CALL_GRACE` after the last call.
+    # A last call outlasts its coordinator. The join timeout runs again `LAST_CALL_GRACE` after the last call.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
         return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)

@@ -1,13 +1,13 @@
-"""Pure: the history of a run, as its coordinators keep it.
+"""A run's history, as its coordinators keep it.
 
 The last chapters are in one key, which the coordinator writes in transactions that it makes anyway: a commit, or a
 progress that reports gone members or the closing.
 
-A duration is None if no coordinator saw both its begin and its end.
+A duration is None unless one coordinator saw both its beginning and its end.
 
 The *hour of a run* is its time of day. The coordinator that commits a round sets the hour by its own clock; then the
-hour advances by the coordinator's monotonic clock. A new coordinator continues the hour from the last progress that
-it received. Keep-alives carry the hour, and the store tells how old it is, so no reader compares two clocks.
+hour advances by the coordinator's monotonic clock. A new coordinator continues the hour from the last progress that it
+received. The coordinator's keep-alives carry the hour, and the store adds their age, so no reader compares two clocks.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Incident(Record, kw_only=True):
 
 
 class Chapter(Record, kw_only=True):
-    """One round in the history of a run."""
+    """One round in a run's history."""
 
     number: int  # from 0
     size: int
-    node_ids: tuple[str, ...]  # the ids of the first members, in order of rank
-    joined: int  # the number of members that were not in the previous round
-    joined_ids: tuple[str, ...]  # the ids of the first new members, in order of rank
+    node_ids: tuple[str, ...]  # the ids of the first members, by rank
+    joined: int  # the number of members not in the previous round
+    joined_ids: tuple[str, ...]  # the ids of the first new members, by rank
     after: float | None = None  # seconds since the previous round completed; None if unknown, or for the first round
     incidents: tuple[Incident, ...] = ()
     reached_at: tuple[str, ...] = ()  # the address of each node in `node_ids`; "" if the address is the id
@@ -70,7 +70,7 @@ class Chapter(Record, kw_only=True):
 
 
 class Spent(Record, kw_only=True):
-    """The time of a run by use, in seconds."""
+    """A run's time by use, in seconds."""
 
     trained: float = 0.0  # seconds while all members of a round were live
     regrouped: float = 0.0  # seconds while a member was gone, and there were enough nodes for the next round
@@ -96,7 +96,7 @@ class Past(Record, kw_only=True):
 
 
 class History(Stored, kw_only=True):
-    """The last rounds of a run, the oldest first, and the sums of those before."""
+    """A run's last rounds, the oldest first, and the sums of earlier ones."""
 
     called = "the history"
 
@@ -192,7 +192,7 @@ class Chronicle:
         self._history = History()
         self._began: float | None = None  # when the last round completed, on this coordinator's clock
         self._stopped: float | None = None  # when the last round was first seen without all members; None if not yet
-        self._short = 0.0  # `Chapter.short` until `_short_since`
+        self._short = 0.0  # the value of `Chapter.short` at the time `_short_since`
         self._short_since: float | None = None  # since when there are too few nodes; None if there are enough
 
     def took_over(
@@ -247,11 +247,11 @@ class Chronicle:
         arrived: float | None = None,
         lost_store: str = "",
     ) -> History:
-        """Return the history with a round that is about to be committed.
+        """Return the history with a round about to be committed.
 
-        `nodes` maps the members' ids, in order of rank, to addresses; `known` has the ids of the previous round's
-        members. `at` is the time of day at `now`; the last node arrived at `arrived`, on the same clock as `now`. If
-        the run's former store was lost, `lost_store` is its host.
+        `nodes` maps the members' ids, by rank, to addresses; `known` has the ids of the previous round's members. `at`
+        is the time of day at `now`; the last node arrived at `arrived`, on the same clock as `now`. If the run's former
+        store was lost, `lost_store` is its host.
         """
         node_ids = list(nodes)
         before = frozenset(known)
@@ -291,7 +291,7 @@ class Chronicle:
         why: Mapping[str, str] = MappingProxyType({}),
         unbans: Iterable[Unban] = (),
     ) -> History | None:
-        """Return the history with new incidents from `progress`, None if there are none; `why`: reasons by node id."""
+        """Return the history with new incidents from `progress`, None without any; `why`: reasons by node id."""
         chapter = self._history.chapters[-1] if self._history.chapters else None
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None

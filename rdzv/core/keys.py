@@ -1,4 +1,4 @@
-"""Pure: the names of a run's keys; docs/architecture.md has the contents and the lease of each."""
+"""The names of a run's keys; docs/architecture.md has the contents and the lease of each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Keys:
     root: str = field(init=False, repr=False, compare=False)  # the prefix of all the run's keys
 
     # Keys.
-    lease: ClassVar[_Name] = _Name("lease")  # attached to the run's own lease: its reader learns the lease's id
+    lease: ClassVar[_Name] = _Name("lease")  # on the run's own lease: a reader of this key learns the lease's id
     settings: ClassVar[_Name] = _Name("settings")
     marker: ClassVar[_Name] = _Name("nodes//marker")  # written by a coordinator to see when its watch is up to date
     coordinator: ClassVar[_Name] = _Name("head/coordinator")  # the coordinator's id; its create_revision is the *term*
@@ -81,7 +81,7 @@ class Keys:
         return self.nodes + node_id
 
     def accusation(self, accused: str, by: str) -> str:
-        """Return the key of an accusation."""
+        """Return an accusation's key."""
         return f"{self.accusations}{accused}/{by}"
 
     def answers(self, question: str) -> str:

@@ -1,10 +1,10 @@
-"""Pure: the orders in which the members of a round get their ranks (promise R12).
+"""The orders in which a round's members get their ranks (promise R12).
 
 A rank order is a function that gets the next members, in order of arrival, and the last round's ranks. It returns these
 members in order of rank. Only the coordinator calls a rank order, so all members get the same ranks.
 
 If more nodes have arrived than a round may have, members of the last round are admitted first. A rank order may have a
-method that chooses among the other nodes, the candidates, which are in order of arrival:
+method that chooses among the other nodes, the candidates, in order of arrival:
 
     choose(candidates, kept, count)
 
@@ -53,7 +53,7 @@ def in_place(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Seq
 
 
 def by_arrival(arrivals: Sequence[NodeRecord], previous: Mapping[str, int]) -> Sequence[NodeRecord]:  # noqa: ARG001
-    """Return the nodes in order of arrival."""
+    """Return the nodes by arrival."""
     return list(arrivals)
 
 

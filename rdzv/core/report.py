@@ -1,4 +1,4 @@
-"""Pure: the state and the cost of a run, as data for `rdzv status --json` and the HTTP server.
+"""A run's state and cost, as data for `rdzv status --json` and the HTTP server.
 
 `docs/status.schema.json` describes the fields. `VERSION` increases when a field is removed or changes its meaning; new
 fields may be added at any time.
@@ -31,22 +31,22 @@ WORST_NAMED: Final = 1  # of the nodes lost more than once, the line about a run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """The state of a run in the store."""
+    """A run's state in the store."""
 
     run_id: str
-    round: int | None  #: the number of the last completed round; None if there was none
+    round: int | None  #: the number of the last completed round
     phase: Phase
     reason: str  #: why the run waits, in words
     members: tuple[Participant, ...]  #: the live members of the last round, by rank
-    waiting: tuple[str, ...]  #: nodes that have arrived for the next round, in order of arrival
+    waiting: tuple[str, ...]  #: nodes that have arrived for the next round, by arrival
     spares: tuple[str, ...]  #: the waiting nodes for which there is no room
-    coordinator: str | None  #: the coordinator's node, or None
-    world_size: int = 0  #: the size of the last round; 0 if there was none
+    coordinator: str | None  #: the coordinator's node
+    world_size: int = 0  #: the last round's size; 0 without one
     banned: Mapping[str, Ban] = field(default_factory=dict)  #: the banned nodes: by whose command, and why
     banned_where: Mapping[str, Ban] = field(default_factory=dict)  #: bans of all nodes with an attribute, by "rack=17"
     settings: Mapping[str, Any] = field(default_factory=dict)  #: the run's settings; empty until a node has joined
-    bootstrap: tuple[str, int] | None = None  #: rank 0's host and port, or None
-    closed: str | None = None  #: why the run was closed, or None
+    bootstrap: tuple[str, int] | None = None  #: rank 0's host and port
+    closed: str | None = None  #: why the run was closed
     unfit: Mapping[str, str] = field(default_factory=dict)  #: nodes with a failed health check, and why
     releases: Mapping[str, int] = field(default_factory=dict)  #: the number of present nodes by release
     missing: tuple[Missing, ...] = ()  #: the first missing nodes: how, since when, and why
@@ -54,22 +54,22 @@ class RunStatus:
     addresses: Mapping[str, str] = field(default_factory=dict)  #: the last address of each present or missing node
     accused: tuple[tuple[str, str, str], ...] = ()  #: members that do not answer: accused, accuser, why
     draining: Mapping[str, tuple[float, str]] = field(default_factory=dict)  #: by node: seconds it may stay, and why
-    resized: Resized | None = None  #: the last resize, if no round has begun with it yet; else None
-    waited: float | None = None  #: seconds for which too few nodes have waited; None if enough or no nodes wait
+    resized: Resized | None = None  #: the last resize, if no round has begun with it yet
+    waited: float | None = None  #: seconds that too few nodes have waited; None if enough or no nodes wait
     since: Mapping[str, float] = field(default_factory=dict)  #: arrivals by each node's clock, in seconds since 1970
     steps: Mapping[str, StepOf] = field(default_factory=dict)  #: the progress of each member that reports it, as of now
     #: The keys of the round's store for which members wait, by member, with the seconds so far
     awaits: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     now: float = 0.0  #: the time of day when this was read, in seconds since 1970; see `rdzv.core.history`
     phase_for: float | None = None  #: seconds in this phase; None if unknown
-    last_call_left: float | None = None  #: seconds left of the last call; None without one
-    closing: Closed | None = None  #: how the run was closed, or None
+    last_call_left: float | None = None  #: seconds left of the last call
+    closing: Closed | None = None  #: how the run was closed
     closed_at: float | None = None  #: when the run was closed, in seconds since 1970; None if not recorded
     standstill: str = ""  #: the coordinator's sentence that no member makes progress; empty if one does
     waits_for: str = ""  #: `reason` without durations, so that the text does not change with time alone
     #: The attributes of nodes outside of the round: waiting ones, and missing ones of the last round
     attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    last_members: tuple[Participant, ...] = ()  #: the members of the last round of a closed run
+    last_members: tuple[Participant, ...] = ()  #: the members of a closed run's last round
 
     @property
     def refused(self) -> dict[str, str]:
@@ -301,7 +301,7 @@ def as_of(status: RunStatus, seconds: float, *, reason: str) -> RunStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The cost of a run: the use of its time, and its losses."""
+    """A run's cost: the use of its time, and its losses."""
 
     run_id: str
     seconds: float  # from the run's beginning until its closing, or until now
@@ -346,7 +346,7 @@ class Account:
 
 
 def account(run_id: str, history: History, *, now: float | None = None, waited: float | None = None) -> Account:
-    """Return the cost of a run until `now` (None: its last known time); `waited`: seconds of its current wait."""
+    """Return a run's cost until `now` (None: its last known time); `waited`: seconds of its current wait."""
     total, lost, reasons = history.past.spent, Counter(history.past.lost), Counter(history.past.reasons)
     if other := history.past.losses - reasons.total():
         reasons["other"] = other
@@ -370,7 +370,7 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
 
 
 def closing_of(chapter: Chapter) -> Incident | None:
-    """Return the incident by which the run was closed in a round, or None."""
+    """Return the incident by which the run was closed in a round."""
     return next((one for one in chapter.incidents if one.kind == "closed"), None)
 
 

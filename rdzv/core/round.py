@@ -1,4 +1,4 @@
-"""Pure: a completed round as records: `Round`, small, as every node receives it, and its members, in buckets."""
+"""A completed round as records: `Round`, small, as every node receives it, and its members, in buckets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SINCE_MOST = 16  # node ids in each part of `Round.since`
 
 
 def bucket_of(node_id: str, buckets: int) -> int:
-    """Return the number of the bucket that has a node's rank; it is the same on every machine."""
+    """Return the number of the bucket with a node's rank, the same on every machine."""
     return zlib.crc32(node_id.encode()) % buckets
 
 
@@ -52,12 +52,12 @@ class Round(Stored, kw_only=True):
     by_place = True
     outside: ClassVar[tuple[str, ...]] = ("revision",)
 
-    number: int  # counted from 0
-    term: int  # the term of the coordinator, which is part of the buckets' keys
+    number: int  # from 0
+    term: int  # the coordinator's term, a part of the buckets' keys
     size: int
     buckets: int
     host: str  # rank 0's address
-    port: int  # free at that address
+    port: int  # a free port of `host`
     lease: int | None = None  # the lease of the round's store, which expires soon after the last coordinator is gone
     # The rank of the member that has finished the largest step, and that step; None if no step is finished.
     newest: tuple[int, int] | None = None
@@ -68,7 +68,7 @@ class Round(Stored, kw_only=True):
     least: int = 0  # the earliest arrival
     # Two bytes per rank: the member's arrival minus `least`. If `arrivals` is empty, members find ranks in the buckets.
     arrivals: bytes = b""
-    revision: int = 0  # of its commit
+    revision: int = 0  # the revision of the round's commit
 
     def rank_of(self, arrival: int) -> int | None:
         """Return the rank of an arrival; None if `arrivals` lacks it."""
@@ -82,7 +82,7 @@ class Round(Stored, kw_only=True):
         return at // 2 if at >= 0 else None
 
     def unfit(self) -> str | None:
-        """Return why the record is invalid; None if it is valid."""
+        """Return why the record is invalid; None if valid."""
         return "ends with half of an arrival" if len(self.arrivals) % 2 else None
 
 

@@ -1,4 +1,4 @@
-"""Pure: the end of a round for one of its members, and the member whose error ended it.
+"""The end of a round for one of its members, and the member whose error ended it.
 
 **Blame.** When a member dies, the others fail too: their connections to it close, mostly before its death is announced.
 So a member that fails writes its name into the round's store before it ends its own connections. The member named first
@@ -94,7 +94,7 @@ def own_failure(failure: BaseException | str) -> bool | None:
 
 
 def news_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf) -> float:
-    """Return the seconds for which the first member to fail waits until a loss would be announced.
+    """Return the seconds that the first member to fail waits until a loss would be announced.
 
     A death is normally announced after `gone_ttl`, and after `disconnect_ttl` if many seem dead at once. But a store
     that restarts renews each lease for its full `ttl`, also leases of dead members. `back_for` has the seconds since

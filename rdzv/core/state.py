@@ -1,4 +1,4 @@
-"""Pure: the data of a rendezvous: its records in the store (see `stored`), and the state derived from them."""
+"""The data of a rendezvous: its records in the store (see `stored`), and the state derived from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMED_MOST = 64  # the most node ids in a message; counts have no limit
 
 
 class Phase(StrEnum):
-    """The phase of a run; see `rdzv.core.decision`."""
+    """A run's phase; see `rdzv.core.decision`."""
 
     GATHERING = "gathering"
     LAST_CALL = "last call"
@@ -50,7 +50,7 @@ class NodeRecord(Stored, kw_only=True):
     incarnation: str  # random; distinguishes two processes with one name
     arrived_after: int = -1  # the last round that the node knew as it arrived; -1 for none
     address: str = ""
-    port: int = 0  # free at that address
+    port: int = 0  # a free port at `address`
     payload: Any = None
     attributes: Mapping[str, str] = MappingProxyType({})  # for rank orders by topology, and for bans
     requested_rank: int | None = None
@@ -60,7 +60,7 @@ class NodeRecord(Stored, kw_only=True):
     machine: str = ""  # an id of the loopback interface, equal only for nodes that share it; empty if unknown
     lapsed_in: int = -1  # the round from which an outage has dropped the node; -1 for none
     checks: bool = False  # True: the node checks that it reaches rank 0 before it accepts a round
-    unreached: bool = False  # True: the node was rank 0 of a round that was given up as a member did not reach it
+    unreached: bool = False  # True: the node was rank 0 of a round given up because a member did not reach this node
     cut_off: tuple[str, ...] = ()  # addresses of rank 0s that this node did not reach while others did
     gave_up: Prose = ""  # the round that the node gave up before this arrival, and why; empty for none
     left: bool = False  # True: the node leaves by itself, and is about to delete this record
@@ -96,7 +96,7 @@ class Closed(Stored, kw_only=True):
 
     reason: Prose
     by: Prose = ""  # the node or person that closed the run
-    given_up: bool = False  # True: the run cannot go on; False: its work is done
+    given_up: bool = False  # True: the run cannot continue; False: its work is done
     status: int = 0  # the exit status of all launchers; 0: each launcher chooses its own
 
     @classmethod
@@ -150,7 +150,7 @@ class Ban(Stored, kw_only=True):
 
 
 class Unban(Stored, kw_only=True):
-    """A ban that was lifted."""
+    """A lifted ban."""
 
     called = "the lifting of a ban"
     outside: ClassVar[tuple[str, ...]] = ("revision",)
@@ -175,23 +175,23 @@ class Progress(Stored, kw_only=True):
     joined: int = 0  # nodes waiting for the next round
     needed: int = 0  # see `decision.Rules`
     capacity: int = 0
-    live: int = 0  # members of the last round that are still in it
+    live: int = 0  # the number of members still in the last round
     waiting: int = 0  # waiting nodes that a round would admit if it began now; 0 without live members
     spares: int = 0  # waiting nodes for which there is no room
     # Newcomers that arrived after this revision are spares. None if there are no spares, or if `spare_ids` names them.
     # 0 if a rank order chose more spares than can be named, so that any newcomer may be a spare.
     spares_after: int | None = None
-    last_call_left: float | None = None  # seconds left of the last call when written; None without one
-    lost: int = 0  # members of the last round that have died
+    last_call_left: float | None = None  # seconds left of the last call when written
+    lost: int = 0  # the number of the last round's members that have died
     lost_ids: tuple[str, ...] = ()
-    departed: int = 0  # members that have left the last round
+    departed: int = 0  # the number of the last round's members that have left
     departed_ids: tuple[str, ...] = ()
     last_arrival: int = 0  # the `NodeRecord.arrival` of the waiting node that arrived last
     problem: Prose = ""  # why no round completes though there are enough nodes, such as a `rank_order` that fails
     spare_ids: tuple[str, ...] = ()  # nodes left out (see `View.left_out`), and spares by a rank order's `choose`
     absent: Absent = Absent()
     given_up: Prose = ""  # the round that waiting nodes have given up, and why; empty for none
-    why_lost: tuple[tuple[str, str], ...] = ()  # members that were expelled although alive, and why
+    why_lost: tuple[tuple[str, str], ...] = ()  # members expelled although alive, and why
     standstill: Prose = ""  # a sentence saying that no member makes progress, or empty
     left_early: bool = False  # True: a member has left at another step than agreed
     draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
@@ -223,7 +223,7 @@ class Progress(Stored, kw_only=True):
 
 
 class LostStore(Stored, kw_only=True):
-    """A node's knowledge of the run in a store that was lost; see `rdzv.core.hosts.lost_store`."""
+    """A node's knowledge of the run in a lost store; see `rdzv.core.hosts.lost_store`."""
 
     called = "the knowledge of a store that was lost"
 
@@ -317,7 +317,7 @@ class NodesLeft(NodesGone):
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """This node is no longer in the round: it lost its lease, or the others go on without it."""
+    """This node is no longer in the round: it lost its lease, or the others continue without it."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Pure: the members of a round agree on one step, before which all of them leave.
+"""The members of a round agree on one step, before which all of them leave.
 
 A member that stops alone leaves the others in a collective that cannot complete. So when a node has to join or leave,
 the members agree on a step: the largest step that any member has begun, plus one.
@@ -107,12 +107,12 @@ class Agreement:
 
     def __init__(self) -> None:
         self.listens: bool = False  # True: this coordinator has written a question or decision
-        self.hears: bool = False  # True: all answers that were in the store have been read
+        self.hears: bool = False  # True: all answers in the store have been read
         self._answers: dict[str, Begun] = {}  # the last answer of each node, of any round
         self._asked: Stop | None = None  # the last record that this coordinator wrote
 
     def answered(self, node_id: str, begun: Begun | None) -> None:
-        """Record a member's answer; None: all answers that were in the store have been read."""
+        """Record a member's answer; None: all answers in the store have been read."""
         if begun is None:
             self.hears = True
         else:
@@ -167,7 +167,7 @@ class StepGate:
     def __init__(self) -> None:
         self.begun: int | None = None  # the largest begun step
         self.at_end: bool = False  # True: the member's body has finished, and so has its last step
-        self.refused: int | None = None  # the step not begun or not finished, as the round was over; else None
+        self.refused: int | None = None  # the step that was not begun or not finished because the round was over
         self.decided: bool = False
         self.stop: int | None = None  # see `Stop.step`
         self.why: str = ""
@@ -213,7 +213,7 @@ class StepGate:
             self.refused = self.begun
 
     def finish(self) -> None:
-        """Record the end of the body."""
+        """Record the body's end."""
         self.at_end = True
 
     # ------------------------------------------------------------------------------------------ the node's side

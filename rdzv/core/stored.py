@@ -1,4 +1,4 @@
-"""Pure: the base of the records in a run's keys: it packs and reads them by their declared fields and types.
+"""The base of the records in a run's keys: it packs and reads them by their declared fields and types.
 
     class Drain(Stored):
         called = "a drain"
@@ -70,7 +70,7 @@ class Stored(Record):
 
     @classmethod
     def unpack(cls, value: bytes, **outside: object) -> Self:
-        """Return the record in a value, with these `outside` fields; raise `RendezvousStateError` if it is invalid."""
+        """Return the record in a value, with these `outside` fields; raise `RendezvousStateError` if invalid."""
         return unpack(cls.called, value, lambda plain: cls.read(_row_of(cls, plain, outside)))
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Pure: folds the events of nodes into a `View`, the state of a run as its coordinator knows it.
+"""Folds the events of nodes into a `View`, the state of a run as its coordinator knows it.
 
 An event changes one node, so its cost does not depend on the number of nodes. A node's state follows from its record:
 
@@ -74,10 +74,10 @@ class Answered(NamedTuple):
 
 
 class View:
-    """The state of a run as its coordinator knows it. Only the deciding task changes a view, between two acts.
+    """A run's state as its coordinator knows it. Only the deciding task changes a view, between two acts.
 
     Without `tells_causes`, the store (etcd) does not say how a key's lease ended, so a deleted record's lease counts as
-    lapsed, unless the record was written with `left` before.
+    expired, unless the record was written with `left` before.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class View:
         self.seen: int = 0  # the revision of the latest folded event
         self.round: Round | None = None
         self.members: dict[str, Member] = {}  # all members of the last round
-        self.live: set[str] = set()  # the members that are still in the last round
+        self.live: set[str] = set()  # the members still in the last round
         self.waiting: dict[str, NodeRecord] = {}  # in order of arrival
         self.left_out: dict[str, NodeRecord] = {}  # waiting nodes that did not reach the last round's rank 0
         self.gave_up: dict[str, NodeRecord] = {}  # waiting nodes that gave up a round
@@ -122,7 +122,7 @@ class View:
         progress_at: float,
         before: LastCoordinator | None = None,
     ) -> None:
-        """Restore the state of the previous coordinator, `before`; call this before the first event.
+        """Restore the previous coordinator's state, `before`; call this before the first event.
 
         `members` are all members of the last round, `round`. This node received `progress` at `progress_at`.
         """
@@ -281,8 +281,8 @@ class View:
         """The lost nodes that may come back; empty unless a waiting node's record says that an outage dropped it.
 
         An outage ends for all nodes that it cut off. Killed nodes cannot be told from these, so only the last call
-        limits the wait for lost nodes. A round may have completed during the outage, so nodes that the round before it
-        lost count, too.
+        limits the wait for lost nodes. A round may have completed during the outage, so nodes lost by the round before
+        that one count, too.
         """
         if not any(record.lapsed_in >= max(self.number - 1, 0) for record in self.waiting.values()):
             return set()

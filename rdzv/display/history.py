@@ -1,4 +1,4 @@
-"""Pure: the history of a run as lines of text, as JSON, and as a timeline."""
+"""A run's history as lines of text, as JSON, and as a timeline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hour(at: float | None) -> str:
 
 
 def describe(history: History) -> list[str]:
-    """Return the history of a run as lines of text."""
+    """Return a run's history as lines of text."""
     lines = []
     if history.past.rounds:
         begun = hour(history.past.since)
@@ -105,8 +105,8 @@ def timeline(run_id: str, history: History, *, now: float | None = None) -> dict
     If a round has more than 64 members, only the first 64 and the lost and departed ones have rows, and `note` says so.
     `now` is the time on the run's clock, in seconds since 1970; None ends the timeline with the last known event.
     """
-    bands: list[tuple[Any, ...]] = []  # spans; the span of a round is followed by its number and size
-    rows: dict[str, list[tuple[Any, ...]]] = {}  # spans by node id; the span of an absence is followed by its reason
+    bands: list[tuple[Any, ...]] = []  # spans; a round's span is followed by its number and size
+    rows: dict[str, list[tuple[Any, ...]]] = {}  # spans by node id; an absence's span is followed by its reason
     away: dict[str, tuple[str, float, str]] = {}  # absent nodes by id: kind, time and reason of the absence
     began = 0.0
 

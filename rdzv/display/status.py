@@ -1,4 +1,4 @@
-"""Pure: the status of a run as lines of text, and the screen of `rdzv status --watch`, which consists of such lines.
+"""A run's status as lines of text, and the screen of `rdzv status --watch`, which consists of such lines.
 
 If the store does not answer, the first line of the screen says so, and the other lines are old.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import Account, RunStatus
 
-NAMED_MOST = 4  # node ids in a line about nodes that were refused for one reason
+NAMED_MOST = 4  # node ids in a line about nodes refused for one reason
 SETTINGS_SHOWN = ("min_nodes", "max_nodes", "node_unit", "last_call_timeout")
 
 
@@ -138,15 +138,15 @@ class Line(NamedTuple):
 class Frame:
     """The contents of a screen. Times are in seconds."""
 
-    status: RunStatus  # the last status that was read
-    cost: Account | None = None  # the cost of the run when `status` was read
+    status: RunStatus  # the last status read
+    cost: Account | None = None  # the run's cost when `status` was read
     read_ago: float = 0.0  # since `status` was read
     silent_for: float | None = None  # the time without an answer of the store; None if it answers
     answers_in: float = 0.0  # the duration of the last round trip to the store
 
 
 def draw(frame: Frame, *, height: int) -> list[Line]:
-    """Return the lines of the screen; there may be more than `height`."""
+    """Return the screen's lines; there may be more than `height`."""
     status = as_of(frame.status, frame.read_ago, reason=frame.status.reason)
     first, *rest = summary(status)
     lines = [_link(frame), Line(first, "bad" if status.missing_count else "good" if status.members else "")]

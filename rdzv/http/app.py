@@ -125,7 +125,7 @@ class _Site:
                     before = now
                     pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))
                     if await wakeup.sleep_until(loop.time() + pause):
-                        await anyio.sleep(SPACED)  # combine changes that follow shortly into one message
+                        await anyio.sleep(SPACED)  # send changes that follow shortly in the same message
         except ConnectionError:
             pass  # the page was closed
         finally:

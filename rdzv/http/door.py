@@ -1,4 +1,4 @@
-"""Pure: the access rules of HTTP, as docs/operating.md lists them.
+"""The access rules of HTTP, as docs/operating.md lists them.
 
 If the server is on loopback, the header `Host` must name this machine. With any other `Host`, a foreign page in
 a browser of this machine could read the answers (DNS rebinding).

@@ -72,7 +72,7 @@ class _Visitors:
             self._table.expect(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection: aiohttp's `handler`, registered in the table, under TLS if given."""
+        """Return a new connection's protocol: aiohttp's `handler`, registered in the table, under TLS if given."""
         cost = VISITOR_BYTES + (TLS_BYTES if tls is not None else 0)
         visitor = _Visitor(self._table, handler, self._by_handler, cost)
         if tls is None:

@@ -1,7 +1,7 @@
-"""Reads the runs of a store, in the store's own process, for HTTP.
+"""Reads a store's runs, in the store's own process, for HTTP.
 
 A run's keys stay for a day after its last node has left, so most runs of a busy store have ended. One request returns
-how many keys and bytes each run has, which shows if an ended run has changed.
+how many keys and bytes each run has, which shows whether an ended run has changed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Ended:
 
 
 class Runs:
-    """The runs of a store whose keys begin with a prefix."""
+    """A store's runs whose keys begin with a prefix."""
 
     def __init__(self, client: Client, *, prefix: str) -> None:
         self._client = client
@@ -89,7 +89,7 @@ class Runs:
         return await self._client.ping(timeout=2.0)
 
     async def live(self) -> list[dict[str, Any]]:
-        """Return the figures of the runs with nodes."""
+        """Return the figures of runs with nodes."""
         return await self._fresh("", self._look)
 
     async def _fresh(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
@@ -108,12 +108,12 @@ class Runs:
             return cast("T", told)
 
     def due_in(self, run_id: str) -> float:
-        """Return the seconds until the unread changes of a run may be read; infinity if it has no such changes."""
+        """Return the seconds until the unread changes of a run may be read; infinity without any."""
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
         return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 
     async def summaries(self) -> list[dict[str, Any]]:
-        """Return the figures of the runs with nodes and of the youngest ended runs, without members' steps."""
+        """Return the figures of runs with nodes and of the youngest ended runs, without members' steps."""
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self.over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:

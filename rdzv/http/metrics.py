@@ -57,7 +57,7 @@ GAUGES = {
     "session_ttl_seconds": "For how long a session is kept whose client is away.",
     "handshake_timeout_seconds": "Within which a client must say hello.",
 }
-"""A figure of the store that is neither in COUNTERS nor in GAUGES has its name as help text."""
+"""A figure of the store in neither COUNTERS nor GAUGES has its name as help text."""
 
 IN_SECONDS = ("uptime", "_ttl", "_timeout")
 OF_RUNS = {
@@ -81,14 +81,14 @@ OF_STEPS = {
 """Metrics of members: the help text, the field of the summary, and True if that field is a time, not a duration."""
 
 OF_TIME = "Seconds since the run began: with a round, regrouping, waiting."
-LINES_AT_ONCE = 500  # lines that are made in one turn of the loop, in a millisecond or two
+LINES_AT_ONCE = 500  # lines made in one turn of the loop, in a millisecond or two
 
 Sample = tuple[tuple[str, ...], float]
-"""The values of a metric's labels, in order, and the value of the metric."""
+"""The values of a metric's labels, in order, and the metric's value."""
 
 
 class OfProcess:
-    """The metrics of any process, in a registry of their own: its release, its resources, and its loop's `lag`."""
+    """The metrics of any process, in their own registry: its release, its resources, and its loop's `lag`."""
 
     def __init__(self, lag: str) -> None:
         self.registry: CollectorRegistry = CollectorRegistry()
@@ -113,7 +113,7 @@ class OfProcess:
 
 
 class Metrics:
-    """The metrics of a store."""
+    """A store's metrics."""
 
     def __init__(self) -> None:
         self.process: OfProcess = OfProcess("rdzv_loop_lag_seconds")

@@ -64,7 +64,7 @@ async def serve_node(
 
 
 class _NodeMetrics:
-    """The metrics of one node; make an instance in the node's loop."""
+    """One node's metrics; make an instance in the node's loop."""
 
     def __init__(self, node: Node) -> None:
         self.process = OfProcess("rdzv_node_loop_lag_seconds")
@@ -85,7 +85,7 @@ class _NodeMetrics:
         return web.Response(body="".join([self.process.text(), *self._lines()]).encode(), headers=CONTENT_TYPE)
 
     def changed(self) -> None:
-        """Schedule a call of `observe` in the node's loop; may be called from any thread."""
+        """Schedule a call of `observe` in the node's loop; thread-safe."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.observe)
 

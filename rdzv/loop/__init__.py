@@ -1,1 +1,1 @@
-"""One loop over the rounds of a run, for training code: `rdzv.rounds` and its blocking twin."""
+"""One loop over a run's rounds, for training code: `rdzv.rounds` and its blocking twin."""

@@ -1,4 +1,4 @@
-"""One loop over the rounds of a run, for blocking callers: `rdzv.sync.rounds`.
+"""One loop over a run's rounds, for blocking callers: `rdzv.sync.rounds`.
 
 A body that blocks cannot be cancelled. So when a round has ended, the next `check` raises `RoundChanged`, and every
 wait in `round.store` raises `MembersLostError`, or `RoundChanged` if no member is lost. Leaving the round's `with`
@@ -50,7 +50,7 @@ class Round(MemberOfRound):
         return finished(self._conclude(error))
 
     def _ended(self, ending: Ending) -> None:
-        """End waits in the round's store if members have gone: awaited keys may never come. From the node's thread."""
+        """End waits in the round's store if members have gone: awaited keys may never come. Runs in the node thread."""
         if ending.is_abrupt:
             self.store.end_waits()
 
@@ -65,7 +65,7 @@ class Round(MemberOfRound):
 
     @property
     def _awaited(self) -> BodyCalls:
-        return cast("BodyCalls", self)  # it has all methods that `BodyCalls` needs
+        return cast("BodyCalls", self)  # this object has all methods that `BodyCalls` needs
 
     check = blocking(BodyCalls.check)
     keep = blocking(BodyCalls.keep)

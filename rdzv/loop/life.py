@@ -1,11 +1,11 @@
-"""Watches one member's round for its end, and acts on the end, in the node's loop.
+"""Watches one member's round for its end, and acts on that end; runs in the node's loop.
 
 `rdzv.core.round_life` decides whose error a failure is.
 
-**The end of a round.** The loss of a member, a departure other than at the agreed step, and the removal of this node
-end a round at once. The closing of the run, like every announced change, ends the round at the step on which the
-members agree. But a closing ends it at once if this member begins no steps, or if the run was given up: the member that
-gave up has left in the middle of its step.
+**The end of a round.** A member's loss, a departure other than at the agreed step, and the removal of this node end a
+round at once. The run's closing, like every announced change, ends the round at the step that the members agree on. But
+a closing ends it at once if this member begins no steps, or if the run was given up: the member that gave up has left
+in the middle of its step.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ BLAME: Final = "rdzv/ended_by"
 
 LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
 LISTENS_AGAIN: Final = 1.0  # seconds until `listen` asks the store again after an error
-ETCD_LATE: Final = 1.0  # seconds by which etcd may report the end of a lease late
+ETCD_LATE: Final = 1.0  # seconds by which etcd may report a lease's end late
 LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_await_news`
 
 
 @dataclass(eq=False)
 class Life:
-    """Watches the round of one member for its end."""
+    """Watches one member's round for its end."""
 
     node: Node
     membership: Membership
@@ -77,7 +77,7 @@ class Life:
 
     @property
     def ending(self) -> Ending | None:
-        """The ending of the round for this member; None while the round goes on."""
+        """The round's ending for this member; None before."""
         return self._endings.get(True) or self._endings.get(False)
 
     @property
@@ -107,7 +107,7 @@ class Life:
         self.membership.listeners.remove(self)
 
     def changed(self) -> None:
-        """Check if the round has ended; from any thread."""
+        """Check whether the round has ended; thread-safe."""
         ending = None if self.ended_abruptly else self._look()
         if ending is not None:
             self.end(ending)
@@ -115,10 +115,10 @@ class Life:
             self._wake()
 
     def end(self, ending: Ending) -> None:
-        """Note an ending, from any thread; the first counts, but an agreement gives way to any other ending."""
+        """Record an ending; the first counts, but any other replaces an agreement to leave. Thread-safe."""
         if self._note(ending):
             self.on_end(ending)
-            if self.phase is not Phase.AT_WORK:  # then the caller is the node's thread, which may cancel `_awaits`
+            if self.phase is not Phase.AT_WORK:  # then this runs in the node's thread, which may cancel `_awaits`
                 self._wake()
 
     def _note(self, ending: Ending) -> bool:
@@ -270,9 +270,9 @@ class Life:
         return True
 
     async def _await_news(self) -> None:
-        """Wait until the loss of a member is known, or any loss would be known by now."""
+        """Wait until a member's loss is known, or any loss would be known by now."""
         settings = self.node.settings
-        on_etcd = settings.endpoint.info.family == "etcd"  # there only `ttl` ends a dead member's lease
+        on_etcd = settings.endpoint.info.family == "etcd"  # on etcd, only `ttl` ends a dead member's lease
         died_within = settings.ttl + ETCD_LATE if on_etcd else settings.disconnect_ttl
         left = news_within(disconnect_ttl=died_within, ttl=settings.ttl, back_for=self.node.back_for)
         with anyio.CancelScope() as self._awaits:
@@ -307,11 +307,11 @@ class Life:
         return False
 
     async def listen(self) -> None:
-        """Listen until a member has ended the round; if it has failed, end the round here: a collective might hang."""
+        """Wait until a member has ended the round; if its work failed, end the round here: a collective might hang."""
         try:
             listening = (await self._store()).listening()
         except RendezvousError:
-            return  # without the store the round is lost, and needs no listener
+            return  # without the store the round is lost
         self.membership.call_when_over(listening.end_calls)
         while True:
             try:

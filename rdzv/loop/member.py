@@ -1,4 +1,4 @@
-"""The loop over the rounds of a run, and one round: the part that the async and the blocking twin share."""
+"""The loop over a run's rounds, and one round: the part that the async and the blocking twin share."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class Options:
 
 
 async def done(work: Awaitable[T] | T) -> T:
-    """Await the result of an async handler; return that of a blocking handler as it is."""
+    """Await an async handler's result; return that of a blocking handler as it is."""
     return await work if isinstance(work, Awaitable) else work
 
 
 class RoundLoop(Generic[SomeRound]):
-    """The loop over the rounds of a run, for both twins. With a blocking handler, the loop's coroutines never await."""
+    """The loop over a run's rounds, for both twins. With a blocking handler, the loop's coroutines never await."""
 
     def __init__(self, make: Callable[..., SomeRound], handler: Any, node: Node, options: Options) -> None:
         self.node: Node = node
@@ -89,7 +89,7 @@ class RoundLoop(Generic[SomeRound]):
             self.last.check_left()
             await self._leave(self.last)
         while not self.node.is_draining:
-            self.node.progress = self._finished  # the other members read it in this node's record
+            self.node.progress = self._finished  # other members read this value in this node's record
             try:
                 info = await done(self._handler.next_rendezvous())
             except RendezvousGracefulExitError:
@@ -112,7 +112,7 @@ class RoundLoop(Generic[SomeRound]):
         """Record the last step that this node finished; with `no_progress`, count rounds without progress."""
         self.last = round
         gate, progress = round.gate, self.options.progress
-        # Steps that another member had finished before this round are no progress of this round.
+        # Steps that another member had finished before this round do not count as progress in this round.
         before = max(self._finished, -1 if round.newest is None else round.newest[1])
         if progress is not None:
             self._finished = step_of(progress(), "progress()")
@@ -131,7 +131,7 @@ class RoundLoop(Generic[SomeRound]):
         """Give the run up after too many rounds without a finished step; each member has counted the last round."""
         if not self.options.no_progress:
             return
-        fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # `bytes` changes nothing
+        fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # `bytes` is no change
         if fruitless < self.options.no_progress:
             return
         reason = (
@@ -182,7 +182,7 @@ class MemberOfRound(ABC):
         newest: Rank and last finished step of the member that has finished the most; None if no step is finished.
         lags: True if this member has finished steps, but fewer than the newest.
         gate: Decides at each step if this member may begin it.
-        life: Watches for the end of the round.
+        life: Watches for the round's end.
     """
 
     store: Any
@@ -238,7 +238,7 @@ class MemberOfRound(ABC):
 
     @property
     def ending(self) -> Ending | None:
-        """The ending of the round for this member; None while the round goes on."""
+        """The round's ending for this member; None before."""
         return self.life.ending
 
     def beat(self, step: SupportsIndex) -> None:
@@ -276,7 +276,7 @@ class MemberOfRound(ABC):
                 await self._release()
             finally:
                 self.life.stop()
-        if self._misuse is not None:  # it has ended the loop, so there is no next round
+        if self._misuse is not None:  # the misuse has ended the loop, so there is no next round
             raise self._misuse
         why = self.ending.reason if self.ending is not None else error or "this member has finished"
         log.info("%s is over: %s%s", repr(self), why, f"; that caused {error!r}" if self.life.blames_others else "")
@@ -305,7 +305,7 @@ class BodyCalls(MemberOfRound):
         task raises `RoundChanged`, too.
 
         Args:
-            step: The step that is about to begin: an integer of any type, larger each time.
+            step: The step about to begin: an integer of any type, larger each time.
         """
         if self.life.stopped:
             await self._get_out()
@@ -334,7 +334,7 @@ class BodyCalls(MemberOfRound):
         await done(self._handler.keep(key, data, in_round=self.number))
 
     async def restore(self, key: str) -> bytes | None:
-        """Return the data that any member has kept last under this name; None if there is none."""
+        """Return the data that any member has kept last under this name."""
         kept: bytes | None = await done(self._handler.restore(key))
         return kept
 

@@ -1,4 +1,4 @@
-"""A temporary folder that is removed when its process ends; after SIGKILL, when another process makes one.
+"""A temporary folder, removed when its process ends; after SIGKILL, when another process makes one.
 
 The process that owns a folder holds a lock on a file in it; a process id would be unique in one container only.
 """
@@ -29,7 +29,7 @@ def make_own_folder(prefix: str) -> Path:
     except FileNotFoundError as error:
         why = "no folder for temporary files can be written to; set TMPDIR to one that can"
         raise OSError(errno.EROFS, why) from error
-    _lock(folder)  # held until the process ends, as nothing closes the descriptor
+    _lock(folder)  # the lock lasts until the process ends: no code closes the descriptor
     for other in folder.parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             found = other.stat(follow_symlinks=False)
@@ -41,7 +41,7 @@ def make_own_folder(prefix: str) -> Path:
 
 @contextlib.contextmanager
 def own_folder(prefix: str) -> Iterator[Path]:
-    """Make a folder for the duration of the block, as `make_own_folder` does."""
+    """Make a folder for the block, as `make_own_folder` does for the process."""
     folder = make_own_folder(prefix)
     try:
         yield folder

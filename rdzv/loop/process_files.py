@@ -30,14 +30,14 @@ CHARACTERS_MAX: Final = 200  # the most characters of an exception's line that o
 
 
 def start_to_follow(handler: Known, folder: Path) -> None:
-    """Read the steps of a node's processes in a folder until the node's round is over; from any thread."""
+    """Read the steps of a node's processes in a folder until the node's round is over; thread-safe."""
     node, membership = handler.own_node, handler.membership
     if membership is not None:
         handler.start(_follow(node, membership, folder))
 
 
 def forget_beats(folder: Path) -> None:
-    """Delete the steps of an earlier round; make the folder anew if `/tmp` was cleaned up."""
+    """Delete an earlier round's steps; make the folder anew if `/tmp` was cleaned up."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
         with contextlib.suppress(OSError):
@@ -64,8 +64,8 @@ def _last_of(folder: Path) -> int | None:
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             with (
-                contextlib.suppress(OSError, ValueError, TypeError),  # skip a file that is being written
-                # Do not block on a pipe that has no writer.
+                contextlib.suppress(OSError, ValueError, TypeError),  # skip a file being written
+                # Do not block on a pipe without a writer.
                 open(path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file,
             ):
                 steps.append(step_of(int(file.read(DIGITS_MOST))))

@@ -1,4 +1,4 @@
-"""One loop over the rounds of a run, for async callers: `rdzv.rounds`.
+"""One loop over a run's rounds, for async callers: `rdzv.rounds`.
 
     async for round in rdzv.rounds(url):
         async with round:
@@ -85,7 +85,7 @@ def handler_of(url: str, overrides: Mapping[str, Any]) -> Handler:
 async def rounds_made_by(
     make: Callable[..., SomeRound], handler: Handler, options: Options
 ) -> AsyncGenerator[SomeRound, None]:
-    """Yield the rounds of a run, made by `make`; enter the handler, and close it in the end."""
+    """Yield a run's rounds, made by `make`; enter the handler, and close it in the end."""
     try:
         async with handler:
             handler.node.close_with(asyncio.get_running_loop())
@@ -131,7 +131,7 @@ class Round(BodyCalls):
         return await self._conclude(None if cancelled_by_us else error)
 
     def _ended(self, _: Ending) -> None:
-        with contextlib.suppress(RuntimeError):  # raised if the body's loop is closed, and so the body has ended
+        with contextlib.suppress(RuntimeError):  # the body's loop is closed, so the body has ended
             self._loop.call_soon_threadsafe(self._scope.cancel)
 
     async def _until_decided(self) -> None:
@@ -143,5 +143,5 @@ class Round(BodyCalls):
 
     async def _get_out(self) -> NoReturn:
         self._scope.cancel()
-        await self._left.wait()  # reached only in a task that the cancelled body does not await
+        await self._left.wait()  # only a task that the cancelled body does not await gets here
         raise RoundChanged(f"{self!r} is over")

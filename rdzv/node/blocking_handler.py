@@ -46,7 +46,7 @@ T = TypeVar("T")
 def blocking_method(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], T]:
-    """Make a blocking method, which runs a verb in the node's loop, or the third-party backend's method of its name."""
+    """Make a blocking method: it runs a verb (a node's call) in the node's loop, or a third-party backend's method."""
 
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -59,7 +59,7 @@ def blocking_method(
 
 
 class Handler(Known, RendezvousHandler):
-    """One node's part in the rendezvous of a run, for blocking callers; made by `rdzv.sync.connect`."""
+    """One node's part in a run's rendezvous, for blocking callers; made by `rdzv.sync.connect`."""
 
     def __init__(self, inner: AsyncRendezvousHandler, loop: NodeLoop) -> None:
         self._inner = self._named = inner
@@ -69,7 +69,7 @@ class Handler(Known, RendezvousHandler):
         self._pid = os.getpid()
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, if any, and return once this node is a member of the next; see the async handler."""
+        """Join the next round; see the async handler."""
         node = self.node
         if node is None:  # the run has a third-party backend, whose result stays as it is
             return cast("RendezvousInfo", self.call(self._inner.next_rendezvous()))
@@ -121,7 +121,7 @@ class Handler(Known, RendezvousHandler):
         return cast("Callable[..., Any]", method)
 
     def changes(self) -> BlockingChanges:
-        """Return the changes of the round as they happen; see the async handler's `changes`."""
+        """Return the round's changes as they happen; see the async handler's `changes`."""
         changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._elsewhere("changes")
         return BlockingChanges(changes(), self.call)
 
@@ -190,7 +190,7 @@ class Handler(Known, RendezvousHandler):
 
 
 class BlockingStream(Generic[T]):
-    """The items of an async iterator, which is read in the node's loop; for one thread at a time."""
+    """The items of an async iterator, read in the node's loop; for one thread at a time."""
 
     def __init__(
         self, opened: contextlib.AbstractAsyncContextManager[AsyncIterator[T]], call: Callable[[Awaitable[Any]], Any]

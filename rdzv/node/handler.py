@@ -54,7 +54,7 @@ T = TypeVar("T")
 def awaited_method(
     verb: Callable[Concatenate[Node, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Handler, P], Coroutine[Any, Any, T]]:
-    """Make the async method of a verb: it runs the verb in the node's loop."""
+    """Make the async method of a verb (a call of a node): the method runs the verb in the node's loop."""
 
     @functools.wraps(verb)
     async def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -64,7 +64,7 @@ def awaited_method(
 
 
 class Handler(Known, RendezvousHandler):
-    """One node's part in the rendezvous of a run; made by `rdzv.connect`."""
+    """One node's part in a run's rendezvous; made by `rdzv.connect`."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Handler(Known, RendezvousHandler):
             return self._info(result_of(joining))
         except asyncio.CancelledError:
             undoing = self.node.loop.start(self.node.abandon(ticket))
-            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # after that, the node undoes the call alone
+            with anyio.move_on_after(RELEASE_WITHIN, shield=True):  # then the node undoes the call without its caller
                 await undoing.end()
             raise
 
@@ -188,7 +188,7 @@ class Handler(Known, RendezvousHandler):
         here = asyncio.get_running_loop()
 
         def here_soon(call: Callable[..., None], *arguments: object) -> None:
-            with contextlib.suppress(RuntimeError):  # raised if the caller's loop is closed: it has no call to end
+            with contextlib.suppress(RuntimeError):  # the caller's loop is closed, and has no call to end
                 here.call_soon_threadsafe(call, *arguments)
 
         read_roster = functools.partial(self._roster, membership)
@@ -201,7 +201,7 @@ class Handler(Known, RendezvousHandler):
     # ------------------------------------------------------------------------------------------ what is known
 
     def changes(self) -> Changes:
-        """Return the changes of the round as they happen: `async with handler.changes() as changes`; see `Changes`."""
+        """Return the round's changes as they happen: `async with handler.changes() as changes`; see `Changes`."""
         return Changes(self.node, lambda: self.call(self.node.connect()))
 
     async def statuses(self) -> AsyncGenerator[RunStatus, None]:

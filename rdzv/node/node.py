@@ -1,7 +1,7 @@
 """A node: it connects, takes part in its run, and answers its callers.
 
 A node runs in an event loop that no caller can block (`link.loops.NodeLoop`). Other threads call only the methods
-marked "from any thread".
+marked "thread-safe".
 
 From `connect` to `aclose`, a node has a `Link`, its connection to a store. If another store replaces this one, the link
 and the node's membership end, and `next_rendezvous` makes a new link.
@@ -70,8 +70,8 @@ class Node:
     """One node of a run.
 
     `open_store` makes the client of each store that the node connects to. `rng` is for jitter, and for the node's name
-    if the settings give none. `port` is the port at which the node listens if it becomes rank 0; by default, a free one
-    of this machine.
+    if the settings give none. `port` is the port where the node listens if it becomes rank 0; by default, a free one of
+    this machine.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Node:
         rng: random.Random | None = None,
         port: HeldPort | None = None,
     ) -> None:
-        rng = rng or random.Random(secrets.randbits(64))  # by default, Random reads 2.5 kB of entropy
+        rng = rng or random.Random(secrets.randbits(64))  # without a seed `Random` reads 2.5 kB of entropy
         self.settings = settings
         self.run_id: str = settings.run_id
         self.keys: Keys = Keys(settings.prefix, settings.run_id)
@@ -113,11 +113,11 @@ class Node:
         self.withdrawn: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
         self._closed = False
-        self.time: Callable[[], float] = lambda: 0.0  # the node's clock once connected, else 0.0; from any thread
-        self.hosts_store: Callable[[], bool] = lambda: False  # True if this process serves the store; from any thread
+        self.time: Callable[[], float] = lambda: 0.0  # the node's clock once connected, else 0.0; thread-safe
+        self.hosts_store: Callable[[], bool] = lambda: False  # True if this process serves the store; thread-safe
         self.store_settings: Callable[[], Settings] = lambda: settings  # the settings; their host is the present store
-        self.handed_on: bool = False  # True while this node looks for the successor of an ending store
-        self._store_gone: StoreError | None = None  # the error of the last store, if it was given up; see `Link.gone`
+        self.handed_on: bool = False  # True while this node looks for another store, as the last one is shutting down
+        self._store_gone: StoreError | None = None  # the error of the last store, if given up; see `Link.gone`
         self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
 
     # ------------------------------------------------------------------------------------------ life
@@ -181,7 +181,7 @@ class Node:
                 with anyio.move_on_after(within) as self._connecting_scope:
                     self._link = await self._new_link()
                 self._connecting_scope = None
-                self.check_usable()  # closed while connecting
+                self.check_usable()  # raises if the node was closed while connecting
                 if self._link is None:
                     raise self.connection_error(self._store_gone or self._unreached)
             return self._link
@@ -208,7 +208,7 @@ class Node:
                 if link.follower.error is not None:
                     raise link.follower.error
                 self._link_stack = stack.pop_all()
-        except StoreReplaced:  # another store took the first one's place: connect to that
+        except StoreReplaced:  # another store has replaced the first: connect to the new one
             return await self._new_link()
         except (StoreError, TimeoutError) as error:
             self._unreached = error
@@ -236,7 +236,7 @@ class Node:
                 learn(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lapsed()
-            if self.head.round is not None:  # rounds in the next store get higher numbers
+            if self.head.round is not None:  # rounds in the next store must get higher numbers
                 self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
             self._store_gone = self._link.gone
@@ -254,25 +254,25 @@ class Node:
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     def check_usable(self) -> None:
-        """Raise RendezvousStateError if this node is closed; from any thread."""
+        """Raise RendezvousStateError if this node is closed; thread-safe."""
         if self._closed:
             raise RendezvousStateError(f"this handler of run {self.run_id} is closed; connect again")
 
     @property
     def in_reach(self) -> bool:
-        """True if this node is connected to the store; from any thread."""
+        """True if this node is connected to the store; thread-safe."""
         link = self._link
         return link is not None and link.store.connected
 
     @property
     def store_gone(self) -> StoreError | None:
-        """The error with which the store was given up (`Link.gone`), until the node has a new link; else None."""
+        """The error with which the store was given up (`Link.gone`), until the node has a new link."""
         link = self._link
         return self._store_gone if link is None else link.gone
 
     @property
     def back_for(self) -> float:
-        """Seconds since the store was reconnected; infinite if it was never disconnected. From any thread."""
+        """Seconds since the store was reconnected; infinite if never disconnected. Thread-safe."""
         back_at = None if self._link is None else self._link.back_at
         return math.inf if back_at is None else self.time() - back_at
 
@@ -281,7 +281,7 @@ class Node:
     async def next_rendezvous(
         self, ticket: Ticket, examine: Callable[[], Awaitable[str | None]] | None = None
     ) -> Membership:
-        """Leave the current round, if any, and return once this node is a member of the next.
+        """Join the next round; see `Handler.next_rendezvous`.
 
         `ticket` is for `abandon`, which undoes this call. `examine` runs the user's health check, and returns why it
         failed, or None.
@@ -294,7 +294,7 @@ class Node:
         clock = JoinClock(self.settings.join_timeout, now=anyio.current_time())
         with anyio.move_on_after(self.settings.join_timeout) as limit:
             await self._end_join(abandoned_only=True)
-            async with self._leaving_call:  # wait for a `leave` that was cancelled, but completes
+            async with self._leaving_call:  # wait for a cancelled `leave`, which still completes
                 pass
         if limit.cancelled_caught:
             raise self.part.timeout(self._link)
@@ -394,13 +394,13 @@ class Node:
 
     @property
     def head(self) -> Head:
-        """The last known head of the run; from any thread."""
+        """The last known head of the run (the keys that every node watches); thread-safe."""
         link = self._link
         return link.follower.head if link is not None else Head()
 
     @property
     def membership(self) -> Membership | None:
-        """The membership in the last round of this node, or None; from any thread."""
+        """This node's membership in its last round; thread-safe."""
         return self.part.membership
 
     @property
@@ -417,12 +417,12 @@ class Node:
         await tell(self.part, link)
 
     def send_steps(self) -> None:
-        """Report this node's steps to the store now; from any thread."""
+        """Report this node's steps to the store now; thread-safe."""
         self.loop.call_soon(self.part.own_beats.send)
 
     @property
     def joining(self) -> bool:
-        """True if a call of `next_rendezvous` is under way; from any thread."""
+        """True if a call of `next_rendezvous` is under way; thread-safe."""
         return self._join is not None and self._join.task is not None
 
     @property
@@ -432,13 +432,13 @@ class Node:
 
     @property
     def has_lost_store(self) -> bool:
-        """True if the node's store is lost for good; from any thread."""
+        """True if the node's store is lost for good; thread-safe."""
         link = self._link
         return link is not None and link.follower.error is not None
 
     @property
     def is_draining(self) -> bool:
-        """True if a drain of this node was announced; from any thread."""
+        """True if a drain of this node was announced; thread-safe."""
         return self.part.drained(self.head) is not None
 
     async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:

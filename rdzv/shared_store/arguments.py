@@ -1,4 +1,4 @@
-"""Pure: checks of arguments; an invalid argument raises TypeError or ValueError."""
+"""Checks of arguments; an invalid argument raises TypeError or ValueError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure: adds a round's fence to each request of an operation (promises R9, R10).
+"""Adds a round's fence to each request of an operation (promises R9, R10).
 
 The fence is a set of conditions that hold while this node is a member of the round. The server checks the fence
 atomically with the request, and ends a pending wait once a condition no longer holds.
@@ -51,8 +51,8 @@ class OutOfTime(SharedStoreTimeoutError):
 class Company:
     """Functions by which a shared store learns of this member's and the others' state."""
 
-    superseded: Callable[[], str | None] = lambda: None  # returns why this node is no longer a member, or None
-    lost: Callable[[], tuple[str, ...]] | None = None  # returns the dead members; None: waits go on after a loss
+    superseded: Callable[[], str | None] = lambda: None  # returns why this node is no longer a member
+    lost: Callable[[], tuple[str, ...]] | None = None  # returns the dead members; None: waits continue after a loss
     # Returns a context for a request that waits for members, given a function that returns the awaited keys in words.
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
     interrupted: Callable[[], object] = lambda: None  # called before a call raises that the round is over
@@ -180,7 +180,7 @@ class Fencing:
         if isinstance(error, StoreTimeoutError | WaitEnded):
             self._wait_ended = isinstance(error, WaitEnded)
             return OutOfTime(str(error), timeout=self.seconds)
-        if isinstance(error, StoreReplaced):  # the store that had the round is gone
+        if isinstance(error, StoreReplaced):  # another store has replaced the store that had this round
             return self._superseded_error(str(error))
         if isinstance(error, UsedAfterFork):
             return RendezvousStateError(

@@ -1,4 +1,4 @@
-"""Pure: the `torch.distributed.Store` API over one round's keys, for both twins of a round's store.
+"""The `torch.distributed.Store` API over one round's keys, for both twins of a round's store.
 
     <prefix>k/<key>               a value, or the mark of a queue that has items
     <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded
@@ -172,7 +172,7 @@ class Operations(RoundKeys):
         item = Put(self._queue_prefix(key) + self._unique(), valid_value(value), lease=self.lease)
         writes = item, Put(mark, MARK, lease=self.lease)
         ask = self._begin()
-        starts = True  # assume an empty queue; if it has items, the transaction writes nothing
+        starts = True  # assume an empty queue; otherwise the transaction writes nothing
         while True:
             condition = when.missing(mark) if starts else when.value(mark) == MARK
             result = await ask(Transact(when=(condition,), then=writes, otherwise=(Get(mark),)))

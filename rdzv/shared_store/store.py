@@ -124,11 +124,11 @@ class _Twin(RoundKeys, Generic[C]):
         self._timeout = _seconds(timeout)
 
     def clone(self) -> Self:
-        """Return another object for the same keys, with a timeout of its own."""
+        """Return another object for the same keys, with its own timeout."""
         return copy.copy(self)
 
     def waiting_through_losses(self) -> Self:
-        """Return another object for the same keys, whose waits go on when members are lost."""
+        """Return another object for the same keys, whose waits continue when members are lost."""
         copied = self.clone()
         copied._company = replace(self._company, lost=None)
         return copied
@@ -218,7 +218,7 @@ class SharedStore(_Twin[Caller], Operations):
     """
 
     def blocking(self, client: BlockingStore) -> BlockingSharedStore:
-        """Return the blocking twin on a client of its own."""
+        """Return the blocking twin, on this client."""
         return BlockingSharedStore(
             client, prefix=self.prefix, fence=self.fence, lease=self.lease, timeout=self._timeout, company=self._company
         )
@@ -244,7 +244,7 @@ class SharedStore(_Twin[Caller], Operations):
                 return response
             finally:
                 del under_way[scope]
-        raise WaitEnded("members were lost")  # if this node was dropped, `_explained` says so instead
+        raise WaitEnded("members were lost")  # if this node was dropped, `_explained` raises that instead
 
 
 class BlockingSharedStore(_Twin["BlockingStore"]):
@@ -269,7 +269,7 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
 
     @property
     def _awaited(self) -> Operations:
-        return cast("Operations", self)  # it has all members that `Operations` needs
+        return cast("Operations", self)  # this object has all members that `Operations` needs
 
     async def _ask(self, request: Request[R], left: float) -> R:
         with self._waiting(request):
@@ -277,17 +277,17 @@ class BlockingSharedStore(_Twin["BlockingStore"]):
 
     @property
     def keys_max(self) -> int:
-        """The most keys in one request, besides the keys of the fence."""
+        """The most keys in one request, besides the fence's keys."""
         return min(self._client.operations_max, self._client.writes_max) - len(self.fence)
 
     def reopened(self) -> BlockingSharedStore:
-        """Return the same store on a client of its own, for a forked child."""
+        """Return the same store on another client, for a forked child."""
         copied = self.clone()
         copied._client = copy.copy(self._client)
         return copied
 
     def end_waits(self) -> None:
-        """End all waits, now and later, by `MembersLostError` or `RoundChanged`; other calls go on. From any thread."""
+        """End all waits, now and later, by `MembersLostError` or `RoundChanged`; other calls continue. Thread-safe."""
         self._client.end_waits()
 
     def close(self) -> None:

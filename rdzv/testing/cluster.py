@@ -242,7 +242,7 @@ class Cluster:
         return self._stand_still(node, seconds, threads=True)
 
     def hang(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
-        """Block a node's own code, for some seconds or until `resume`; its node thread goes on."""
+        """Block a node's own code, for some seconds or until `resume`; its node thread continues."""
         return self._stand_still(node, seconds, threads=False)
 
     def resume(self, node: int | ClusterNode) -> Done[None]:

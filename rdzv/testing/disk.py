@@ -42,7 +42,7 @@ class NoFiles:
 
 
 class Disk:
-    """The data that outlives the store's processes; `rng` draws latencies, and if a crash keeps the last group."""
+    """The data that outlives the store's processes; `rng` draws latencies, and whether a crash keeps the last group."""
 
     def __init__(self, rng: random.Random, *, store_id: str) -> None:
         self.rng = rng
@@ -53,12 +53,12 @@ class Disk:
         self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
 
     def open(self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal]) -> SimulatedJournal:
-        """Open the journal of a new process after the end of the last one."""
+        """Open a new process's journal after the end of the last one."""
         self._journal = kind(self, loop)
         return self._journal
 
     def lose_power(self) -> None:
-        """End a killed process's journal; draw if the group being written reached the disk."""
+        """End a killed process's journal; draw whether the group being written reached the disk."""
         opened, self._journal = self._journal, None
         if opened is not None:
             opened.gone(reaches_the_disk=self.rng.random() < 0.5)
@@ -69,7 +69,7 @@ class Disk:
 
 
 class SimulatedJournal(Journal):
-    """The journal of one store process on a `Disk`."""
+    """One store process's journal on a `Disk`."""
 
     def __init__(self, disk: Disk, loop: asyncio.AbstractEventLoop) -> None:
         self._disk = disk  # `super().__init__` is not called, as it makes and locks files

@@ -101,7 +101,7 @@ class MemoryTransport(asyncio.Transport):
         self._control_flow()
 
     def write_eof(self) -> None:
-        """End the outgoing stream; receiving goes on."""
+        """End the outgoing stream; receiving continues."""
         if not self._end_sent:
             self._end_sent = True
             self._outgoing.send(Signal.END)

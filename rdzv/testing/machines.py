@@ -173,11 +173,11 @@ class StoreMachine:
         return Disk(self._rng, store_id=store_id)
 
     def new_journal(self, disk: Disk, host: Host) -> SimulatedJournal:
-        """Return the journal of a new process."""
+        """Return a new process's journal."""
         return disk.open(host, kind=SimulatedJournal)
 
     def new_server(self, engine: Engine, journal: SimulatedJournal | None, host: Host) -> Server:
-        """Return the server of a new process."""
+        """Return a new process's server."""
         return Server(
             engine, clock=host.time, journal=journal, in_thread=host.in_thread, stopwatch=lambda: self._world.now
         )
@@ -189,7 +189,7 @@ class StoreMachine:
 
     @property
     def up(self) -> bool:
-        """True while the machine has a process, even a stopped one."""
+        """True while the store's process exists, even if stopped."""
         return self.host is not None
 
     def start(self) -> None:

@@ -48,7 +48,7 @@ class ClusterRound:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The names of the members that have received it, in order of rank."""
+        """The names of the members that have received it, by rank."""
         return tuple(self.ranks[rank] for rank in sorted(self.ranks))
 
 

@@ -1,4 +1,4 @@
-"""The events of a cluster as lines of text, and the errors with these lines."""
+"""A cluster's events as lines of text, and the errors with these lines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ClusterStuckError(ClusterError):
 
 
 class Story:
-    """The events of a cluster: `lines` has a line for each, with the virtual time that `now` returned."""
+    """A cluster's events: `lines` has a line for each, with the virtual time that `now` returned."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -97,7 +97,7 @@ class _Teller(logging.Handler):
 
 
 def frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
-    """Return the frames of a suspended task, the innermost last."""
+    """Return a suspended task's frames, the innermost last."""
     frames: list[FrameType] = []
     awaited: object = task.get_coro()
     # A coroutine has `cr_frame` and `cr_await`, an asynchronous generator `ag_frame` and `ag_await`.
@@ -108,7 +108,7 @@ def frames_of(task: asyncio.Task[Any]) -> list[FrameType]:
 
 
 def where(task: asyncio.Task[Any], *, of_users: bool = False) -> str:
-    """Return the line at which a suspended task waits: the user's, else the library's ("" with `of_users`)."""
+    """Return the line where a suspended task waits: the user's, else the library's ("" with `of_users`)."""
     frames = frames_of(task)
     users = [frame for frame in frames if not frame.f_code.co_filename.startswith(NOT_THE_USERS)]
     if of_users and not users:

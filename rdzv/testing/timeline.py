@@ -56,7 +56,7 @@ class Timeline:
         self.now: float = START  # the true time, in seconds
         self.thread: int = threading.get_ident()
         self.rng: random.Random = random.Random(f"timeline {seed}")  # draws the order of turns
-        self.problem: BaseException | None = None  # the error of a host, which `run` raises
+        self.problem: BaseException | None = None  # a host's error, which `run` raises
         self.hosts: list[Host] = []
         self._timers: list[tuple[float, int, Host, asyncio.Handle]] = []
         self._numbers = 0
@@ -70,7 +70,7 @@ class Timeline:
         return host
 
     def run(self, until: float) -> None:
-        """Play all events up to a moment; raise the error of a host, if any."""
+        """Play all events up to a moment; raise a host's error, if any."""
         with _nothing_running():
             self._run(until)
 
@@ -89,7 +89,7 @@ class Timeline:
                     break
             if spins > busy and self.runnable:
                 if self.now >= until + BUSY_BEYOND:  # a task polls without a pause, as anyio does around a shield
-                    return  # the polling goes on in the next `run`
+                    return  # the polling continues in the next `run`
                 self.now += BUSY_SECONDS
                 self._call_what_is_due()
                 continue
@@ -226,7 +226,7 @@ class Host(asyncio.BaseEventLoop):
         raise AssertionError(f"{self.name} cannot be buried: {self.unfinished()}")
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """Return the tasks that are not done."""
+        """Return the unfinished tasks."""
         return [task for task in list(self._tasks) if not task.done()]
 
     # ------------------------------------------------------------------------------------------ what the timeline calls
@@ -291,7 +291,7 @@ class Host(asyncio.BaseEventLoop):
         return handle
 
     def _write_to_self(self) -> None:
-        """Enqueue the loop after `call_soon_threadsafe` has queued a callback; called from any thread."""
+        """Enqueue the loop after `call_soon_threadsafe` has queued a callback; thread-safe."""
         if threading.get_ident() != self._timeline.thread:
             self._timeline.problem = RuntimeError(NO_THREADS)
         self._enqueue()

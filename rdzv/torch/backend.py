@@ -48,7 +48,7 @@ class TorchRendezvousBackend(RendezvousBackend):
         return "rdzv"
 
     def get_state(self) -> tuple[bytes, Any] | None:
-        """Return the state and its token, or None; raise RendezvousStateError if the value is not of this backend."""
+        """Return the state and its token; raise RendezvousStateError if the value is not of this backend."""
         with self._torch_errors():
             entry = self._client.get(self._key)
         return (self._state_in(entry), entry.mod_revision) if entry is not None else None

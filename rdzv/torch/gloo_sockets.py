@@ -4,9 +4,8 @@ If a peer is killed, a gloo collective fails only on its neighbours. The other m
 PyTorch's abort (2.13) does not end their wait. Once the group's sockets are shut down, every collective on the group
 raises `RuntimeError: ... Connection closed by peer`.
 
-Other libraries may open sockets at any time, so gloo's sockets are recognised by their addresses. The members
-exchange the addresses at which they listen in the group's store. A socket is gloo's if one of its ends is an exchanged
-address.
+Other libraries may open sockets at any time, so gloo's sockets are recognised by their addresses. The members exchange,
+in the group's store, the addresses where they listen. A socket is gloo's if one of its ends is an exchanged address.
 
 A listening socket is never shut down, as gloo aborts the process when accept fails. Descriptors are read by system
 calls: after `socket.setdefaulttimeout`, a `socket.socket` makes its descriptor non-blocking for all owners.
@@ -43,7 +42,7 @@ class GlooSockets:
             self._addresses.add(address)
 
     def shut_down(self) -> None:
-        """Shut down the connections with a recorded address at one end; from any thread."""
+        """Shut down the connections with a recorded address at one end; thread-safe."""
         for name in os.listdir("/dev/fd"):
             # Check and shut down a duplicate of the descriptor, as the original may be closed and reused meanwhile.
             with contextlib.suppress(OSError):

@@ -34,7 +34,7 @@ CONNECT_WITHIN: Final = 1.0  # seconds to connect, for a small gloo group's firs
 CONNECT_WITHIN_PER_RANK: Final = 0.05
 GLOO_WAITS: Final = 5  # gloo waits for this many of its timeouts for a connection (its `waitUntilConnected`)
 ATTEMPTS: Final = 5  # to make a gloo group, each attempt with twice the time of the one before
-LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets of an aborted group that is still being made
+LOOK_AGAIN_AFTER: Final = 0.01  # seconds between searches for new sockets of an aborted group still being made
 VERDICT: Final = "rdzv.group/verdict"
 GO_ON: Final = b"go on"
 AGAIN: Final = b"again"
@@ -84,7 +84,7 @@ class RoundGroup:
             # One attempt with the full timeout: PyTorch cannot change the timeout of this group later.
             self._make_once(self.store, self.timeout)
             if self._aborted.is_set():
-                self.abort()  # end the group: `abort` was called while PyTorch was making it
+                self.abort()  # `abort` was called while PyTorch was making the group: end the group
             return
         # A gloo group has one timeout for connecting and for collectives. Connecting needs a short timeout: if a member
         # dies before it connects, there are no sockets to shut down. If the timeout is too short, all members try again
@@ -136,7 +136,7 @@ class RoundGroup:
         return bool(store.get(VERDICT) == GO_ON)
 
     def abort(self) -> None:
-        """End all present and future collectives; from any thread, also repeatedly."""
+        """End all present and future collectives, also if called repeatedly; thread-safe."""
         self._aborted.set()
         if self._uses_gloo:
             self._sockets.shut_down()

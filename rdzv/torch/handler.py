@@ -152,9 +152,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     docs/pytorch.md explains ranks, drains, restarts and `torch_store=tcp`.
 
-    Args:
-        params: PyTorch's `RendezvousParameters`.
-
     Raises:
         RendezvousSettingsError: A parameter is wrong; a `ValueError`. The handler connects only when needed.
     """
@@ -225,7 +222,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         start_to_follow(handler, self._beats)
 
     def _hear_of_ending(self, agent: Agent | None, ending: Ending) -> None:
-        """Log the end of a round, in a thread: standard error may block."""
+        """Log a round's end, in a thread: standard error may block."""
         handler = self._handler
         if handler is not None:
             done = agent is not None and agent.is_done
@@ -371,7 +368,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             connecting = sync.connect(self._choices.url, **self._choices.overrides)
             self._handler = handler = self._stack.enter_context(connecting)
             if self._choices.reserved is not None:
-                self._choices.reserved.close()  # the node's own store listens at this port now
+                self._choices.reserved.close()  # release the port: the node's own store listens there now
             host: str | None = ""
             with contextlib.suppress(ours.RendezvousError):  # `next_rendezvous` will raise this error again
                 host = None if handler.hosts_store else handler.store_host()
@@ -448,7 +445,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         # signal.
         end = end_of_agent()
         if end.signal is not None:
-            if self._handler is not None:  # None if the node was still connecting
+            if self._handler is not None:  # a node that was still connecting has no handler
                 self._handler.leaves_because(told_to_end(end.signal))
                 self._handler.leave()
         elif self._was_member or not self._kept_out:
@@ -474,7 +471,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._signals.leave(name)
         self._screen.ends(name, serves_for=self._settings.close_timeout if self._hosts() else None)
         if self._handler is not None and not self._over:
-            with contextlib.suppress(ours.RendezvousError):  # it is disconnected
+            with contextlib.suppress(ours.RendezvousError):  # the handler is disconnected
                 self._handler.leaves_because(told_to_end(name))
             self._leave_at_exit()
             atexit.unregister(self._leave_at_exit)

@@ -74,8 +74,8 @@ def _rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **_: Any) -> Ite
 class _Joined:
     """A run that this process has joined by `init_process_group`.
 
-    PyTorch drops the iterator once it has the store, so this object holds the membership. A thread waits for the end of
-    the main thread and leaves the run, as exit handlers cannot start threads.
+    PyTorch drops the iterator once it has the store, so this object holds the membership. A thread waits for the main
+    thread's end and leaves the run, as exit handlers cannot start threads.
     """
 
     _all: Final[dict[tuple[int, str], _Joined]] = {}

@@ -1,4 +1,4 @@
-"""Undoes in survivors, in `sync_state`, a step that the loss of a member has interrupted.
+"""Undoes in survivors, in `sync_state`, a step that a member's loss has interrupted.
 
 A gradient that no step has used would be added to the next step's gradient, so `sync_state` drops all gradients.
 Buffers (BatchNorm's running statistics) contain a part of the interrupted batch: `check` copies changed buffers, and
@@ -132,7 +132,7 @@ class InterruptedStep:
         if model is not None:
             self._models.setdefault(model, {})
         if optimizer is not None and optimizer not in self._optimizers:
-            with contextlib.suppress(AttributeError):  # not a `torch.optim.Optimizer`
+            with contextlib.suppress(AttributeError):  # `optimizer` is no `torch.optim.Optimizer`
                 optimizer.register_step_pre_hook(self._begin)
                 optimizer.register_step_post_hook(self._end)
                 self._optimizers.add(optimizer)

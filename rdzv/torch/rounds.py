@@ -1,8 +1,8 @@
 """`rdzv.torch.rounds`: the loop over a run's rounds, with a process group for each, in this process.
 
 After a loss the node's thread aborts the group, so that a hanging collective raises at once. Leaving the round's `with`
-block swallows the error of the collective, and the next round has a new group. If a group cannot be made because a
-member has gone, the round ends before its body.
+block swallows the collective's error, and the next round has a new group. If a group cannot be made because a member
+has gone, the round ends before its body.
 
 **Awaited** (`async for`, `async with`, `await round.check(step)`, `await round.in_thread(train, ...)`). Collectives
 block, so a thread of the round makes the group, syncs state, and runs the work of `in_thread`. A loss aborts the group,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # PyTorch's default for collectives that are not nccl's
+DEFAULT_TIMEOUT: Final = timedelta(minutes=30)  # PyTorch's default for collectives other than nccl's
 
 
 def rounds(
@@ -65,16 +65,14 @@ def rounds(
     Args:
         url: As for `rdzv.connect`.
         backend: Of the process group: `gloo`, `nccl`, or another one of PyTorch's. See `rdzv.torch.group`.
-        timeout: The limit of a collective, which the loss of a member ends sooner.
+        timeout: The limit of a collective, which a member's loss ends sooner.
         on_waiting: See `rdzv.rounds`. Newcomers never interrupt a body without `check`: they wait for the round's end.
         progress: See `rdzv.rounds`.
         no_progress: See `rdzv.rounds`.
         overrides: As for `rdzv.connect`.
 
     Raises:
-        GiveUp: The body has raised `GiveUp`.
-        RunGivenUpError: A body of another member has raised `GiveUp`, or there was no progress.
-        RendezvousError: The next round was not reached, and a retry would not help.
+        GiveUp, RunGivenUpError, RendezvousError: As in `rdzv.rounds`.
         RendezvousSettingsError: The backend or the timeout is invalid.
         RendezvousStateError: This process has a process group already, perhaps of another loop.
     """
@@ -92,7 +90,7 @@ def rounds(
 
 
 class TorchRounds:
-    """The rounds of a run, for one loop by `for` or `async for`; made by `rounds`."""
+    """A run's rounds, for one loop by `for` or `async for`; made by `rounds`."""
 
     def __init__(
         self, url: str, overrides: dict[str, Any], *, backend: str, timeout: timedelta, options: Options
@@ -219,10 +217,10 @@ class TorchRound(_GroupOfRound, blocking.Round):
     def sync_state(self, model: Any = None, optimizer: Any = None, extra: Any = None) -> Any:
         """Bring all members to the state with the most finished steps; a collective, so all call it.
 
-        If the source of the state dies during the call, a member that lags behind keeps its own state.
+        If the state's source dies during the call, a member that lags behind keeps its own state.
 
-        No trace of an interrupted step remains in the arguments: the gradients of all members are None, buffers are as
-        at the last `check`, unless the optimizer has stepped since, and a step of LBFGS that did not end is undone.
+        No trace of an interrupted step remains in the arguments (`rdzv.torch.interrupted_step`): the gradients of all
+        members are None.
 
         The program restores the rest, such as a GradScaler or a scheduler; docs/pytorch.md has the list.
 
@@ -261,7 +259,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         await self.in_thread(self.group.make)
 
     def _ended(self, ending: Ending) -> None:
-        """Abort the group after a loss, and cancel the body; from the node's thread."""
+        """Abort the group after a loss, and cancel the body; runs in the node's thread."""
         if ending.is_abrupt:
             self._end_thread_waits()
         elif self.life.phase is Phase.AT_WORK:
@@ -277,7 +275,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
             self._released = True
             with anyio.CancelScope(shield=True):
                 await self._loop.run_in_executor(self._thread, self._dispose)
-            self._thread.shutdown()  # it is idle
+            self._thread.shutdown()  # the thread is idle
             self._client.close()
 
     async def check(self, step: SupportsIndex) -> None:
@@ -330,7 +328,7 @@ def rendezvous_reconfigure(round: blocking.Round | AsyncTorchRound, group: Any =
         group: Made with `enable_reconfigure=True`; by default the process's default group.
 
     Returns:
-        The uuid, a number that is new in this run; and the handle of each rank of the round.
+        The uuid, a number new in this run; and the handle of each rank of the round.
 
     Raises:
         RendezvousSettingsError: This PyTorch cannot reconfigure groups.

@@ -45,7 +45,7 @@ DEFAULT_TIMEOUT: Final = timedelta(seconds=300)  # PyTorch's default for a store
 
 
 def open_store(url: str, overrides: Mapping[str, Any]) -> tuple[BlockingStore, Settings]:
-    """Return a blocking client of the store of a URL, and the settings."""
+    """Return a blocking client of a URL's store, and the settings."""
     handler = handler_of(url if split_url(url).run_id else replace(split_url(url), run_id="default").url, overrides)
     return handler.open_blocking_store(), handler.settings
 
@@ -129,8 +129,8 @@ class TorchStore(dist.Store):
     Python half. C++ does not report that it releases its half, so every instance is kept until the process ends.
     Clones share one client, with a socket for each thread in a call, until `close`.
 
-    A forked child, such as a `DataLoader`'s worker, uses a client of its own. A pickled store carries the URL, the
-    prefix, the timeout, and the names of files with secrets, but no secret: a token given by value must be in the other
+    A forked child, such as a `DataLoader`'s worker, uses its own client. A pickled store carries the URL, the prefix,
+    the timeout, and the names of files with secrets, but no secret: a token given by value must be in the other
     process's RDZV_TOKEN or RDZV_TOKEN_FILE.
 
     Args:
@@ -140,7 +140,7 @@ class TorchStore(dist.Store):
         overrides: The URL's parameters as keywords.
 
     Attributes:
-        overheard_by: Called with each value that is written or read; also in later clones.
+        overheard_by: Called with each written or read value; also in later clones.
 
     Raises:
         DistNetworkError: The store cannot be reached.
@@ -250,17 +250,17 @@ class TorchStore(dist.Store):
         keys, values = list(keys), [self._overheard(value) for value in values]
         try:
             if len(keys) != len(values):
-                self._shared_here().multi_set(keys, values)  # raises the error
+                self._shared_here().multi_set(keys, values)  # this call raises the error
             rest = iter(values)
             for shared, some, _ in self._in_parts(keys, self.timeout.total_seconds()):
                 shared.multi_set(some, list(itertools.islice(rest, len(some))))
         except ValueError as error:
-            raise dist.DistStoreError(str(error)) from error  # TCPStore raises it for lists of different lengths
+            raise dist.DistStoreError(str(error)) from error  # as TCPStore does for lists of different lengths
 
     @_with_torch_errors
     def check(self, keys: Iterable[str]) -> bool:
         """Return True if all keys exist."""
-        if _probed.keys is not None:  # `_prefix_of` is the caller: only record the keys
+        if _probed.keys is not None:  # called by `_prefix_of`: only record the keys
             _probed.keys.extend(keys)
             return True
         return self._shared_here().check(keys)
@@ -270,7 +270,7 @@ class TorchStore(dist.Store):
         return True
 
     def clone(self) -> TorchStore:
-        """Return another store for the same keys and client, with a timeout of its own."""
+        """Return another store for the same keys and client, with its own timeout."""
         clone = TorchStore(self._shared_here(), self.timeout)
         clone._origin, clone._owns_client = self._origin, self._owns_client
         clone.overheard_by = self.overheard_by

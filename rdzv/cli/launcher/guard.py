@@ -2,9 +2,9 @@
 
     python -I -S guard.py CONTROL FILES[/SIGNALS] COMMAND ...
 
-The guard starts the command in a process group of its own. CONTROL is the reading end of a pipe from the launcher. Each
-byte in the pipe is a signal for the group, plus `IN_PASSING` if the signal is not meant to end the group. The pipe is
-closed when the launcher ends, also by SIGKILL: then the guard kills the whole group.
+The guard starts the command in its own process group. CONTROL is the reading end of a pipe from the launcher. Each byte
+in the pipe is a signal for the group, plus `IN_PASSING` if the signal is not meant to end the group. The pipe is closed
+when the launcher ends, also by SIGKILL: then the guard kills the whole group.
 
 When the command's first process ends, the guard kills the rest of the group, and ends with the same exit status or
 signal. But after a signal that is meant to end the group, the guard first waits until the whole group has ended, or the
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 POLL = 20  # milliseconds
 CANNOT_EXECUTE = 126  # the exit status, as in shells, if execution fails
-IN_PASSING = 0x80  # marks signals that shall not end the group; above all signal numbers
-STARTED: set[int] = set()  # pids of the launcher's children, which are not reaped as orphans
+IN_PASSING = 0x80  # marks signals that shall not end the group; larger than any signal number
+STARTED: set[int] = set()  # pids of the launcher's children, not reaped as orphans
 # The guard ignores these signals: Slurm sends them to every process of a job, and the launcher sends them to the group.
 PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -57,10 +57,10 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
 
 def close_others(keep: int) -> None:
     """Close all files but standard streams and `keep`: a daemon must not keep open pipes that uvloop has leaked."""
-    with contextlib.suppress(OSError):  # some systems have no /dev/fd
+    with contextlib.suppress(OSError):  # the system has no /dev/fd
         for file in map(int, os.listdir("/dev/fd")):
             if file > 2 and file != keep:
-                with contextlib.suppress(OSError):  # the listing contains its own file, which is closed already
+                with contextlib.suppress(OSError):  # the listing contains its own file, already closed
                     os.close(file)
 
 
@@ -156,7 +156,7 @@ def _tell_of_children() -> int:
 
 def _watch(group: int, control: int, child_ended: int) -> int:
     """Pass signals on until the group has ended; return the wait status of the group's first process."""
-    poll = select.poll()  # select() accepts no file above 1023
+    poll = select.poll()  # `select.select` accepts no file number above 1023
     poll.register(control, select.POLLIN)
     poll.register(child_ended, select.POLLIN)
     status: int | None = None

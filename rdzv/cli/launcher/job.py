@@ -1,4 +1,4 @@
-"""Pure: the options of `rdzv run`, the ranks of its processes, and their environment.
+"""The options of `rdzv run`, the ranks of its processes, and their environment.
 
 A node announces its number of processes in the attribute `nproc`, so that its payload is free for the user.
 The processes are ranked in the order of their nodes. A member without `nproc` has one rank.
@@ -42,7 +42,7 @@ class OnChange(Enum):
 
 
 class Then(Enum):
-    """The next actions for the caller of a launcher that has failed; the help of `--exit-codes` explains each."""
+    """The next actions for the caller of a failed launcher; the help of `--exit-codes` explains each."""
 
     RESTART = "restart"
     REPLACE = "replace"
@@ -184,7 +184,7 @@ class Job:
 
     @property
     def takes_output(self) -> bool:
-        """True if the launcher passes on the output of the processes."""
+        """True if the launcher passes on the processes' output."""
         return self.prefix or self.log_dir is not None
 
 
@@ -204,7 +204,7 @@ class Place(NamedTuple):
 
 
 def place_of(rank: int, participants: Sequence[Participant], nproc: int) -> Place:
-    """Return the ranks of the processes of the node with this rank; `participants` are in order of rank."""
+    """Return the ranks of the processes of the node with this rank; `participants` are by rank."""
     counts = [_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"
     return Place(first_rank=sum(counts[:rank]), world_size=sum(counts))

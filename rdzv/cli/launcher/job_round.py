@@ -1,4 +1,4 @@
-"""One round of `rdzv run`: starts the processes, waits for the end of the round, and stops the processes.
+"""One round of `rdzv run`: starts the processes, waits for the round's end, and stops the processes.
 
 **The life of a round** follows the rules of `rounds()`, in `rdzv.loop.life`. If the round ends before the processes of
 all nodes have succeeded, all nodes meet again, also those whose processes have succeeded.
@@ -52,7 +52,7 @@ LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; no po
 
 @dataclass(slots=True, kw_only=True)
 class Workplace:
-    """The state that all rounds of a launcher share; processes are forked from `preloaded` if it is not None."""
+    """The state that all rounds of a launcher share; processes are forked from `preloaded`, if any."""
 
     job: Job
     checkpoint_file: Path
@@ -78,7 +78,7 @@ class Wait:
 
 
 class JobRound:
-    """The processes of one node in one round."""
+    """One node's processes in one round."""
 
     def __init__(self, workplace: Workplace, handler: Handler, info: RendezvousInfo, *, restarts: int) -> None:
         membership = handler.membership
@@ -160,7 +160,7 @@ class JobRound:
             }
             if self._workplace.stacks is not None:
                 environment |= self._workplace.stacks.environment()
-            with anyio.CancelScope(shield=True):  # a cancellation must not lose a process that was just started
+            with anyio.CancelScope(shield=True):  # a cancellation must not lose a just started process
                 process = await Process.start(self._job, environment, files=self._workplace.files, preloaded=preloaded)
                 self._processes.append(process)
         self._running = self._job.nproc
@@ -331,7 +331,7 @@ class JobRound:
 
 
 def describe(status: int) -> str:
-    """Describe the exit status of a process in words."""
+    """Describe a process's exit status in words."""
     if status >= 0:
         return f"exited with status {status}"
     return f"was killed by {signal.Signals(-status).name if -status in set(signal.Signals) else f'signal {-status}'}"

@@ -1,4 +1,4 @@
-"""The launcher of `rdzv run`, for any program that needs a rank, a world size and the address of rank 0.
+"""The launcher of `rdzv run`, for any program that needs a rank, a world size and rank 0's address.
 
     join  ->  start the processes  ->  wait for the end of the round  ->  stop them  ->  join again, or leave
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAID_AGAIN_AFTER: Final = 30.0  # seconds
-EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, and between looks at the reason
+EXPLAINED_AFTER: Final = 2.0  # seconds until the reason of a wait is printed, and between checks of the reason
 ANSWERED_WITHIN: Final = 2.0  # seconds for requests whose answers are only printed
 
 AGAIN: Final = "again after a second: at once"
@@ -278,7 +278,7 @@ class _Launcher:
         outcome: Outcome | signal.Signals | None = None
         try:
             outcome = await current.run()
-            if isinstance(outcome, signal.Signals):  # a signal that was passed on has ended the command
+            if isinstance(outcome, signal.Signals):  # a passed-on signal has ended the command
                 if self._signal is None:
                     self._stop(outcome)
                 await anyio.sleep_forever()  # `_stop` has cancelled this scope

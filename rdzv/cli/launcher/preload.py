@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-END_WITHIN: Final = 5.0  # seconds; then the preload server is killed
-START_WITHIN: Final = 10.0  # seconds to fork a worker, which takes milliseconds; then the server is killed, too
+END_WITHIN: Final = 5.0  # seconds for the preload server to end before it is killed
+START_WITHIN: Final = 10.0  # seconds to fork a worker, which takes milliseconds, before the server is killed
 SLOW_AFTER: Final = 30.0  # seconds until a log line says that the modules are still being imported
 WITHOUT_VALUE: Final = frozenset("bBdEIOPqsSuv")  # letters of the interpreter's options without a value
 WITH_VALUE: Final = frozenset("WX")
@@ -149,7 +149,7 @@ class PreloadServer:
                 with anyio.CancelScope(shield=True), contextlib.suppress(ProcessLookupError):
                     with anyio.move_on_after(END_WITHIN):
                         await process.wait()
-                    process.kill()  # if it still imports, or is stopped
+                    process.kill()  # the process still imports, or is stopped
                     await process.wait()
 
     async def is_ready(self) -> bool:
@@ -177,7 +177,7 @@ class PreloadServer:
         request = json.dumps(wanted).encode()
         reading, writing = os.pipe()
         with contextlib.ExitStack() as failed:
-            failed.callback(os.close, reading)  # a worker that is forked too late ends when it reports
+            failed.callback(os.close, reading)  # a worker forked too late ends when it reports
             with anyio.move_on_after(START_WITHIN), contextlib.suppress(ConnectionError):
                 with contextlib.ExitStack() as sent:
                     sent.callback(os.close, writing)
@@ -190,7 +190,7 @@ class PreloadServer:
                     return WarmWorker(reading, int.from_bytes(pid, sys.byteorder))
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGKILL)  # `Process.kill` may reap it, of which asyncio then warns
+                os.kill(self._process.pid, signal.SIGKILL)  # `Process.kill` may reap the process: asyncio then warns
         self._is_ready = False
         _say_why_not(self._modules, "the process that has imported them was ended, or forks none")
         return None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     Prepare = Callable[[], Callable[[], object]]
 
 READY = b"ready\n"
-FILES = 5  # files that are sent with each request
+FILES = 5  # files sent with each request
 REQUEST_BYTES_MAX = 16 * 1024 * 1024  # above Linux's limit for environment and arguments: a quarter of an 8 MiB stack
 
 
@@ -61,7 +61,7 @@ def serve(requests: socket.socket, folder: str, modules: list[str], standby: int
     if problem is not None:
         requests.sendall(problem.encode() + b"\n")
         sys.exit(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps guards, which report to the launcher themselves
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps guards, as each reports to the launcher itself
     requests.sendall(READY)
     waiting: list[socket.socket] = []
     while True:

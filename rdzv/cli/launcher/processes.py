@@ -49,7 +49,7 @@ class Process:
     async def start(
         cls, job: Job, environment: dict[str, str], *, files: int, preloaded: PreloadServer | None = None
     ) -> Process:
-        """Start a process with these environment variables; fork it from `preloaded` if that is given."""
+        """Start a process with these environment variables; fork it from `preloaded` if given."""
         rank = int(environment["RANK"])
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
             control, told = _pipe(theirs, ours)
@@ -171,7 +171,7 @@ class _Output(threading.Thread):
     def __init__(self, source: int, target: int, rank: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")
         self._rank = rank
-        self._log = None if log is None else log.open("ab", buffering=0)  # both streams of a process append to its file
+        self._log = None if log is None else log.open("ab", buffering=0)  # a process's two streams share this file
         self._from = source
         self._to = target
         self._label = label

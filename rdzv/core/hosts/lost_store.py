@@ -1,12 +1,11 @@
-"""Pure: the nodes' knowledge of a run whose store was lost, which they carry to the next store.
+"""The nodes' knowledge of a run whose store was lost, which they carry to the next store.
 
 A node that connects to the next store writes a record of its knowledge (`LostStore`) there, unless that store has a
-record that outranks it. The settings, bans and closing in the record are applied before the first
-round in the next store.
+record that outranks it. The record's settings, bans and closing are applied before the first round in the next store.
 
 Some members of the lost store's last round may still work while others meet in the next store. So the first round in
-the next store waits for all members of the lost store's last round, but at most for `ttl`: by then, a member that is
-cut off has stopped. The first round does not wait for members in the process that served the lost store.
+the next store waits for all members of the lost store's last round, but at most for `ttl`: by then, a cut-off member
+has stopped. The first round does not wait for members in the process that served the lost store.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def _ban_as_of(ban: Ban, now: float) -> Ban:
 
 
 def survivors_of(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
-    """Return the ids of nodes that were members of the lost store's last round, with their ranks in that round."""
+    """Return the ids of nodes that were members of the lost store's last round, with their ranks there."""
     if lost is None:
         return {}
     came = ((record.node_id, record.came_from) for record in records)

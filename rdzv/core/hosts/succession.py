@@ -1,4 +1,4 @@
-"""Pure: when a process may serve the store of a URL that lists several hosts: at most one process does at any moment.
+"""When a process may serve the store of a URL that lists several hosts: at most one process does at any moment.
 
 A kernel refuses a connection only if no process listens. So a process that wants to serve first listens, as a
 candidate, and then asks all other hosts. The candidate serves once each other host has refused the connection, or has
@@ -42,5 +42,5 @@ class Candidacy(NamedTuple):
         return self._replace(proven=self.proven | {host}) if answer in PROOFS else self
 
     def missing(self, hosts: int) -> list[int]:
-        """Return the places in the list of `hosts` that may still serve; if there are none, the candidate may serve."""
+        """Return the places in the list of `hosts` that may still serve; if none, the candidate may serve."""
         return [host for host in range(hosts) if host != self.place and host not in self.proven]

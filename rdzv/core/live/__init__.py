@@ -1,1 +1,1 @@
-"""Pure: the messages to a display that follows a run."""
+"""The messages to a display that follows a run."""

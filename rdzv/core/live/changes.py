@@ -1,4 +1,4 @@
-"""Pure: excerpts of a report for metrics and for a page, and the changes between two excerpts.
+"""Excerpts of a report for metrics and for a page, and the changes between two excerpts.
 
 A page gets times of day instead of ages: ages change with time alone, and a page is sent real changes only.
 """
@@ -104,7 +104,7 @@ def _settled_member(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[
 
 
 def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
-    """Return a page's next server-sent event: the whole state, later the changes, or a `beat` if there are none."""
+    """Return a page's next server-sent event: the whole state, later the changes, or a `beat` without any."""
     at, told = round(now["now"], 2), now if before is None else changes(before, now)
     if not told:
         return f"event: beat\ndata: {at}\n\n".encode()

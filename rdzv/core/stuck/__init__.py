@@ -1,1 +1,1 @@
-"""Pure: the members of a round that are alive but make no progress."""
+"""The members of a round that are alive but make no progress."""

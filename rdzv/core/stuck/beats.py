@@ -1,4 +1,4 @@
-"""Pure: the progress of one member, and notes about it in keep-alives: with durations, not times, as clocks differ."""
+"""One member's progress, and notes about it in keep-alives: with durations, not times, as clocks differ."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class BeatNote(Stored, kw_only=True):
     step: int | None  # the last begun step; None before the first
     age: float  # seconds since the member began `step` (or the round), or since it was last busy
     first: bool = False  # True until the second step begins: in the first step, a member may compile
-    busy: float = 0.0  # seconds for which the member will still be busy; 0 if it is not busy
+    busy: float = 0.0  # seconds that the member will still be busy; else 0
     what: Prose = ""  # why the member is busy, or the key for which it waits; else empty
     rate: float = 0.0  # recent steps per second
     away: bool = False  # True: the member's node has just reconnected to the store
     waits: bool = False  # True: the member waits for a key in the round's store
-    waited: float = 0.0  # seconds for which the member has waited for the key
+    waited: float = 0.0  # seconds that the member has waited for the key
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One wait of a member. Each `get` of a shared store makes one: a class is far faster than a generator."""
+    """One wait of a member. Each `get` of a shared store makes an instance: a class is far faster than a generator."""
 
     beats: Beats
     what: Callable[[], str]
@@ -55,7 +55,7 @@ class _Waiting:
 
 
 class Beats:
-    """The progress of one member in one round.
+    """One member's progress in one round.
 
     The member's thread and its node's thread write different attributes, each as one whole tuple, so that neither reads
     half a change.
@@ -97,7 +97,7 @@ class Beats:
         return token
 
     def be_free(self, token: object) -> None:
-        """Record the end of a busy time: the `token` is from `be_busy`."""
+        """Record a busy time's end: the `token` is from `be_busy`."""
         self._busy_ended = self.clock()
         self._busy = tuple(one for one in self._busy if one[0] is not token)
 

@@ -1,9 +1,10 @@
-"""Pure: the judgement which members of a round are stuck: alive, but without progress while others make some.
+"""The judgement which members of a round are stuck: alive, but without progress while others make some.
 
 The coordinator reads the notes that come with keep-alives (`beats`). A member is stuck if it has begun no step for
 `stall_timeout` (`first_step_timeout` before its second step, as it may compile), while other members make progress. The
 other members make progress if one is at a later step, or has begun a step within half of the limit, or if all of them
-wait in the round's store and this member does not. If no member makes progress, none is dropped; a report says so.
+wait in the round's store and this member does not. If no member makes progress, none is dropped, but the coordinator's
+progress report says so.
 
 A member that waits for another in a collective makes no progress either. So the coordinator judges no member while one
 of these facts holds, nor for `stall_timeout` afterwards:
@@ -34,7 +35,7 @@ AWAY_AFTER = 1.0  # seconds that a keep-alive may be late before its member coun
 class StallRules:
     """The settings of a run for `Stalls`."""
 
-    stall_timeout: float | None = None  # seconds for which a member may begin no step; None: no limit
+    stall_timeout: float | None = None  # seconds that a member may begin no step; None: no limit
     first_step_timeout: float | None = None  # the same limit before a member's second step; None: no limit
     notes_every: float  # seconds between two keep-alives of a member
 
@@ -44,7 +45,7 @@ class StallRules:
         return self.stall_timeout is not None or self.first_step_timeout is not None
 
     def limit(self, *, first: bool) -> float:
-        """Return the seconds for which a member may begin no step; infinity: no limit."""
+        """Return the seconds that a member may begin no step; infinity: no limit."""
         limit = self.first_step_timeout if first else self.stall_timeout
         return math.inf if limit is None else limit
 
@@ -75,8 +76,8 @@ class Stalls:
         self._looked_at = -math.inf
 
     def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:
-        """Judge the live members of a round by their last notes; call this about every `every` seconds."""
-        late = now - self._looked_at > every + AWAY_AFTER  # True after an outage of the store, and at the first look
+        """Judge a round's live members by their last notes; call this about every `every` seconds."""
+        late = now - self._looked_at > every + AWAY_AFTER  # True after an outage of the store, and in the first call
         if round != self._round or late:
             self._round, self._excused_at = round, now
         self._looked_at = now

@@ -1,4 +1,4 @@
-"""Pure: slow or stuck members of a round, by their steps, for `rdzv status`, the metrics and the page.
+"""Slow or stuck members of a round, by their steps, for `rdzv status`, the metrics and the page.
 
 A member is shown as stuck by the coordinator's rule (`rdzv.core.stuck.judging`), but after half of `stall_timeout`.
 """
@@ -33,13 +33,13 @@ BEHIND_STEPS: Final = 3  # a member behind by at most these steps is not slow, a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOf:
-    """The progress of a member, for displays."""
+    """A member's progress, for displays."""
 
     step: int | None  # the last begun step; None before the first
     age: float  # seconds since the step began, or since the member was last busy
     report_age: float = 0.0  # seconds since its last note was received
     rate: float  # recent steps per second
-    busy: str = ""  # why the member is busy, in its words; empty if it is not busy
+    busy: str = ""  # why the member is busy, in its words; else empty
     waits: bool = False  # see `BeatNote`
     away: bool = False  # see `BeatNote`
     first: bool = False  # see `BeatNote`
@@ -47,7 +47,7 @@ class StepOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """The progress of a round over all its members."""
+    """A round's progress over all its members."""
 
     told: int = 0  # the number of members that report steps
     step: int | None = None  # the largest begun step
@@ -60,7 +60,7 @@ class Pace:
 
 
 def pace_of(steps: Mapping[str, StepOf], *, stall_timeout: float | None = None) -> Pace:
-    """Return the progress of a round over all its members."""
+    """Return a round's progress over all its members."""
     begun = {node_id: one for node_id, one in steps.items() if one.step is not None}
     if not begun:
         return Pace(told=len(steps), stuck={}, slow={})

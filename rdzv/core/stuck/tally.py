@@ -1,4 +1,4 @@
-"""Pure: counters that a run's launchers, or its members in `rounds()`, share in one record in the store.
+"""Counters that a run's launchers, or its members in `rounds()`, share in one record in the store.
 
 A restart counts for the run, whichever node's process failed: else `--max-restarts 3` on a hundred nodes would allow
 three hundred restarts. A round is fruitless, and counts once, if it ended by a failure or a loss, no process wrote the
@@ -20,7 +20,7 @@ class Tally(Stored, kw_only=True):
 
     restarts: int = 0
     fruitless: int = 0  # the number of fruitless rounds in a row
-    round: int = -1  # the last round that was counted
+    round: int = -1  # the last counted round
 
     @classmethod
     def of(cls, value: bytes) -> Tally:

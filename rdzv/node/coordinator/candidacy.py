@@ -1,6 +1,6 @@
 """The election: if a run has no coordinator, one of its nodes takes that role.
 
-Every node whose settings the run has accepted is a candidate. The role is a key on a lease of its own, with a short TTL
+Every node whose settings the run has accepted is a candidate. The role is a key on its own lease, with a short TTL
 (`role`). The *term* is the revision that created the coordinator's key.
 """
 
@@ -40,7 +40,7 @@ class Candidacy:
     part: Part
     _running: asyncio.Task[None] | None = None  # this node's election or term; None if neither runs
     _failed_with: str | None = None
-    _lost_terms: int = 0  # how many of this node's terms in a row ended because the role's lease lapsed
+    _lost_terms: int = 0  # how many of this node's terms in a row ended because the role's lease expired
 
     def begin(self, role: Role | None) -> None:
         """Be a candidate from now on. If this node's arrival has taken the `role`, coordinate at once."""
@@ -152,7 +152,7 @@ class Candidacy:
         def lapsed(reason: str) -> None:
             log.info("run %s: node %s stops coordinating: %s", self.part.keys.run_id, self.part.node_id, reason)
             self._lost_terms += 1
-            # Revoke the role's lease: a store that was suspended would keep it for another TTL.
+            # Revoke the role's lease: a suspended store would keep the lease for another TTL.
             revoking = Lease(self.link.store, id=role.lease.id, ttl=role.lease.ttl).revoke()
             self.link.spawn(revoking, f"give the role of coordinator of {self.part.keys.run_id} back")
             lost.cancel()

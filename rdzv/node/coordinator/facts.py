@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.node.coordinator.office import Office
 
-LOOKS_EVERY = 0.5  # seconds between looks for stuck members, at least
+LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
 LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member between looks for stuck members, as the response grows with them
 # A lease with a smaller share of its TTL left is not being renewed: a renewed lease has at least twice this share.
 DOUBTED_BELOW: Final = 1 / RENEWALS_PER_TTL
 ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the store about each takes too long
-# Seconds before each look at an accused member's lease: the store may notice a closed connection late.
+# Seconds before each check of an accused member's lease: the store may notice a closed connection late.
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 
 
@@ -76,7 +76,7 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
 
 @dataclass(eq=False)
 class AccusationWatch:
-    """During a coordinator's term, asks the store about the leases of members that have one accuser.
+    """During a coordinator's term, asks the store about the leases of members with one accuser.
 
     An accused member counts as stuck by one accusation if its lease is not being renewed: the member has closed its
     connections, or sends no keep-alives.
@@ -84,7 +84,7 @@ class AccusationWatch:
 
     office: Office
     gone_ttl: float
-    _asked: set[tuple[int, str, str]] = field(default_factory=set)  # accusations that were already looked into
+    _asked: set[tuple[int, str, str]] = field(default_factory=set)  # accusations already investigated
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def look(self) -> None:

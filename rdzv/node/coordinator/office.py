@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Fact = Event | Stuck | Standstill | Answered
 
 SHARED_RENEWALS_PER_TTL = 4
-GIVE_BACK_WITHIN = 2.0  # seconds that the end of a term waits for the store to revoke an unused lease
+GIVE_BACK_WITHIN = 2.0  # seconds that a term's end waits for the store to revoke an unused lease
 
 
 @dataclass(eq=False, kw_only=True)
@@ -34,7 +34,7 @@ class Office:
 
     store: Store
     keys: Keys
-    view: View  # the state of the run, from which the coordinator decides
+    view: View  # the run's state, from which the coordinator decides
     term: int  # the revision that created the coordinator's key
     run_lease: Lease
     wakeup: Wakeup = field(default_factory=Wakeup)  # wakes the deciding task
@@ -103,7 +103,7 @@ class SharedLease:
         self.used: bool = False  # True if a round has this lease, or may have it after a pending commit
 
     async def take(self) -> int:
-        """Return the id of a lease for a round that is about to be committed."""
+        """Return the id of a lease for a round about to be committed."""
         await self._known.wait()
         if self._lease is None:
             self._lease, self.used = await self._store.grant(self._ttl), False

@@ -1,8 +1,8 @@
-"""A term of a coordinator: it watches the nodes, and carries out what `decide` returns.
+"""A coordinator's term: the coordinator watches the nodes, and carries out what `decide` returns.
 
-The deciding task calls `decide`, carries out the act that `decide` returned, applies events until its own write is in
-its picture of the run, and decides anew. The term's other tasks do not change that picture of the run: they queue
-facts for the deciding task (`Office.bring`).
+The deciding task calls `decide`, carries out the returned act, applies events until its own write is in its picture of
+the run, and decides anew. The term's other tasks do not change that picture: they queue facts for the deciding task
+(`Office.bring`).
 
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
 have the term in their names, so a coordinator never reads the attempt of a dead one (promise R7).
@@ -13,7 +13,7 @@ members' ranks; if the ranks exceed one transaction, they are written before the
 
 If a round has more members than a transaction may have conditions (etcd: 128), the coordinator first writes a marker
 among the nodes' keys. Once the watch has delivered the marker, the coordinator knows all earlier events, and decides
-anew. A node that is lost during the commit's round trip may be in the round, as a loss after completion (promise R4).
+anew. A node lost during the commit's round trip may be in the round, as a loss after completion (promise R4).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ WRITE_BYTES_MOST = 1024 * 1024  # bytes that the coordinator puts into one trans
 
 
 class Term:
-    """One term of one coordinator. Keys on `run_lease` outlive the term."""
+    """One coordinator's term. Keys on `run_lease` outlive the term."""
 
     def __init__(self, link: Link, role: Role, part: Part, *, run_lease: Lease) -> None:
         self._store = link.store
@@ -78,7 +78,7 @@ class Term:
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
         self._office = Office(store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease)
         self._picture = Picture(view=self._view, head=self._follower.head)
-        self._marked: Complete | None = None  # the round whose ranks were written ahead of its commit, or None
+        self._marked: Complete | None = None  # the round whose ranks were written ahead of its commit
         self._said = ""
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
@@ -86,7 +86,7 @@ class Term:
         self._chronicle = Chronicle()
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
         self._hour_changed = asyncio.Event()
-        self._asking = asyncio.Event()  # set once members were asked at which step to stop
+        self._asking = asyncio.Event()  # set once members were asked where to stop
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Decide and act until cancelled; raise `ConditionFailed` if the role is lost."""
@@ -148,7 +148,7 @@ class Term:
         self._hour_changed.set()
 
     async def _keep_hour(self) -> None:
-        """Renew the run's lease with a note of the time of day, which is read while no node coordinates."""
+        """Renew the run's lease with a note of the time of day, read while no node coordinates."""
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # try again later
@@ -173,7 +173,7 @@ class Term:
             if not isinstance(act, Resize | Expel):
                 self._chronicle.observe(act.progress, now=self._store.time())
             seen = await self._carry_out(act)
-            if seen is None:  # the store refused the write, as a key has changed: wait until a watch delivers it
+            if seen is None:  # the store refused the write, as a key has changed: wait until a watch delivers that
                 deadline = self._store.time() + REFUSED_PAUSE
                 while not self._office.inbox and self._follower.head is head:
                     if not await self._office.wakeup.sleep_until(deadline):
@@ -237,7 +237,7 @@ class Term:
             if progress != self._picture.told:
                 await self._report(Report(progress=progress))
             act = await deciding
-            # If no act is due, replace the report that named the slow rank order.
+            # The rank order has returned: if no act is due, replace the report that named it as slow.
             return Report(progress=act.progress) if isinstance(act, Wait) else act
         finally:
             deciding.cancel()
@@ -397,7 +397,7 @@ class Term:
             text = "run %s: the commit of round %d was refused: something has just changed"
             log.info(text, keys.run_id, round.number)
             if not at_once:
-                # Delete the ranks of the refused round: the next attempt may not overwrite all of them.
+                # Delete the refused round's ranks: the next attempt may not overwrite all of them.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
             if take_settings(result, self._part.agreed):
                 self._view.resized(needed=self._part.agreed.rules.needed, now=self._store.time())
@@ -436,7 +436,7 @@ class Term:
             checked=len(members) > 1 and all(record.checks for record in decision.members),
             **name_arrivals([member.arrival for member in members]),
         )
-        self._shared.used = True  # even if the answer to the commit is lost, the round may have this lease
+        self._shared.used = True  # from now on: the round may have this lease even if the commit's answer is lost
         return round
 
     async def _mark(self) -> int:
@@ -461,7 +461,7 @@ async def _clear_away(office: Office, round: Round | None) -> None:
             if attempt[1] != office.term and (round is None or attempt != (round.number, round.term)):
                 await office.forget(*attempt)
     except ConditionFailed:
-        pass  # another coordinator deletes them
+        pass  # another coordinator deletes these keys
     except StoreError as error:
         log.warning("run %s: leftovers of older rounds could not be deleted: %s", keys.run_id, error)
 

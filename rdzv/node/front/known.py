@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Known, P], T]:
-    """Make a handler's method of a verb that returns at once, in any thread."""
+    """Make a handler's method of a verb (a call of a node) that returns at once, in any thread."""
 
     @functools.wraps(verb)
     def method(self: Known, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -100,7 +100,7 @@ class Known:
 
     @property
     def membership(self) -> Membership | None:
-        """The membership in the last round of this node, or None."""
+        """This node's membership in its last round."""
         return self.own_node.membership
 
     @property
@@ -115,16 +115,16 @@ class Known:
 
     @property
     def hosts_store(self) -> bool:
-        """True if this process serves the store of the run."""
+        """True if this process serves the run's store."""
         return self.own_node.hosts_store()
 
     @property
     def store_gone(self) -> StoreError | None:
-        """The error with which the store was given up, until another replaces it; else None."""
+        """The error with which the store was given up, until another store replaces it."""
         return self.own_node.store_gone
 
     def absence_of(self, node_id: str) -> str:
-        """Return in words what this node knows of a node that is gone; empty if nothing."""
+        """Describe what this node knows of a lost or departed node; empty if nothing."""
         return absence_of(self.own_node, node_id)
 
     def draining(self) -> dict[str, Leaving]:

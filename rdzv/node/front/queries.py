@@ -64,7 +64,7 @@ class Changes:
             await self._wakeup.sleep_until(None)
 
     def _next(self) -> Change | None:
-        """Return one change that was not returned yet, or None. In a new round, no change counts as returned."""
+        """Return a change that was not returned yet. In a new round, no change counts as returned."""
         of = self._node.membership
         if of is not self._of:
             self._of = of

@@ -42,7 +42,7 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
 
 
 def absence_of(node: Node, node_id: str) -> str:
-    """Return in words what this node knows of a node that is gone; empty if nothing. From any thread."""
+    """Describe what this node knows of a lost or departed node; empty if nothing. Thread-safe."""
     head = node.head
     try:
         now = asyncio.get_running_loop().time()

@@ -201,7 +201,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     store.set_timeout(timeout)
 
     async def answer_if_one_goes() -> None:
-        with contextlib.suppress(RendezvousError, StoreError):  # `all_here` fails with the same error
+        with contextlib.suppress(RendezvousError, StoreError):  # `all_here` itself fails with the same error
             async with Changes(node, node.connect) as changes:
                 async for change in changes:
                     if isinstance(change, NodesLost | NodesLeft):
@@ -285,7 +285,7 @@ async def set_closed(node: Node, reason: str = "") -> None:
 
 @goes_on
 async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
-    """Close the run because it cannot go on. Every launcher exits with `status`; see `GiveUp`."""
+    """Close the run because it cannot continue. Every launcher exits with `status`; see `GiveUp`."""
     status, remark = exit_status(status)
     reason = reason + remark if remark else reason
     await _close(node, reason, given_up=True, status=status)
@@ -296,7 +296,7 @@ async def _close(node: Node, reason: str, **verdict: Any) -> None:
         with anyio.fail_after(node.settings.close_timeout):
             link = await node.connect()
             closed = await _run(node, link.store).set_closed(reason, lease=await link.run_lease(), **verdict)
-            link.follower.take_closing(closed)  # the caller sees the closing before the watch delivers it
+            link.follower.take_closing(closed)  # let the caller see the closing before the watch delivers it
     except (StoreError, TimeoutError) as error:
         raise node.connection_error(error) from error
 
@@ -344,6 +344,6 @@ async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id:
 
 
 async def restore(node: Node, key: str) -> bytes | None:
-    """Return the data that any member has kept last under this name; None if there is none."""
+    """Return the data that any member has kept last under this name."""
     _check_text("key", key)
     return await of_run(Run.restore)(node, key)

@@ -1,1 +1,1 @@
-"""A node's thread, its connection to a store, and its watch on the head of the run."""
+"""A node's thread, its connection to a store, and its watch on the run's head."""

@@ -75,7 +75,7 @@ class FollowedRun:
             self._mark()
 
     async def refresh(self) -> None:
-        """Read the run again if it has changed; raise StoreError on failure."""
+        """Read the run again if changed; raise StoreError on failure."""
         await self._follower.synced.wait()
         if self._follower.error is not None:
             raise self._follower.error
@@ -112,7 +112,7 @@ class FollowedRun:
         return self._read[0].now + self._store.time() - self._read_at
 
     def cost(self) -> Account:
-        """Return the cost of the run until now."""
+        """Return the run's cost until now."""
         status, history = self.now()
         return account(self._keys.run_id, history, now=status.now, waited=status.waited)
 
@@ -138,7 +138,7 @@ class FollowedRun:
 
 
 class FollowedRuns:
-    """The runs of a store that are followed."""
+    """The followed runs of a store."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
@@ -148,7 +148,7 @@ class FollowedRuns:
         self.listeners: Listeners = Listeners()
 
     def _has_changed(self, run_id: str) -> None:
-        self.changed |= {"", run_id, f"{run_id}/"}  # three pages: the list of runs, the run's report, its stream
+        self.changed |= {"", run_id, f"{run_id}/"}  # names of pages: the list of runs, this run's report, its stream
         self.listeners.changed()
 
     async def refreshed(self, run_id: str) -> FollowedRun:
@@ -163,11 +163,11 @@ class FollowedRuns:
         return self._runs[run_id]
 
     def hour(self, run_id: str) -> float:
-        """Return the time of day of a run, or this machine's if the run is not followed."""
+        """Return a run's time of day, or this machine's if the run is not followed."""
         return self._runs[run_id].hour() if run_id in self._runs else time.time()
 
     async def summary_of(self, run_id: str) -> dict[str, Any]:
-        """Return the numbers of a run that is over, for the metrics, without following the run."""
+        """Return an ended run's numbers, for the metrics, without following the run."""
         run = FollowedRun(self._store, Keys(self._prefix, run_id), int)
         try:
             await run.refresh()
@@ -176,7 +176,7 @@ class FollowedRuns:
             await run.aclose()
 
     async def drop(self, unused_for: float = FOLLOWED_FOR) -> None:
-        """Stop following runs that were not read for `unused_for` seconds."""
+        """Stop following runs not read for `unused_for` seconds."""
         now = self._store.time()
         for run_id in [run_id for run_id, run in self._runs.items() if now - run.used_at >= unused_for]:
             await self._runs.pop(run_id).aclose()

@@ -46,7 +46,7 @@ ASK_AGAIN_AFTER = 0.5  # seconds from a failed attempt to open the watch to the 
 
 
 class Follower:
-    """Keeps `head`, the state of a run that every node watches, up to date."""
+    """Keeps `head`, a run's state that every node watches, up to date."""
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str = "") -> None:
         self._store = store
@@ -55,7 +55,7 @@ class Follower:
         self._own_ban_keys = frozenset([keys.bans + node_id])
         self.head: Head = Head()
         self.heard_at: float = 0.0  # when the watch last delivered events, on this node's clock
-        # The last ban of this node or of its attributes, with its revision, even if it was lifted; None without one.
+        # The last ban of this node or of its attributes, with its revision, even if it was lifted.
         self.own_ban: tuple[int, Ban] | None = None
         self.before: LastCoordinator | None = None
         self.resets: int = 0  # how often the watch began anew with a snapshot, so that events may be missing
@@ -70,7 +70,7 @@ class Follower:
         self.on_change: Callable[[], object] = int
         self.listeners: Listeners = Listeners()
         self.seen: int = 0  # the revision of the watch's last event
-        self._anew: Head | None = None  # the head so far while a reset watch delivers its snapshot, or None
+        self._anew: Head | None = None  # the incomplete head while a reset watch delivers its snapshot
 
     def has_attributes(self, attributes: Mapping[str, str]) -> None:
         """Set this node's attributes, to notice bans of an attribute."""
@@ -119,14 +119,14 @@ class Follower:
             self.tell()
 
     def take_coordinator(self, there: object, *, revision: int) -> None:
-        """Set the coordinator from its key, which was read at a revision, unless the watch has seen that revision."""
+        """Set the coordinator from its key, read at `revision`, unless the watch has seen that revision."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)
             self.tell()
 
     def take_closing(self, closed: Closed) -> None:
-        """Note that the run is closed, before the watch delivers that."""
+        """Record that the run is closed, before the watch delivers that."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.tell()
@@ -183,7 +183,7 @@ class Follower:
         def leaving() -> Leaving:
             drain, known = Drain.unpack(value), self.head.drains.get(key.removeprefix(keys.drains))
             if known is not None and known.revision == revision:
-                return known  # known already: a reset watch delivers the drain again
+                return known  # a reset watch delivers a known drain again
             return Leaving(until=now + drain.within, reason=drain.reason, revision=revision)
 
         if key == keys.coordinator:

@@ -38,7 +38,7 @@ ASK_EVERY_PER_NODE = 0.01  # seconds per node between checks that the store answ
 ASK_SPREAD = (0.75, 1.25)
 ASK_EARLY = 0.01  # seconds by which a check may be early: a timer for a shorter rest might fire at once, repeatedly
 RUN_RENEWALS_PER_TTL = 3  # how often each node renews the run's lease within its TTL
-LOOK_WHETHER_GONE_EVERY = 0.2  # seconds between looks whether a disconnected store's process is gone
+LOOK_WHETHER_GONE_EVERY = 0.2  # seconds between checks whether a disconnected store's process is gone
 LOOK_FOR_RUN_AFTER = 1.0  # seconds from a failed renewal of the run's lease to the next attempt
 
 
@@ -57,12 +57,12 @@ class Link:
         # Ends this node's candidacy for coordinator within a number of seconds; None if the node is no candidate.
         self.resign: Callable[[float], Awaitable[None]] | None = None
         self.back_at: float | None = None  # when the store was last reconnected; None if never
-        self.gone: ConnectionLost | None = None  # the error with which the store was given up, or None
+        self.gone: ConnectionLost | None = None  # the error with which the store was given up
         self.host: str = ""  # the URL of this store, without the hosts that could replace it
         self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
-        # If no process listens at the store's URL for this many seconds, the node gives the store up. It never gives up
-        # a store with a data directory, nor one whose host does not answer at all.
+        # If no process listens at the store's URL for this many seconds, the node gives the store up. The node never
+        # gives up a store with a data directory, nor one whose host does not answer at all.
         self.gives_up_after: float = math.inf
         self.was_told: bool = False  # True if this store has this node's knowledge of a lost store, or better
         self.has_arrived: bool = False  # True if the store has accepted an arrival: this node has the run's settings
@@ -77,7 +77,7 @@ class Link:
         self._is_counted: Callable[[], bool] = bool
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
-        self._telling: asyncio.Task[None] | None = None  # the task that warns of a silent store, or None
+        self._telling: asyncio.Task[None] | None = None  # the task that warns of a silent store
         self._silent = False  # True if the connected store has not answered a request for a while
         self._closed = False
         store.on_connection(self._note_connection)
@@ -203,7 +203,7 @@ class Link:
     # ------------------------------------------------------------------------------------------ answer times
 
     def answered_in(self, seconds: float) -> None:
-        """Note the seconds that the store took for a request."""
+        """Record the seconds that the store took for a request."""
         self._answered_in, self.release_within = [*self._answered_in, seconds][-ANSWERS_KEPT:], RELEASE_WITHIN
 
     @property

@@ -1,6 +1,6 @@
 """The event loop that nodes live in, which their callers cannot block.
 
-Each process has one loop for its nodes, in a thread of its own, for async and blocking callers alike. While a caller is
+Each process has one loop for its nodes, in its own thread, for async and blocking callers alike. While a caller is
 busy, its node follows the run, renews its leases, coordinates, and learns of losses. Only a C extension that does not
 release the interpreter lock blocks the nodes of its process; after a lease's TTL, a blocked node is dropped.
 """
@@ -45,12 +45,12 @@ class NodeLoop:
         self._loop = loop
 
     def start(self, work: Coroutine[Any, Any, T]) -> Call[T]:
-        """Begin a coroutine in the loop, from any thread; raise RendezvousStateError if the loop has ended."""
+        """Begin a coroutine in the loop; raise RendezvousStateError if the loop has ended. Thread-safe."""
         self._loop = self._loop or asyncio.get_running_loop()
         return Call(work, self._loop)
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Make a call in the loop, from any thread; do nothing if the loop has ended."""
+        """Make a call in the loop; do nothing if the loop has ended. Thread-safe."""
 
         async def work() -> None:
             call()
@@ -63,7 +63,7 @@ class NodeLoop:
         return work()
 
     def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a context to enter in the loop; `NodeThread` limits how many nodes are in it at the same time."""
+        """Return a context to enter in the loop; `NodeThread` limits how many nodes are in it at once."""
         return contextlib.nullcontext()
 
     def leave(self) -> None:
@@ -94,7 +94,7 @@ class NodeThread(NodeLoop):
             raise RendezvousStateError(f"the node thread has ended: {error}") from None
 
     async def apart(self, work: Callable[[], T]) -> T:
-        """Run user code in a thread of its own."""
+        """Run user code in a new thread."""
         return await in_thread(work)
 
     @contextlib.asynccontextmanager
@@ -118,7 +118,7 @@ class NodeThread(NodeLoop):
             give_back()
 
     def leave(self) -> None:
-        """Stop using the node thread; call this once, from any thread."""
+        """Stop using the node thread; call this once. Thread-safe."""
         thread, self._thread, self._left = self._thread, None, True
         if thread is not None:
             _leave_thread(self, thread)

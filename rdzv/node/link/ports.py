@@ -1,4 +1,4 @@
-"""The port at which a node will listen if it becomes rank 0: free in both IPv4 and IPv6."""
+"""The port where a node will listen if it becomes rank 0: free in both IPv4 and IPv6."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class HeldPort:
-    """A free port of this machine, from the range `among`, which is held until the node has its round."""
+    """A free port of this machine, from the range `among`, held until the node has its round."""
 
     def __init__(self, among: str | None = None) -> None:
         self._socket: socket.socket | None = None

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.node.link.link import Link
 
-ROLE_TTL = 3.0  # seconds, at least, of the role's TTL: a paused coordinator may delay the run for that long
+ROLE_TTL = 3.0  # the role's least TTL, in seconds: a paused coordinator may delay the run for that long
 ROUND_TRIPS_PER_TERM = 10  # round trips that the role's TTL covers at least; taking over needs three
-SECONDS_PER_NODE = 0.001  # seconds of the role's TTL per node, at least: many nodes keep the coordinator busy
-TERM_MOST = 30.0  # seconds, at most, of the role's TTL, without the time that the store's own failover takes
+SECONDS_PER_NODE = 0.001  # seconds per node that the role's TTL has at least: many nodes keep the coordinator busy
+TERM_MOST = 30.0  # the role's longest TTL, in seconds, without the time that the store's own failover takes
 ELECTION_PER_NODE = 0.001  # seconds per node of the longest pause before an election, so that few try at once
-ELECTION_MOST = 1.0  # seconds of the pause before an election, at most, unless this node lost the role before
+ELECTION_MOST = 1.0  # the longest pause before an election, in seconds, unless this node lost the role before
 LOST_TERMS_MOST = 4  # each lost term in a row doubles the TTL and the pause, up to this many terms
-ROLE_DISCONNECT_TTL = 0.4  # seconds until a disconnected coordinator loses its role, at least
+ROLE_DISCONNECT_TTL = 0.4  # seconds, at least, until a disconnected coordinator loses its role
 
 
 class Role:

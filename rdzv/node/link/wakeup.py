@@ -46,7 +46,7 @@ class WakeupHere(Wakeup):
         self._loop = asyncio.get_running_loop()
 
     def changed(self) -> None:
-        """Wake the sleeping task; from any thread."""
+        """Wake the sleeping task; thread-safe."""
         with contextlib.suppress(RuntimeError):  # the loop has closed, so no task sleeps there
             self._loop.call_soon_threadsafe(super().changed)
 

@@ -1,4 +1,4 @@
-"""Pure: a node's arrival at its run, as a state machine: the state of its record in the store.
+"""A node's arrival at its run, as a state machine: the state of its record in the store.
 
 A node has at most one record in its run. `TRANSITIONS` has one line per event: the states in which it may happen, and
 the state after each. If `TRANSITIONS` does not have an event for the present state, the event raises.
@@ -9,9 +9,9 @@ the state after each. If `TRANSITIONS` does not have an event for the present st
     TAKEN_IN    a round contains this very record: the node is a member
     WITHDRAWN   the node is deleting its record, and sends no other until that is done
 
-In any state the record's lease may lapse (`GONE`), or the caller give up (`WITHDRAW`). In ABSENT and WITHDRAWN a late
-answer to a sent record changes nothing. A member that rejoins replaces its record; if the store refuses the new record
-(`KEPT`), the node is still a member.
+In any state the record's lease may expire (`GONE`), or the caller may give up (`WITHDRAW`). In ABSENT and WITHDRAWN a
+late answer to a sent record changes nothing. A member that rejoins replaces its record; if the store refuses the new
+record (`KEPT`), the node is still a member.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Happening(Enum):
     KEPT = "kept"  # the store refused the sent record, and the node's earlier record remains
     TAKE_IN = "take in"
     WITHDRAW = "withdraw"
-    GONE = "gone"  # the record was deleted, or lapsed with its lease
+    GONE = "gone"  # the record was deleted, or expired with its lease
 
 
 _ABSENT, _SENT, _STANDING, _TAKEN_IN, _WITHDRAWN = State
 
 TRANSITIONS: Final[Mapping[Happening, Mapping[State, State]]] = {
     Happening.SEND: {_ABSENT: _SENT, _SENT: _SENT, _TAKEN_IN: _SENT},
-    # If the answer comes in ABSENT, the record's lease has lapsed since it was sent: the record is gone.
+    # If the answer comes in ABSENT, the record's lease has expired since the record was sent, and the record with it.
     Happening.WRITTEN: {_ABSENT: _ABSENT, _SENT: _STANDING, _WITHDRAWN: _WITHDRAWN},
     Happening.REFUSED: {_ABSENT: _ABSENT, _SENT: _ABSENT, _WITHDRAWN: _WITHDRAWN},
     Happening.KEPT: {_ABSENT: _ABSENT, _SENT: _TAKEN_IN, _WITHDRAWN: _WITHDRAWN},
@@ -68,8 +68,8 @@ class Arrival(Generic[L]):
 
     def __init__(self) -> None:
         self.state: State = State.ABSENT
-        self.record: NodeRecord | None = None  # the stored record, also while the node sends another; None without one
-        self.lease: L | None = None  # the lease of the node's records; None if it lapsed or is not renewed
+        self.record: NodeRecord | None = None  # the stored record, also while the node sends another
+        self.lease: L | None = None  # the lease of the node's records; None if it expired or is not renewed
         self.began: int = 0  # the revision of this process's first record, or 0; an older drain is not for this process
         self._sent: NodeRecord | None = None
 
@@ -83,13 +83,13 @@ class Arrival(Generic[L]):
         return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
 
     def send(self, record: NodeRecord) -> None:
-        """Note that the node sends a record, on `lease`."""
+        """Handle the sending of a record, on `lease`."""
         assert self.lease is not None, "a record that is sent is on a lease that is kept"
         self._happens(Happening.SEND)
         self._sent = record
 
     def written(self, revision: int) -> bool:
-        """Note that the store has written the sent record; return False if the node has given the record up since."""
+        """Handle the confirmation of the sent record; return False if the node has given the record up since."""
         sent, self._sent = self._sent, None
         self._happens(Happening.WRITTEN)
         if self.state is not State.STANDING:
@@ -100,31 +100,31 @@ class Arrival(Generic[L]):
         return True
 
     def refused(self) -> None:
-        """Note that the store has refused the sent record."""
+        """Handle the store's refusal of the sent record."""
         self._sent = None
         self._happens(Happening.REFUSED if self.record is None else Happening.KEPT)
 
     def taken_in(self) -> None:
-        """Note that a round contains the stored record."""
+        """Handle a round that contains the stored record."""
         self._happens(Happening.TAKE_IN)
 
     def gone(self) -> None:
-        """Note that the record is no longer in the store."""
+        """Handle the disappearance of the record from the store."""
         self._happens(Happening.GONE)
         self.record = self._sent = None
 
     def lapsed(self) -> None:
-        """Note that the lease has lapsed, and the record with it."""
+        """Handle the expiry of the lease, and of the record with it."""
         self.lease = None
         self.gone()
 
     @property
     def in_doubt(self) -> bool:
-        """True if a sent record may be stored or not: only the end of its lease is sure to delete it."""
+        """True if a sent record may be stored or not: only its lease's end is sure to delete it."""
         return self.state is State.SENT
 
     def withdraw(self) -> None:
-        """Note that the node begins to delete its record; `gone` notes the deletion."""
+        """Handle the beginning of the record's deletion; `gone` handles its end."""
         self._happens(Happening.WITHDRAW)
 
     def _happens(self, happening: Happening) -> None:

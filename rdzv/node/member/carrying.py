@@ -1,4 +1,4 @@
-"""If a store was lost, writes a node's knowledge of its run to the next store."""
+"""Writes a node's knowledge of its run to the next store if the last store was lost."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def learn(part: Part, link: Link) -> None:
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
     told = head.lost_store
     if settings and told is not None and (head.round is None or not link.has_arrived):
-        # If this node may not know the run's settings, use those that another node wrote to the store that is now lost.
+        # If this node may not know the run's settings, use those that another node wrote to the lost store.
         settings = told.settings or (settings if link.has_arrived else b"")
     if settings and resized is not None:  # this node may not have adopted the resize yet
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
     lost = known_of(head, revision=link.follower.seen, settings=settings, host=link.host, now=link.store.time())
     if not part.settings.endpoint.has_successors:
-        lost = lost.replace(awaited=0)  # only one host can serve the store: no member can be in another store
+        lost = lost.replace(awaited=0)  # with one host there is one store, so no member can be at work in another
     before = part.known
     if before is None or before.store_id == link.store.store_id or lost.generation > before.lost.generation:
         part.known = Known(link.store.store_id, lost)
@@ -52,9 +52,9 @@ async def tell(part: Part, link: Link) -> None:
         lease = (await link.run_lease()).id
         writes: list[Operation] = [Put(keys.lost_store, lost.pack(), lease=lease)]
         for key, value in ((keys.settings, lost.settings), (keys.closed, lost.closed), (keys.tally, lost.tally)):
-            if value and round is None:  # no round has used the new store's values yet
+            if value and round is None:  # no round has completed with the new store's values yet
                 writes.append(Put(key, value, lease=lease))
-        if there is not None:  # delete what another node wrote and this node does not know
+        if there is not None:  # another node wrote a value that this node does not know: delete it
             if there.closed and not lost.closed:
                 writes.append(Delete(keys.closed))
             writes.extend(Delete(keys.bans + name) for name in there.bans if name not in lost.bans)

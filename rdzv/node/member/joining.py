@@ -90,7 +90,7 @@ class Joining:
                 if verdict is None:
                     part.unreached, part.cut_off, part.given_up, part.times_left_out = False, (), "", 0
                     return membership
-                # Do not leave out a process that was paused during the check: it may reach rank 0 next time.
+                # Do not leave out a process paused during the check: it may reach rank 0 next time.
                 is_left_out = membership.rank in verdict.left_out and self._tried >= TRIED_LEAST
                 part.unreached = membership.rank == 0 and not verdict.left_out
                 if is_left_out:
@@ -106,7 +106,7 @@ class Joining:
             with anyio.CancelScope(shield=True):
                 if isinstance(error, RendezvousSettingsError | RendezvousRefusedError):
                     await link.step_down()  # a node that the run refuses must not coordinate
-                is_late = isinstance(error, RendezvousTimeoutError)  # then do not wait long for a silent store
+                is_late = isinstance(error, RendezvousTimeoutError)  # after a timeout, wait less for a silent store
                 await self.leaving.leave(link, within=RELEASE_SOON if is_late else RELEASE_WITHIN)
             raise
         finally:
@@ -234,7 +234,7 @@ class Joining:
                         round_now = await self.leaving.give_up(link, me)
                         if round_now is None:
                             raise part.timeout(link)
-                        follower.take_round(round_now)  # a round that was committed just before the timeout
+                        follower.take_round(round_now)  # a round committed just before the timeout
 
     async def _until_rank_0_answers(self) -> None:
         """Return once rank 0 answers at an address where this node did not reach it before."""

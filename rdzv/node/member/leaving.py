@@ -33,7 +33,7 @@ WITHDRAW_TRIPS = 4  # round trips of a withdrawal: two writes, and the report of
 
 
 async def announce_move(part: Part, link: Link, *, after: float = 0.0) -> None:
-    """If this node hosts the store and another host may follow, announce the store's end: no round completes then."""
+    """If this node hosts the store and another host may follow, announce the store's end: then no round completes."""
     if not (part.settings.endpoint.has_successors and link.hosts_store()) or link.follower.head.moves:
         return
     ttl, membership = after + part.settings.close_timeout, part.membership
@@ -57,9 +57,9 @@ class Leaving:
             await link.step_down(within=within if link.store.connected else 0.0)
 
     async def withdraw(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
-        """Delete the node's record as a voluntary departure. If that takes too long, let the record's lease lapse."""
+        """Delete the node's record as a voluntary departure. If that takes too long, let the record's lease expire."""
         part = self._part
-        async with self._withdrawing:  # a timeout and the closing of the handler may withdraw at the same time
+        async with self._withdrawing:  # a timeout and the closing of the handler may withdraw concurrently
             part.end_membership("this node has left it")
             in_doubt, lease = part.arrival.in_doubt, part.arrival.lease
             part.arrival.withdraw()
@@ -68,7 +68,7 @@ class Leaving:
                     return
                 if not in_doubt and await self._take_back(link, within):
                     return
-                # The record may still be stored: stop renewing its lease, so that the record lapses.
+                # The record may still be stored: stop renewing its lease, so that the record expires.
                 part.arrival.lease, link.release_within = None, RELEASE_SOON
                 await lease.release(within=within if in_doubt else RELEASE_SOON)
             finally:
@@ -103,7 +103,7 @@ class Leaving:
         assert record is not None
         assert lease is not None
         key = self._part.keys.node(self._part.node_id)
-        # Keep the record on its lease, so that it lapses if this node dies before the deletion.
+        # Keep the record on its lease, so that it expires if this node dies before the deletion.
         result = await link.store.transact(
             when=(when.mod_revision(key) == arrival, *conditions),
             then=(Put(key, record.replace(left=True, stopped=stopped, why=why).pack(), lease=lease.id),),
@@ -140,7 +140,7 @@ class Leaving:
         """Delete the record after a timeout. If a newer round was committed before, return that round instead."""
         part = self._part
         if not link.store.connected:
-            return None  # without a connection, let the record lapse
+            return None  # without a connection, let the record expire
         known = link.follower.head.round
         unchanged = when.mod_revision(part.keys.round) == (known.revision if known else 0)
         result = await self._say_and_go(link, me.arrival, unchanged, otherwise=(Get(part.keys.round),))

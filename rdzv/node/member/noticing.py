@@ -67,7 +67,8 @@ class Noticing:
                 await self._notice_ban(link, ban)
                 self._banned_at = banned_at
             missed = follower.resets
-            if missed != self._resets or part.arrival.state is State.STANDING:  # no event names a node that waits
+            # No event reports the deletion of a waiting node's record: check it each time.
+            if missed != self._resets or part.arrival.state is State.STANDING:
                 await self._see_whether_it_stands(link)
                 self._resets = missed
             membership = part.membership
@@ -99,7 +100,7 @@ class Noticing:
         """At a drain's deadline delete the member's record; before the deadline, return the deadline.
 
         Before the deadline, a node that hosts the store announces the store's move to another host. The record is not
-        marked as `left`, so the others see a loss: they may be waiting for the member in the middle of a step.
+        marked as `left`, so the others see a loss: they may be waiting for the member mid-step.
         """
         part = self._part
         leaving, record = part.drained(link.follower.head), part.arrival.record

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAY_WAIT_AFTER = 1.5  # if a member waits this many seconds in the round's store, its node logs that
-LOOKS_PER_LIMIT = 4  # looks at a member's steps per time limit, unless the limit's end sets the next look
+LOOKS_PER_LIMIT = 4  # checks of a member's steps per time limit, unless the limit's end sets the next check
 NOTES_PER_LIMIT = 3  # notes about a member's steps within a time limit, at least
 
 
@@ -43,7 +43,7 @@ class OwnBeats:
         if membership is None or membership.over is not None:
             return b""
         waited, _ = membership.beats.longest_wait or (0.0, "")
-        was_waiting, self._waits = self._waits, waited >= WAITS_AFTER  # a note also reports the end of a wait
+        was_waiting, self._waits = self._waits, waited >= WAITS_AFTER  # a note also reports a wait's end
         says = self._on and (membership.beats.counts or self._waits or was_waiting)
         return membership.beats.note(away=away).pack() if says else b""
 
@@ -53,7 +53,7 @@ class OwnBeats:
             self._link.keeping.renew_now()
 
     def attend(self, link: Link, membership: Membership) -> float | None:
-        """If the member waits or is quiet for too long, send a note at once; return when to look again, or None."""
+        """If the member waits or is quiet for too long, send a note at once; return when to check again."""
         self._link = link
         return earlier(self._attend_wait(link, membership), self._attend_quiet(link, membership))
 
@@ -64,7 +64,7 @@ class OwnBeats:
         wait = beats.longest_wait
         if wait is None:
             if self._waits:
-                link.keeping.renew_now()  # the note reports the end of the wait
+                link.keeping.renew_now()  # the note reports the wait's end
             return None
         beats.wait_is_watched = True
         waited, key = wait

@@ -60,7 +60,7 @@ class Part:
     listeners: Listeners
     loop: NodeLoop
     rng: random.Random  # for jitter, so that many nodes do not act at once
-    port: HeldPort  # the port at which this node listens if it becomes rank 0
+    port: HeldPort  # the port where this node listens if it becomes rank 0
     agreed: Agreed = field(init=False)  # the run's settings; unset if this node cannot join
     incarnation: str = field(init=False)  # see `NodeRecord`
     arrival: Arrival[HeldLease] = field(default_factory=Arrival)
@@ -73,7 +73,7 @@ class Part:
     leaves_because: str = ""  # the reason that this node gives when it leaves; "" if none
     lapses: int = 0  # how many leases the node lost while waiting for its next round
     lapsed_in: int = -1  # see `NodeRecord`
-    refusal: RendezvousError | None = None  # the error that ends this node's wait for a round, or None
+    refusal: RendezvousError | None = None  # the error that ends this node's wait for a round
     progress: int | None = None  # the last step that the node finished; None if it counts none
     known: Known | None = None  # the node's knowledge of the last lost store; None if none was lost
     own_beats: OwnBeats = field(init=False)
@@ -81,7 +81,7 @@ class Part:
     # Called when the node's lease has ended by the node's own clock, as a silent store cannot report that.
     on_lease_lost: Callable[[], object] = int
     _reason: str = NOT_WAITING
-    _reason_now: Callable[[], str | None] | None = None  # returns `_reason` with current durations, or None
+    _reason_now: Callable[[], str | None] | None = None  # returns `_reason` with current durations
 
     def __post_init__(self) -> None:
         self.incarnation = f"{self.rng.getrandbits(64):016x}"
@@ -96,7 +96,7 @@ class Part:
 
     @property
     def reason(self) -> str:
-        """The reason for which the node waits now, in words; from any thread."""
+        """The reason for which the node waits now, in words; thread-safe."""
         reason_now = self._reason_now
         return (reason_now() if reason_now is not None else None) or self._reason
 
@@ -113,7 +113,7 @@ class Part:
         self._reason, self._reason_now = reason, reason_now
 
     def timeout(self, link: Link | None) -> RendezvousTimeoutError:
-        """Return the error for a `next_rendezvous` that has timed out."""
+        """Return the error for a timed-out `next_rendezvous`."""
         away = link is None or not link.store.connected
         problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
         reason = self.reason  # the text may contain `given_up`, which the coordinator reports, too
@@ -131,7 +131,7 @@ class Part:
             raise self.closed_error(head.closed, spare=False)
 
     def drained(self, head: Head) -> Leaving | None:
-        """Return this node's announced drain, or None. Ignore a drain of an earlier process with its name."""
+        """Return this node's announced drain. Ignore a drain of an earlier process with its name."""
         leaving = head.drains.get(self.node_id)
         return leaving if leaving is not None and leaving.revision >= self.arrival.began > 0 else None
 
@@ -143,7 +143,7 @@ class Part:
         )
 
     def banned_error(self, ban: Ban) -> RendezvousRefusedError:
-        """Return the error for a node that is banned."""
+        """Return the error for a banned node."""
         return RendezvousRefusedError(f"run {self.keys.run_id}: node {self.node_id} is {ban}; rdzv unban lets it in")
 
     def closed_error(self, closed: Closed, *, spare: bool) -> RendezvousError:
@@ -151,7 +151,7 @@ class Part:
         reason = f": {closed.reason}" if closed.reason else ""
         by = f" by {closed.by}" if closed.by else ""
         message = f"run {self.keys.run_id} is closed{by}{reason}"
-        if spare and not closed.given_up:  # a spare ends with success, unless the run was given up
+        if spare and not closed.given_up:  # a spare node exits with success, unless the run was given up
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
@@ -162,7 +162,7 @@ class Part:
         self.listeners.changed()
 
     def lease_lost(self, lease: HeldLease, reason: str) -> None:
-        """Note that a lease was lost. If this node's record was on it, that record and the membership are lost."""
+        """Handle the loss of a lease. If this node's record was on it, that record and the membership are lost."""
         if self.arrival.lease is lease:
             self.arrival.lapsed()
             self.end_membership(reason, dropped=True)
@@ -175,7 +175,7 @@ class Part:
         return self.own_beats.note(self.membership, away=away)
 
     def become_member(self, round: Round, rank: int, me: Me, link: Link, *, time: Callable[[], float]) -> Membership:
-        """Become a member of a round that contains this node; `time` is the node's clock, from any thread."""
+        """Become a member of a round that contains this node; `time` is the node's clock, which is thread-safe."""
         self.arrival.taken_in()
         self.lapses = 0
         self.lapsed_in = -1
@@ -212,7 +212,7 @@ class Part:
             self._forget_record(link, by_decision=membership.expelled)
 
     def put_out(self, link: Link, why: str) -> None:
-        """Note that a ban or a drain has removed this node's record."""
+        """Handle the removal of this node's record by a ban or a drain."""
         self.end_membership(why, dropped=True)
         self._forget_record(link, by_decision=True)
 
@@ -238,6 +238,6 @@ class Part:
         self.listeners.changed()
 
     def note_lapse(self) -> None:
-        """Note the round in which this node's lease lapsed, for its next record."""
+        """Remember the round in which this node's lease expired, for its next record."""
         if self.membership is not None and self.membership.over is None:
             self.lapsed_in = self.membership.round.number

@@ -47,7 +47,7 @@ TTL_MOST = 30.0  # seconds of a longer TTL, at most: a dead node may count as li
 
 
 class Recording:
-    """Writes the record of a node for one call of `next_rendezvous` over one link."""
+    """Writes a node's record for one call of `next_rendezvous` over one link."""
 
     def __init__(self, part: Part, link: Link, clock: JoinClock) -> None:
         self._part = part
@@ -65,7 +65,7 @@ class Recording:
             lease = self._lease()
             record = await new_record(part, link)
             if part.arrival.lease is not lease:
-                # The lease lapsed while `new_record` waited for the store: use a new lease, which the node will renew.
+                # The lease expired while `new_record` waited for the store: use a new lease, which the node will renew.
                 expected = part.arrival.revision
                 continue
             role = None
@@ -76,7 +76,7 @@ class Recording:
                 result, sent_at = await self._send(record, lease, role, run, expected=expected)
             except LeaseNotFound:
                 part.note_lapse()
-                part.arrival.lapsed()  # note the lapse now, as `lease` reports it later
+                part.arrival.lapsed()  # handle the expiry now, as `lease` reports it only later
                 link.known_run_lease = None
                 expected = 0
                 continue
@@ -124,7 +124,7 @@ class Recording:
     ) -> tuple[TransactionResult, float]:
         """Write a record in place of the one with the `expected` revision; 0 if the store must have none.
 
-        `run` is the grant of the run's lease, or None. Return the answer, and when the record's lease was requested.
+        `run` is the grant of the run's lease. Return the answer, and when the record's lease was requested.
         """
         part, link, keys = self._part, self._link, self._part.keys
         own = keys.node(part.node_id)
@@ -183,7 +183,7 @@ class Recording:
         if isinstance(there, Entry):
             self._link.follower.take_coordinator(there, revision=result.revision)
             return False
-        if sent_at != role.sent_at:  # the answer was slow: the role's short lease may have lapsed
+        if sent_at != role.sent_at:  # the answer was slow: the role's short lease may have expired
             await role.lease.release()
             return False
         role.term = result.revision
@@ -213,7 +213,7 @@ class Recording:
         return 0
 
     async def _changed_record(self, there: Entry) -> Entry | None:
-        """Wait until a record changes; return the new one, or None if it was deleted."""
+        """Wait until a record changes; return the new one, or None if deleted."""
         part, link, clock, changed = self._part, self._link, self._clock, Wakeup()
 
         async def first_change() -> None:

@@ -62,7 +62,7 @@ class Agreed:
         return ""
 
     def forget(self) -> None:
-        """Expect this node's own settings again, as no other node is in the run."""
+        """Return to this node's own settings, as no other node is in the run."""
         assert self.take(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
 
@@ -71,8 +71,8 @@ async def agree_on_settings(
 ) -> None:
     """Ensure that the run has this node's settings; rewrite them if no other node is in it.
 
-    If the settings differ only by a resize, this node adopts the run's numbers. If another node arrives at the same
-    time, the rewrite fails, as each arrival writes the settings. If the run has nodes with other settings, raise
+    If the settings differ only by a resize, this node adopts the run's numbers. If another node arrives concurrently,
+    the rewrite fails, as each arrival writes the settings. If the run has nodes with other settings, raise
     RendezvousSettingsError.
     """
     if there is None:

@@ -1,7 +1,7 @@
 """One run in a store, for a node, or for an operator that does not join.
 
-A ban is a key that every node watches, and the store rejects the arrival of a banned node. A drain is a key on a lease
-of its own: the drain survives the node's lease, and the remaining TTL tells the drain's age.
+A ban is a key that every node watches, and the store rejects the arrival of a banned node. A drain is a key on its own
+lease: the drain survives the node's lease, and the remaining TTL tells the drain's age.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Run:
         return Closed.of(result.entry.value) if result.entry else closed
 
     async def reopen(self) -> Closed | None:
-        """Open a closed run again; return the deleted closing, or None."""
+        """Open a closed run again; return the deleted closing."""
         entry = await self.store.get(self.keys.closed)
         if entry is None:
             return None
@@ -162,9 +162,9 @@ class Run:
         Args:
             node_id: The node.
             reason: Shown to the node, and in the status.
-            where: An attribute and its value, instead of `node_id`: all nodes that have it, also those that come later.
+            where: An attribute and its value, instead of `node_id`: all nodes that have it, also later ones.
             now: Also remove them from their round at once. Waiting nodes are removed in any case.
-            lasts: Seconds after which the ban expires; None: it stays until it is lifted.
+            lasts: Seconds after which the ban expires; None: when lifted.
         """
         name, attribute = _name_of_ban(node_id, where)
 
@@ -203,7 +203,7 @@ class Run:
         ban.pack()  # if the ban is invalid, this raises
 
         async def write() -> set[str]:
-            here = await find()  # list the nodes before the ban, at which waiting nodes leave
+            here = await find()  # list the nodes before writing the ban, at which waiting nodes leave
             final, lease = await self._lease_of(ban)
             await self.store.put(self.keys.bans + name, final.pack(), lease=lease)
             # No banned node arrives once the ban is written, so this loop ends.
@@ -229,7 +229,7 @@ class Run:
             await cancel_and_wait(writing)
 
     async def _not_in_round(self, nodes: dict[str, int]) -> dict[str, int]:
-        """Return those of the nodes that are not in the last round: a ban without `now` lets members finish it."""
+        """Return the nodes not in the last round: a ban without `now` lets members finish it."""
         entry = await self.store.get(self.keys.round)
         if entry is None:
             return nodes
@@ -278,7 +278,7 @@ class Run:
             raise RendezvousStateError(f"the store has no run {self.run_id}; {there}")
 
     async def restore(self, key: str) -> bytes | None:
-        """Return the last data that a member has kept under this name, or None."""
+        """Return the last data that a member has kept under this name."""
         entry = await self.store.get(self.keys.kept(key))
         return None if entry is None else entry.value
 
@@ -312,7 +312,7 @@ def _check_node_id(node_id: str) -> None:
 
 
 def _name_of_ban(node_id: str, where: Any) -> tuple[str, str]:
-    """Return the name of a ban, and the banned attribute as "rack=17", or "" if the ban is of a node."""
+    """Return a ban's name, and the banned attribute as "rack=17", or "" if the ban is of a node."""
     if (where is None) == (node_id == ""):
         given = "neither" if where is None else "both"
         refuse(f"a ban is of a node_id or of where=(attribute, value), and not of {given}")

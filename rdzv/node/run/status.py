@@ -1,4 +1,4 @@
-"""Reads the status of a run, and the notes that its nodes send with keep-alives."""
+"""Reads a run's status, and the notes that its nodes send with keep-alives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DRAIN_KEPT = 60.0  # seconds that a drain outlives its deadline, for a node that
 
 
 class Usage(NamedTuple):
-    """The size of one run in the store; `bytes` and `age` are None on etcd, which does not count them."""
+    """One run's size in the store; `bytes` and `age` are None on etcd, which does not count them."""
 
     run_id: str
     keys: int
@@ -222,7 +222,7 @@ async def read_steps(
 
 
 async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
-    """Return the last note of each node that has sent one, by node id."""
+    """Return each node's last note, if any, by node id."""
     heard = {}
     for one in await store.notes(keys.nodes):
         if one.note:
@@ -248,7 +248,7 @@ async def read_hour(store: Store, keys: Keys) -> float:
 
 
 async def read_nodes(store: Store, keys: Keys) -> dict[str, NodeRecord]:
-    """Return the records of the nodes in the run by id, without those that are leaving."""
+    """Return the records of the nodes in the run by id, without leaving ones."""
     records = {}
     for entry in await store.list(keys.nodes):
         node_id = entry.key.removeprefix(keys.nodes)
@@ -278,7 +278,7 @@ async def read_nodes_of_all_runs(store: Store) -> dict[Keys, list[Entry]]:
 
 
 async def read_usage(store: Store, prefix: str) -> dict[str, Usage]:
-    """Return the size of each run under a prefix, by the store's count, or by listing all keys."""
+    """Return each run's size under a prefix, by the store's count, or by listing all keys."""
     root = f"{prefix}/"
     with contextlib.suppress(Unsupported):
         groups = [group for group in await store.groups() if group.name.startswith(root)]
@@ -296,7 +296,7 @@ def count_by_run(keys: Iterable[str], root: str) -> Counter[str]:
 
 
 async def read_history(store: Store, keys: Keys) -> History:
-    """Return the history of a run."""
+    """Return a run's history."""
     entry = await store.get(keys.history)
     return (History.unpack_at(entry.key, entry.value) if entry is not None else None) or History()
 
@@ -314,7 +314,7 @@ async def read_roster(store: Store, keys: Keys, round: Round) -> list[Participan
 
 
 async def find_member(store: Store, keys: Keys, round: Round, *, node_id: str, arrival: int) -> Member | None:
-    """Return the member of a round that has this arrival, if any."""
+    """Return the round's member with this arrival, if any."""
     entry = await store.get(keys.ranks(round.number, round.term, bucket_of(node_id, round.buckets)))
     members = Member.unpack_all(entry.value) if entry is not None else []  # a later round may have replaced this one
     return next((one for one in members if one.node_id == node_id and one.arrival == arrival), None)
@@ -325,7 +325,7 @@ def _phase(head: Head) -> Phase:
         return Phase.CLOSED
     if _is_news(head):
         return Phase.TRAINING
-    # If a closed run was opened again, its progress is still that of the closing, until a node arrives.
+    # A reopened run has the progress from its closing until a node arrives.
     phase = head.progress.phase if head.progress is not None else Phase.GATHERING
     return Phase.GATHERING if phase is Phase.CLOSED else phase
 

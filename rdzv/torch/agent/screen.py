@@ -1,7 +1,7 @@
 """The lines that an agent writes about the rendezvous, one for each event of the job.
 
-docs/pytorch.md shows these lines. The lines have PyTorch's prefix and destination. LOGLEVEL sets the level of the
-lines; the default is INFO, and WARNING for other lines of `rdzv` and `store`.
+docs/pytorch.md shows these lines, which have PyTorch's prefix and destination. LOGLEVEL sets their level; the default
+is INFO, and WARNING for other lines of `rdzv` and `store`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Screen:
         self._has_warned = False
 
     def begins(self, settings: Settings, node_id: str, *, host: str | None) -> None:
-        """Write the address and the host of the store (None: this process), and this node's name."""
+        """Write the store's address and host (None: this process), and this node's name."""
         least, most = settings.min_nodes, settings.max_nodes
         serves = ", and serves the store" if host is None else f"; {host} serves the store" if host else ""
         log.info(
