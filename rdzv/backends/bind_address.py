@@ -52,7 +52,7 @@ class BindAddress(NamedTuple):
 
     address: str  # an address or a name; "" for all interfaces
     foreign: tuple[Target, ...] = ()  # the host's addresses that belong to other machines
-    indirect: bool = False  # no address of the host is this machine's: a Service or NAT must forward to it
+    indirect: bool = False  # no address of the host is this machine's: a Service or NAT must forward here
 
 
 def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool) -> BindAddress:

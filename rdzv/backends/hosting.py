@@ -211,7 +211,7 @@ class Starting(ABC):
             self._task.result()
 
     def resume(self) -> None:
-        """Continue the attempts to find or host a store, or begin them again."""
+        """Continue or restart the attempts to find or host a store."""
         self._settled.clear()
         if not self.hosts and (self._task is None or self._task.done()):
             self._asked.clear()
@@ -219,7 +219,7 @@ class Starting(ABC):
             self._task = asyncio.create_task(self._attempts(), name=name)
 
     def settle(self) -> None:
-        """Record that a store was found: this process starts no other."""
+        """Record that a store was found, so that this process starts none."""
         self._settled.set()
 
     @property

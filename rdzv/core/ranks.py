@@ -1,7 +1,7 @@
 """The orders in which a round's members get their ranks (promise R12).
 
-A rank order is a function that gets the next members, in order of arrival, and the last round's ranks. It returns these
-members in order of rank. Only the coordinator calls a rank order, so all members get the same ranks.
+A rank order is a function that gets the next members, in order of arrival, and the last round's ranks, and returns
+these members in order of rank. Only the coordinator calls a rank order, so all members get the same ranks.
 
 If more nodes have arrived than a round may have, members of the last round are admitted first. A rank order may have a
 method that chooses among the other nodes, the candidates, in order of arrival:

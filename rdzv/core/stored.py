@@ -117,11 +117,11 @@ def _row_of(kind: type[Stored], plain: Any, outside: dict[str, object]) -> objec
         if not outside:
             return plain
         if len(plain) >= len(inside):
-            del plain[len(inside) :]  # from a later release
+            del plain[len(inside) :]  # values that a later release has added
             for place, name in _outside(kind):
                 plain.insert(place, outside[name])
             return plain
-        plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # from an earlier release
+        plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # short: from an earlier release
     plain.update(outside)
     return [plain[name] if name in plain else kind.defaults[name] for name in kind.fields]
 

@@ -161,12 +161,12 @@ class View:
 
     @property
     def lost_count(self) -> int:
-        """The number of all lost members."""
+        """The number of lost members, named or not."""
         return self._count_of(left=False)
 
     @property
     def departed_count(self) -> int:
-        """The number of all departed members."""
+        """The number of departed members, named or not."""
         return self._count_of(left=True)
 
     @property
@@ -329,8 +329,8 @@ class View:
             return
         self.waiting[record.node_id] = record
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
-            # The member arrives anew without having left: it was lost, or the reply to its former arrival was lost.
-            # Count the member as lost, so that others do not wait for it.
+            # The member arrives anew without having left: it was lost, or the reply to its former arrival was. Count it
+            # as lost, so that others do not wait for it.
             self._missed.setdefault(record.node_id, _Missed(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record

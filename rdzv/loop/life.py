@@ -4,8 +4,8 @@
 
 **The end of a round.** A member's loss, a departure other than at the agreed step, and the removal of this node end a
 round at once. The run's closing, like every announced change, ends the round at the step that the members agree on. But
-a closing ends it at once if this member begins no steps, or if the run was given up: the member that gave up has left
-in the middle of its step.
+a closing ends the round at once if this member begins no steps, or if the run was given up: the member that gave up has
+left mid-step.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class Life:
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self.lets_newcomers_wait):
-            # Without an agreed step all leave at once: no member has begun a step; or the run is closed, and members in
-            # their first step may wait for a member that has gone.
+            # Without an agreed step all leave at once. Either no member has begun a step, or the run is closed, and
+            # members in their first step may wait for a member that has gone.
             return Ending(kind=EndKind.AGREED if stops_nowhere else EndKind.CLOSED, reason=gate.why)
         if progress is None:
             return None
@@ -157,8 +157,8 @@ class Life:
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         has_left = progress.live + progress.lost + progress.departed < round.size
         if self.phase is Phase.AT_WORK and has_left and round.in_steps and not gate.decided:
-            # A member has rejoined without an agreed stop: its step failed, it could not ask the store which member
-            # failed first, and other members may wait for it in that step.
+            # A member has rejoined without an agreed stop: its step failed, and it could not ask the store which member
+            # failed first. Other members may wait for it in that step.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
         return None
 

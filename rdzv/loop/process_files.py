@@ -1,4 +1,4 @@
-"""The files of processes that do not use rdzv: the steps that they begin, and PyTorch's error files.
+"""The files of processes that do not use rdzv: their begun steps, and PyTorch's error files.
 
     echo 1204 > "$RDZV_BEAT_DIR/$LOCAL_RANK"
 

@@ -70,7 +70,8 @@ class Handler(Known, RendezvousHandler):
         self,
         node: Node,
         *,
-        # Both make clients for the shared store: `open_store` in the caller's loop, the other for blocking callers.
+        # Make clients for the shared store: `open_store` in the caller's loop, `open_blocking_store` for blocking
+        # callers.
         open_store: Callable[[], contextlib.AbstractAsyncContextManager[Store]],
         open_blocking_store: Callable[[], BlockingStore] | None = None,
     ) -> None:

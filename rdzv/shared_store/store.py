@@ -108,7 +108,7 @@ class _Twin(RoundKeys, Generic[C]):
         )
 
     def _waiting(self, request: Request[Any]) -> AbstractContextManager[object]:
-        """Return a context for making a request; it reports a request that waits for other members as a wait."""
+        """Return a context to make a request in; a request that waits for other members is reported as a wait."""
         return self._company.waiting(partial(keys_awaited, self.prefix, request)) if waits(request) else nullcontext()
 
     def _unique(self) -> str:

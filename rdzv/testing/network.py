@@ -134,7 +134,7 @@ class MemoryNetwork:
         """End the links of a dead process, a dialer or a listener; a dead dialer can dial no more.
 
         The process's system delivers the sent bytes, closes the connections, and answers later bytes with a reset. With
-        `silently` the machine has lost power: bytes in flight are lost, and the other end learns of the death only when
+        `silently` the machine has lost power, and bytes in flight are lost. The other end learns of the death only when
         it writes to the restarted machine (`partition` the name until then), or when TCP's keep-alive fails.
         """
         if name not in self._listeners:

@@ -200,8 +200,8 @@ class Host(asyncio.BaseEventLoop):
     def die(self) -> None:
         """Kill the process: at once, or at its next await if it calls this itself.
 
-        The caller cuts the process off from the network in the same turn: before the next turn of any process, its
-        coroutines are closed, and their clean-up runs on a clock of its own.
+        The caller cuts the process off from the network in the same turn. Before the next turn of any process, the dead
+        process's coroutines are closed; their clean-up runs on a separate clock.
         """
         if not self.dead:
             self.dead = True

@@ -4,8 +4,8 @@
 
 **nccl.** PyTorch's abort ends a collective. All members must abort, or the others wait for the timeout; each member's
 node tells it of the loss. An abort waits for the GPU, so it runs in a thread, which `close` waits for. docs/pytorch.md
-says why `make` requires two environment variables: without TORCH_NCCL_BLOCKING_WAIT=1 a collective also returns before
-the GPU is done. This code follows PyTorch's documentation and sources, and has never run on a GPU.
+says why `make` requires two environment variables. Besides, without TORCH_NCCL_BLOCKING_WAIT=1 a collective returns
+before the GPU is done. This code follows PyTorch's documentation and sources, and has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class RoundGroup:
     def close(self) -> None:
         """Destroy all process groups."""
         if self._aborting is not None:
-            self._aborting.join()  # the thread of `_abort_all` destroys the groups, too
+            self._aborting.join()  # the thread of `_abort_all` may be destroying the groups
         if dist.is_initialized():
             destroy_process_groups()
         # For each group PyTorch wraps `sys.excepthook`, to put the rank before each line, and never unwraps it: after a

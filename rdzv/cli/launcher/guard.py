@@ -13,7 +13,7 @@ launcher sends SIGKILL. A process that leaves the group is not followed.
 FILES is the command's soft limit of open files, as a launcher that hosts a store has raised its own limit. SIGNALS are
 the signals that the launcher blocks and ignores (`signals_here`), as uvloop unblocks and restores them in its children.
 
-This file runs as a script, without the rest of rdzv. It imports little, as one guard starts per process.
+This file runs as a script, without the rest of rdzv, and imports little, as one guard starts per process.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# The reason with which a successful run is closed: a node that waits to join such a run ends without an error.
+# The reason for closing a successful run: a node that waits to join such a run ends without an error.
 SUCCEEDED: Final = "the command has succeeded on every node"
 KILL_WITHIN: Final = 5.0  # seconds to wait for killed processes
 # Seconds by which a forked rank 0 starts before the other ranks. A rank that connects before PyTorch's rank 0 listens

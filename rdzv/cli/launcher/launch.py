@@ -89,7 +89,7 @@ class _Launcher:
             checkpoint_file=folder / "checkpoint",
             beats=folder / "beats",
             stacks=WorkerStacks(folder) if job.stacks else None,
-            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # hosting a store raises the limit later
+            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # hosting a store raises this process's limit later
         )
         self._tally = Tally()
         self._signal: signal.Signals | None = None
@@ -184,7 +184,7 @@ class _Launcher:
         """Pass a signal on to the processes; wait `PAIR_WITHIN` before passing on one that would end them."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
-        elif number in ENDING:  # wait for a SIGTERM of the same pair: lower numbers are delivered first
+        elif number in ENDING:  # wait for SIGTERM: of two signals, the system delivers the lower number first
             asyncio.get_running_loop().call_later(PAIR_WITHIN, self._pass_on_now, number)
         else:
             self._pass_on_now(number)

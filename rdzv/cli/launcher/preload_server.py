@@ -16,7 +16,7 @@ Workers share the state of the imported modules, such as the hash seed. Their ra
 NumPy anew, and the standard library seeds itself. Threads do not survive a fork, and CUDA contexts cannot be shared: if
 a module has started a Python thread or used CUDA, this process reports that and ends.
 
-This file runs as a script. It imports only the standard library, MODULES, and `guard` and `worker_startup` beside it.
+This file runs as a script, and imports only the standard library, MODULES, and `guard` and `worker_startup` beside it.
 """
 
 from __future__ import annotations

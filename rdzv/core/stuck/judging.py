@@ -2,9 +2,9 @@
 
 The coordinator reads the notes that come with keep-alives (`beats`). A member is stuck if it has begun no step for
 `stall_timeout` (`first_step_timeout` before its second step, as it may compile), while other members make progress. The
-other members make progress if one is at a later step, or has begun a step within half of the limit, or if all of them
-wait in the round's store and this member does not. If no member makes progress, none is dropped, but the coordinator's
-progress report says so.
+other members make progress if one of them is at a later step, or has begun a step within half of the limit. They also
+do if all of them wait in the round's store and this member does not. If no member makes progress, none is dropped, but
+the coordinator's progress report says so.
 
 A member that waits for another in a collective makes no progress either. So the coordinator judges no member while one
 of these facts holds, nor for `stall_timeout` afterwards:

@@ -138,7 +138,7 @@ class Candidacy:
         self.link.follower.take_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
         with self.link.follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
-            while self._is_free:  # wait until the watch delivers that another node has the role
+            while self._is_free:  # until the watch delivers that another node has the role
                 await known.sleep_until(None)
 
     @property

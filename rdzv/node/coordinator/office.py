@@ -115,7 +115,7 @@ class SharedLease:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
             await self._renew()
         else:
-            # Grant the lease now, so that no round waits for it. If that fails, `take` grants one.
+            # Grant the lease now, so that no round waits for it. If granting fails now, `take` grants a lease.
             with contextlib.suppress(StoreError):
                 self._lease = await self._store.grant(self._ttl)
         self._known.set()
@@ -133,7 +133,7 @@ class SharedLease:
             pass  # the renewal failed, but the lease lasts until the next one
 
     async def give_back(self) -> None:
-        """Revoke the lease if no round uses it. If that fails, the lease expires."""
+        """Revoke the lease if no round uses it; if revoking fails, the lease expires."""
         if self._lease is not None and not self.used:
             with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):
                 await self._lease.revoke()

@@ -57,7 +57,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ORDER_WITHIN = 1.0  # seconds; a user's rank order that takes longer is reported as the reason for the wait
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
-SHARED_TTL_LEAST = 30.0  # seconds that the keys of a round's shared store stay without a coordinator, at least
+SHARED_TTL_LEAST = 30.0  # seconds, at least, that the keys of a round's shared store stay without a coordinator
 SHARED_TTL_FACTOR = 3  # the keys of a round's shared store outlive their readers: they stay for three member TTLs
 KEEP_HOUR_EVERY = 60.0  # seconds between notes of the run's time of day; a store loses the note when it restarts
 REFUSED_PAUSE = 0.2  # seconds until the coordinator decides anew if the store refused a write and no event comes

@@ -95,7 +95,7 @@ class Known:
 
     @property
     def reason(self) -> str:
-        """The reason for which this node waits, in words."""
+        """The reason for this node's wait, in words."""
         return self.own_node.part.reason
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ROLE_TTL = 3.0  # the role's least TTL, in seconds: a paused coordinator may delay the run for that long
 ROUND_TRIPS_PER_TERM = 10  # round trips that the role's TTL covers at least; taking over needs three
-SECONDS_PER_NODE = 0.001  # seconds per node that the role's TTL has at least: many nodes keep the coordinator busy
+SECONDS_PER_NODE = 0.001  # the role's least TTL per node, in seconds: many nodes keep the coordinator busy
 TERM_MOST = 30.0  # the role's longest TTL, in seconds, without the time that the store's own failover takes
 ELECTION_PER_NODE = 0.001  # seconds per node of the longest pause before an election, so that few try at once
 ELECTION_MOST = 1.0  # the longest pause before an election, in seconds, unless this node lost the role before

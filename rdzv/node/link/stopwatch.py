@@ -1,4 +1,4 @@
-"""Measures the store's answer times without the time for which this process itself was stopped.
+"""Measures the store's answer times, except the time during which this process itself was stopped.
 
 A node's lease is longer if the store answers slowly. If a stopped process counted its own pause as the store's answer
 time, its next lease would be far too long, and its death would be noticed late.
@@ -17,7 +17,7 @@ LOOKS_EVERY = 0.1  # seconds between timers: the precision of the stopped time
 
 
 class Stopwatch:
-    """Measures the seconds of a block, or until `stop` in it, without the time for which this process was stopped."""
+    """Measures the seconds of a block, or until `stop` in it, except those during which this process was stopped."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -38,7 +38,7 @@ async def announce_move(part: Part, link: Link, *, after: float = 0.0) -> None:
         return
     ttl, membership = after + part.settings.close_timeout, part.membership
     if membership is not None and not is_served_here(link.store.store_id):
-        # This node leaves together with the store's process, so note that the next store need not wait for this node.
+        # This node leaves together with the store's process, so record that the next store need not wait for this node.
         await link.store.put(part.keys.hosted + part.node_id, b"%d" % membership.round.revision, ttl=ttl)
     await link.store.put(part.keys.moving, b"", ttl=ttl)
 
@@ -57,7 +57,7 @@ class Leaving:
             await link.step_down(within=within if link.store.connected else 0.0)
 
     async def withdraw(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
-        """Delete the node's record as a voluntary departure. If that takes too long, let the record's lease expire."""
+        """Delete the node's record as a voluntary departure. If the deletion takes too long, let the lease expire."""
         part = self._part
         async with self._withdrawing:  # a timeout and the closing of the handler may withdraw concurrently
             part.end_membership("this node has left it")

@@ -96,7 +96,7 @@ class Part:
 
     @property
     def reason(self) -> str:
-        """The reason for which the node waits now, in words; thread-safe."""
+        """The reason for the node's present wait, in words; thread-safe."""
         reason_now = self._reason_now
         return (reason_now() if reason_now is not None else None) or self._reason
 
@@ -204,7 +204,8 @@ class Part:
         if link.follower.error is not None:
             self.end_membership(f"the store is lost: {link.follower.error}", dropped=True)
             return
-        # While a new record is being sent, a later round may contain it: on etcd, that event may precede the answer.
+        # While a new record is being sent, a later round may contain it: on etcd, the round's event may precede the
+        # answer.
         membership.take(link.follower.head, rejoins=self.arrival.state is State.SENT)
         if not self.is_member:
             self._note_end(membership)

@@ -331,7 +331,7 @@ def _phase(head: Head) -> Phase:
 
 
 def reason_of(head: Head, status: RunStatus, *, now: float) -> str:
-    """Return the reason for which the run waits, as in an earlier `status`, with durations as of `now`."""
+    """Return why the run waits, as in an earlier `status`, with durations as of `now`."""
     return _reason(
         head, members=len(status.members), waiting=len(status.waiting), elapsed=_elapsed(head, now, status.now)
     )
