@@ -1,9 +1,9 @@
 """The address where a node may serve the embedded store, or why it must not serve.
 
 Each machine decides alone: if a name stands for several machines, each would start a store, and one job would become
-several. So a machine serves only if all addresses of the URL's host are its own. An address is its own if it is
-loopback, if it can be bound, or if a connection to it arrives here. If any other address accepts a connection, this
-machine uses the store there. An address that refuses, or does not answer within `ANSWERS_WITHIN`, counts as foreign.
+several. So a machine serves only if all addresses of the URL's host are its own. An address is this machine's if it is
+loopback, can be bound, or leads a connection back here. If any other address accepts a connection, this machine uses
+the store there. An address that refuses, or does not answer within `ANSWERS_WITHIN`, counts as foreign.
 """
 
 from __future__ import annotations

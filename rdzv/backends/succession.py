@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions, at random; short, as all nodes wait for the host
-PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a store: thousands of nodes may ask
+PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a store, as thousands of nodes may ask
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is asked again
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive

@@ -105,7 +105,7 @@ async def _delete(client: store.Store, keys: Keys) -> int:
     entries = await client.list(keys.root, keys_only=True)
     leases = {entry.lease for entry in entries}
     round = await client.get(keys.round)
-    if round is not None:  # revoke this lease by its id, as `entries` may have no key on it
+    if round is not None:  # `entries` may have no key on the lease of this round's shared store
         with contextlib.suppress(RendezvousStateError):
             leases.add(Round.unpack(round.value, revision=round.mod_revision).lease)
     for lease in sorted(lease for lease in leases if lease is not None):

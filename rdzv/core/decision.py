@@ -358,8 +358,8 @@ def report_due(last: Progress | None, last_at: float, current: Progress, *, node
 
     A change of the phase, round or problem (see `_kind`) is written at once. Another change is written 1 ms per node
     after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a thousand
-    messages. The time left of a last call is written for a later coordinator: every second, or after a tenth of that
-    time if longer.
+    messages. The time left of a last call is written for a later coordinator: every second, or after a tenth of itself
+    if longer.
     """
     if last is None or _kind(last) != _kind(current):
         return now

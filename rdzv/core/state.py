@@ -68,7 +68,7 @@ class NodeRecord(Stored, kw_only=True):
     why: Prose = ""  # why it leaves
     release: str = ""  # the node's release of this package; empty if unknown
     since: float = 0.0  # the Unix time of the arrival, on the node's clock; 0 if unknown
-    progress: int | None = None  # the node's last finished step, -1 for none; None if it does not use `rounds()`
+    progress: int | None = None  # the node's last finished step, -1 for none; None without `rounds()`
     came_from: tuple[int, int] | None = None  # revision of the node's round in a lost store, and its rank in it
     arrival: int = 0  # the record's revision, which identifies the arrival
 
@@ -253,7 +253,7 @@ class Hosted(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The part of a run's keys that every node watches."""
+    """The part of a run's keys that every node watches, as one record."""
 
     coordinator: Coordinator | None = None
     round: Round | None = None

@@ -37,7 +37,7 @@ FRESH = 0.5  # the shortest time for which an answer is reused, in seconds
 FRESH_FOR = 4  # an answer is reused for this many times the duration of its reading
 HISTORY_LINES = 40
 ENDED_LISTED = 100  # the most ended runs of a list
-READ_AT_ONCE = 5  # ended runs whose numbers one request reads for the list
+READ_AT_ONCE = 5  # ended runs whose figures one request reads for the list
 COUNTED_AT_ONCE = 64  # runs whose nodes are counted concurrently
 SPACED = 0.1  # seconds between two reads of a run that changes continuously
 

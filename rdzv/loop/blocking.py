@@ -50,7 +50,7 @@ class Round(MemberOfRound):
         return finished(self._conclude(error))
 
     def _ended(self, ending: Ending) -> None:
-        """End waits in the round's store if members have gone: awaited keys may never come. Runs in the node thread."""
+        """If members have gone, end waits in the round's store, as keys may never come. Runs in the node thread."""
         if ending.is_abrupt:
             self.store.end_waits()
 

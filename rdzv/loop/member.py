@@ -209,7 +209,7 @@ class MemberOfRound(ABC):
         self._node = node
         self._membership = membership
         self._is_entered = False
-        self._misuse: RendezvousStateError | None = None  # raised as the loop continued inside this block
+        self._misuse: RendezvousStateError | None = None  # raised when the loop continued inside this block
         waits = loop.options.on_waiting == "wait"
         self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
 

@@ -442,7 +442,7 @@ class Node:
         return self.part.drained(self.head) is not None
 
     async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
-        """Run `work` with the store client; turn store errors into errors of this package."""
+        """Run `work` with the store client; raise errors of this package for those of the store."""
         link = await self.connect()
         try:
             return await work(link.store)

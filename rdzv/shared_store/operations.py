@@ -5,10 +5,10 @@
     <prefix>b/<key>/<rank>        a member that waits at a barrier, so that the missing ones can be named
 
 A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction. The
-pop of the last item deletes the item and the mark, on condition that no later push has written the mark. So the mark
-exists exactly while the queue has items, and `wait`, `check` and a blocking `queue_pop` need not poll. Only one caller
-of `queue_pop` gets an item: an item is deleted only if it still exists. A push wakes every caller that waits in
-`queue_pop`, so a queue suits tens of them.
+pop of the last item deletes the item and the mark, unless a later push has written the mark. So the mark exists exactly
+while the queue has items, and `wait`, `check` and a blocking `queue_pop` need not poll. Only one caller of `queue_pop`
+gets an item: an item is deleted only if it still exists. A push wakes every caller that waits in `queue_pop`, so a
+queue suits tens of them.
 """
 
 from __future__ import annotations

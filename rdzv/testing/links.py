@@ -125,11 +125,11 @@ class MemoryTransport(asyncio.Transport):
         return self._closing
 
     def pause_reading(self) -> None:
-        """Call the protocol with no more bytes until `resume_reading`."""
+        """Deliver no more bytes to the protocol until `resume_reading`."""
         self._reading_paused = True
 
     def resume_reading(self) -> None:
-        """Call the protocol with bytes again."""
+        """Deliver bytes to the protocol again."""
         self._reading_paused = False
         self._incoming.wake()
 
@@ -316,7 +316,7 @@ class Pipe:
     def _arrive(self) -> None:
         if self.receiver.loop is self.network_loop:
             self._deliver()
-        else:  # the process reads the bytes in its next turn
+        else:  # the receiving process reads the bytes in its next turn
             self._delivery = self.receiver.loop.call_soon(self._deliver)
 
     def _may_deliver(self) -> bool:

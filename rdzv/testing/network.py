@@ -28,7 +28,7 @@ from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Lin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GIVEN_UP_AFTER = 30.0  # seconds until TCP's keep-alive, as `store.net.sockets` sets it, closes a silent connection
+GIVEN_UP_AFTER = 30.0  # seconds until TCP's keep-alive (`store.net.sockets`) closes a silent connection
 
 P = TypeVar("P", bound=AnyProtocol)
 

@@ -120,7 +120,7 @@ class TorchStore(dist.Store):
         TorchStore("tcp://head:29400/job-7?token_file=/run/secrets/rdzv")
         PrefixStore("ckpt", TorchStore(info.store))         # of a round: fenced, gone with the round
 
-    Stores of one URL hold the same keys, and `num_keys` and `list_keys` count only these; in a round's store, the
+    Stores of one URL hold the same keys, and `num_keys` and `list_keys` cover only these; in a round's store, the
     round's keys. A `TorchStore` is a client: `rdzv serve`, or a node of the run, serves the store. Errors are those of
     TCPStore: `DistStoreError` after a timeout, with the missing keys, and after the end of a store's round;
     `QueueEmptyError`; `DistNetworkError` if the store cannot be reached.

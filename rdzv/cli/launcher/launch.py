@@ -202,7 +202,7 @@ class _Launcher:
     # ------------------------------------------------------------------------------------------ operators
 
     async def _take_part_and_answer(self, handler: Handler) -> int:
-        await handler.is_closed()  # this connects to the store, before any question is answered
+        await handler.is_closed()  # connects to the store, before any question is answered
         with anyio.move_on_after(ANSWERED_WITHIN), contextlib.suppress(RendezvousError):
             if not handler.hosts_store and (host := await handler.store_host()):
                 level = logging.INFO if host.startswith(f"run {handler.run_id}, ") else logging.WARNING

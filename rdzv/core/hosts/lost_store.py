@@ -3,9 +3,9 @@
 A node that connects to the next store writes a record of its knowledge (`LostStore`) there, unless that store has a
 record that outranks it. The record's settings, bans and closing are applied before the first round in the next store.
 
-Some members of the lost store's last round may still work while others meet in the next store. So the first round in
-the next store waits for all members of the lost store's last round, but at most for `ttl`: by then, a cut-off member
-has stopped. The first round does not wait for members in the process that served the lost store.
+Some members of the lost store's last round may still work while others meet in the next store. So the first round there
+waits for all members of that last round, except those in the process that served the lost store, but at most for `ttl`:
+by then, a cut-off member has stopped.
 """
 
 from __future__ import annotations

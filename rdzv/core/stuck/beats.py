@@ -38,7 +38,7 @@ class BeatNote(Stored, kw_only=True):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One wait of a member. Each `get` of a shared store makes an instance: a class is far faster than a generator."""
+    """One wait of a member; a class, as each `get` of a shared store makes one, and generators are far slower."""
 
     beats: Beats
     what: Callable[[], str]

@@ -22,11 +22,11 @@ NODE_STATES: Final = (
 )
 """The states of a node in words, the most urgent first."""
 
-SHOWN_PART: Final = 0.5  # a member is shown as stuck after this part of `stall_timeout`
+SHOWN_PART: Final = 0.5  # a member is shown as stuck after this share of `stall_timeout`
 # Without `stall_timeout`, a member is shown as stuck after these seconds, or after the time of these steps if longer.
 STUCK_AFTER: Final = 30.0
 STUCK_STEPS: Final = 10
-SLOW_PART: Final = 0.8  # a member with less than this part of the median rate is slow
+SLOW_PART: Final = 0.8  # a member with less than this share of the median rate is slow
 BEHIND: Final = 10.0  # a member is also slow if it is behind by more steps than the median rate makes in these seconds
 BEHIND_STEPS: Final = 3  # a member behind by at most these steps is not slow, as notes are of different moments
 

@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-ORDER_WITHIN = 1.0  # seconds; a user's rank order that takes longer is reported as the reason for the wait
+ORDER_WITHIN = 1.0  # seconds after which a user's rank order is reported as the reason for the wait
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
 SHARED_TTL_LEAST = 30.0  # seconds, at least, that the keys of a round's shared store stay without a coordinator
 SHARED_TTL_FACTOR = 3  # the keys of a round's shared store outlive their readers: they stay for three member TTLs
 KEEP_HOUR_EVERY = 60.0  # seconds between notes of the run's time of day; a store loses the note when it restarts
-REFUSED_PAUSE = 0.2  # seconds until the coordinator decides anew if the store refused a write and no event comes
+REFUSED_PAUSE = 0.2  # seconds until the coordinator decides anew after a refused write, if no event comes
 OVERHEAD_BYTES = 40  # the size of a condition or a write in a transaction, beside its key and value
 WRITE_BYTES_MOST = 1024 * 1024  # bytes that the coordinator puts into one transaction; etcd accepts 1.5 MiB
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from store import Store
 
 FOLLOWED_FOR: Final = 30.0  # seconds after a run's last refresh until it is no longer followed
-IDLE_SHARE: Final = 0.002  # the share of its time, at most, that a reader spends on steps if no member reports any
+IDLE_SHARE: Final = 0.002  # the largest share of its time that a reader spends on steps while no member reports any
 
 
 class FollowedRun:

@@ -27,7 +27,7 @@ def learn(part: Part, link: Link) -> None:
     if settings and told is not None and (head.round is None or not link.has_arrived):
         # If this node may not know the run's settings, use those that another node wrote to the lost store.
         settings = told.settings or (settings if link.has_arrived else b"")
-    if settings and resized is not None:  # this node may not have adopted the resize yet
+    if settings and resized is not None:  # the resize may be newer than this node's settings
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
     lost = known_of(head, revision=link.follower.seen, settings=settings, host=link.host, now=link.store.time())

@@ -58,7 +58,7 @@ LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 
 @dataclass(eq=False)
 class Joining:
-    """One call of `next_rendezvous` over one link: makes a node a member of the next round."""
+    """One call of `next_rendezvous` over one connection to a store: makes a node a member of the next round."""
 
     part: Part
     leaving: Leaving

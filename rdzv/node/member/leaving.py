@@ -148,5 +148,5 @@ class Leaving:
             (entry,) = result.results
             if isinstance(entry, Entry) and (known is None or entry.mod_revision != known.revision):
                 return Round.unpack(entry.value, revision=entry.mod_revision)
-        part.arrival.gone()  # the record is deleted
+        part.arrival.gone()
         return None

@@ -43,7 +43,7 @@ class Noticing:
     async def run(self) -> None:
         """Check this node's state at each event that may concern the node, and when a check is due."""
         with self._part.listeners.listening(self):
-            while True:  # look first: events may have come before this task listened
+            while True:  # check before the first event: earlier events were not listened to
                 await self._wakeup.sleep_until(await self._look())
 
     def changed(self) -> None:

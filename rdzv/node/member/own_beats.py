@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
-SAY_WAIT_AFTER = 1.5  # if a member waits this many seconds in the round's store, its node logs that
+SAY_WAIT_AFTER = 1.5  # seconds of a member's wait in the round's store before its node logs the wait
 LOOKS_PER_LIMIT = 4  # checks of a member's steps per time limit, unless the limit's end sets the next check
 NOTES_PER_LIMIT = 3  # notes about a member's steps within a time limit, at least
 

@@ -47,7 +47,7 @@ TTL_MOST = 30.0  # seconds of a longer TTL, at most: a dead node may count as li
 
 
 class Recording:
-    """Writes a node's record for one call of `next_rendezvous` over one link."""
+    """Writes a node's record for one call of `next_rendezvous` over one connection to a store."""
 
     def __init__(self, part: Part, link: Link, clock: JoinClock) -> None:
         self._part = part
