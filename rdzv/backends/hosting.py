@@ -90,7 +90,7 @@ class HostedStore:
 
     @property
     def ended(self) -> bool:
-        """True if the store's own process has ended by itself."""
+        """True if the store has its own process, and that has ended by itself."""
         return isinstance(self.server, StoreProcess) and self.server.ended
 
     async def end(self) -> None:

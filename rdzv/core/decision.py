@@ -528,7 +528,7 @@ class JoinClock:
         self._since: float | None = now  # when the clock last started; None while suspended
 
     def set(self, *, suspended: bool, now: float) -> None:
-        """Start or stop the clock."""
+        """Stop the clock while the wait is suspended, else let it run."""
         if suspended and self._since is not None:
             self._used += now - self._since
             self._since = None

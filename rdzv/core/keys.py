@@ -105,7 +105,7 @@ class Keys:
         return f"{self.attempt(number, term)}roster/{'' if bucket is None else bucket}"
 
     def reached(self, number: int, term: int) -> str:
-        """Return the key in which rank 0 reports that not all members have reached it."""
+        """Return the key where rank 0 reports that not all members have reached rank 0."""
         return f"{self.attempt(number, term)}reached"
 
     def shared(self, number: int, term: int) -> str:

@@ -40,7 +40,7 @@ _WHY: dict[str, str] = {
     "silent": "nothing was heard of it for its ttl",
 }
 
-UNSEEN = "it went while nobody coordinated"  # between one coordinator's last report and the next one's snapshot
+UNSEEN = "it went while nobody coordinated"  # between a coordinator's last report and its successor's snapshot
 
 
 class _Missed(NamedTuple):

@@ -35,7 +35,7 @@ VISITOR_BYTES: Final = 16 * 1024  # the memory that an idle connection counts fo
 ASKS_WITHIN: Final = 10.0  # seconds for the whole first request
 ASKS_AGAIN_WITHIN: Final = 75.0  # seconds between two requests, as in aiohttp
 WRONG_GUESS_COSTS: Final = 0.5  # seconds before the answer to a wrong token
-BODY_BYTES_MOST: Final = 1024  # limit of a request's body, which no request needs
+BODY_BYTES_MOST: Final = 1024  # limit of a request's body, as no request needs one
 VISITORS_MOST: Final = 256  # the most connections to a process that serves no store
 
 

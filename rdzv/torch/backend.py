@@ -56,7 +56,7 @@ class TorchRendezvousBackend(RendezvousBackend):
     def set_state(self, state: bytes, token: Any | None = None) -> tuple[bytes, Any, bool] | None:
         """Write the state if `token` is current; return the stored state, its token, and True if this call wrote it."""
         if token is not None and type(token) is not int:
-            current = self.get_state()  # a token of this backend is an int: refuse to write
+            current = self.get_state()  # the token is not of this backend, whose tokens are ints: refuse to write
             return (*current, False) if current is not None else None
         with self._torch_errors():
             result = self._client.compare_and_set(self._key, MARK + state, expected_revision=token or 0)

@@ -122,7 +122,7 @@ def _reserved(host: str) -> socket.socket:
 
 
 def _read(name: str, config: dict[str, Any], default: Any, *, like: str) -> Any:
-    """Take one of PyTorch's parameters out of the configuration, and read it like our parameter `like`."""
+    """Pop one of PyTorch's parameters from `config`, and read it like our parameter `like`."""
     return replace(PARAMETERS[like], name=name).read(config.pop(name, default))
 
 

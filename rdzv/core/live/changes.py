@@ -104,7 +104,7 @@ def _settled_member(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[
 
 
 def message(before: dict[str, Any] | None, now: dict[str, Any]) -> bytes:
-    """Return a page's next server-sent event: the whole state, later the changes, or a `beat` without any."""
+    """Return a page's next server-sent event: the whole state, later the changes, or without any a `beat`."""
     at, told = round(now["now"], 2), now if before is None else changes(before, now)
     if not told:
         return f"event: beat\ndata: {at}\n\n".encode()

@@ -39,7 +39,7 @@ def result_of(call: Call[T]) -> T:
 
 
 class NodeLoop:
-    """The event loop that a node runs in: here an existing loop, as in tests; in `NodeThread`, a thread's."""
+    """The event loop that a node runs in: here a given loop, as in tests; in `NodeThread`, a thread's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop

@@ -68,7 +68,7 @@ class Part:
     known_round: int = -1  # the number of the last round that the node knows of; -1 for none
     unreached: bool = False  # see `NodeRecord`
     cut_off: tuple[str, ...] = ()  # hosts where only other members reached rank 0; cleared when all reach it
-    times_left_out: int = 0  # how often this node was left out as it did not reach rank 0; 0 when all reach it
+    times_left_out: int = 0  # how often this node was left out as it did not reach rank 0; reset when all reach it
     given_up: str = ""  # words for the node's next record: the round that it gave up, and why; else ""
     leaves_because: str = ""  # the reason that this node gives when it leaves; "" if none
     lapses: int = 0  # how many leases the node lost while waiting for its next round
