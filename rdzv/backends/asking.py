@@ -230,17 +230,14 @@ async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> 
         raise RendezvousSettingsError(
             f"{lost[:80]!r} is not one of the several hosts of {settings.endpoint.url}; write one as it is there"
         )
-    found = await ask_all(hosts, tls)
-    answers = {host: asked.answer for host, asked in zip(hosts, found, strict=True)}
-    serving = [str(host) for host, answer in answers.items() if answer is Answer.SERVES]
-    if serving and str(meant[0]) not in serving:
+    answers = await answers_of_hosts(settings, credentials)
+    serving = [host for host, one in answers.items() if one is Answer.SERVES]
+    answer, word = answers[str(meant[0])], Word(str(meant[0]), credentials.token)
+    if serving and answer is not Answer.SERVES:
         raise RendezvousStateError(f"{serving[0]} serves the store: nothing waits for {lost}")
-    if answers[meant[0]] is not Answer.SILENT:
-        raise RendezvousStateError(f"{lost} {answers[meant[0]].value}, so its machine is not lost")
-    word, told = Word(str(meant[0]), credentials.token), list[str]()
-    for host, answer in answers.items():
-        if answer is Answer.CANDIDATE and await host.tell(word, tls):
-            told.append(str(host))
+    if answer is not Answer.SILENT:
+        raise RendezvousStateError(f"{lost} {answer.value}, so its machine is not lost")
+    told = [str(it) for it in hosts if answers[str(it)] is Answer.CANDIDATE and await it.tell(word, tls)]
     if not told:
         raise RendezvousStateError(
             f"no process on another host of {settings.endpoint.url} waits for {lost}, or it did not take this word: "

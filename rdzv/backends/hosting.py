@@ -101,12 +101,15 @@ class HostedStore:
 
     async def _hand_over(self, open_client: OpenClient) -> None:
         """Send all nodes to the next host, which may serve from now on; wait until they have left."""
+        ttl = self._linger + ENDING_TTL
         try:
             async with open_client(MEETS_WITHIN) as client:
+                await client.put(self._keys.ending, b"", ttl=ttl)  # first: a run that is not listed below cannot begin
                 for run in {self._keys, *await read_nodes_of_all_runs(client)}:
-                    await client.put(run.moving, b"", ttl=self._linger + ENDING_TTL)
-        except StoreError as error:
-            log.warning("the store at %s is ending, but cannot say so to its nodes: %s", self.server.url, error)
+                    await client.put(run.moving, b"", ttl=ttl)
+        except StoreError as error:  # do not hand over: nodes could meet here and at the next host
+            log.warning("the store at %s ends at once, as it cannot say so to its nodes: %s", self.server.url, error)
+            return
         self.server.end_when_alone.hand_over()
         await self._alone_within(self._linger)
 
@@ -161,8 +164,7 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
         await client.put(ending, b"", ttl=ENDING_TTL)
     newcomers = []
     for run, nodes in (await read_nodes_of_all_runs(client)).items():
-        own = run == keys
-        there = [node for node in nodes if not (own and node.create_revision <= (since or revision))]
+        there = [node for node in nodes if run != keys or node.create_revision > (since or revision)]
         if there:
             newcomers.append(f"{len(there)} of run {run.run_id}")
     if newcomers:

@@ -71,7 +71,7 @@ class Succession(Starting):
                 if Answer.SERVES in answers:
                     return None
                 place = await self._own_place(answers)
-                if place is not None and (host := await self._stand(place)) is not None:
+                if place is not None and (host := await self._stand(*place)) is not None:
                     return host
                 if self._settled.is_set():
                     return None
@@ -97,13 +97,13 @@ class Succession(Starting):
     def _tls(self) -> ssl.SSLContext | None:
         return self._credentials.client_tls() or self._first_tls if self._settings.uses_tls else None
 
-    async def _own_place(self, answers: Sequence[Answer]) -> int | None:
-        """Return the index of the first refusing host that is this machine; None if a candidate precedes it."""
+    async def _own_place(self, answers: Sequence[Answer]) -> tuple[int, BindAddress] | None:
+        """Return the index and address of the first refusing host that is here; None if a candidate precedes it."""
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None
-            if answer is Answer.REFUSED and await in_thread(partial(self._bound, place)) is not None:
-                return place
+            if answer is Answer.REFUSED and (bound := await in_thread(partial(self._bound, place))) is not None:
+                return place, bound
         return None
 
     def _bound(self, place: int) -> BindAddress | None:
@@ -119,11 +119,9 @@ class Succession(Starting):
                 return None
             raise
 
-    async def _stand(self, place: int) -> HostedStore | None:
+    async def _stand(self, place: int, bound: BindAddress) -> HostedStore | None:
         """Be a candidate; return the store once this process may serve, None if it must give way."""
-        bound, port = await in_thread(partial(self._bound, place)), self._hosts[place].address.port
-        if bound is None:
-            return None
+        port = self._hosts[place].address.port
         try:
             sockets = await in_thread(partial(bound_sockets, bound.address, port))
         except OSError as error:

@@ -46,6 +46,10 @@ LEASE_TTL = 30.0
 LEASE_WATCHED = 1.0  # seconds
 CLOCK_OFF = 0.25  # seconds by which two clocks may differ, besides the round trips
 ETCD_34, ETCD_35 = (3, 4, 22), (3, 5, 6)  # the first releases of etcd 3.4 and 3.5 that lose no data
+PROVES: Final = ", so no store is there, unless a proxy, a load balancer or a firewall has answered"
+IF_SILENT: Final = (
+    "let the port through the firewall, which must not reject packets; if the machine is off: rdzv lost URL"
+)
 
 
 class Check(NamedTuple):
@@ -101,17 +105,23 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     answers = await answers_of_hosts(settings, Credentials(settings))
     for host, port in settings.endpoint.hosts:
         addresses = await _resolve(host, port, checks, timeout=step)
-        answer = answers.get(host_and_port(host, port), Answer.SERVES)
-        if answer is not Answer.SERVES:
-            checks.append(_not_serving(host_and_port(host, port), answer))
+        where = host_and_port(host, port)
+        answer = answers.get(where, Answer.SERVES)
+        if answer is not Answer.SERVES:  # such a host should refuse connections
+            remedy = f"{IF_SILENT} {where}" if answer is Answer.SILENT else ""
+            checks.append(Check("host", f"{where} {answer.value}{PROVES * (answer is Answer.REFUSED)}", remedy))
         elif addresses:
             reached_from, check = await _reach(host, port, addresses, step, etcd=is_etcd(url))
             checks.append(check)
             own_address = reached_from or own_address
         if addresses and not is_etcd(url):
             await _look_for_other_machines(host, port, checks)
-    if answers and Answer.SERVES not in answers.values():
+    serving = [host for host, answer in answers.items() if answer is Answer.SERVES]
+    if answers and not serving:
         checks.append(Check("store", "no host serves it", "start a node on one of them"))
+    elif len(serving) > 1:
+        remedy = "list each machine once, by a name of its own: of no proxy, Service or load balancer"
+        checks.append(Check("hosts", f"{' and '.join(serving)} serve at once: these names share a store", remedy))
     if not own_address:
         return
     if not is_loopback(own_address):
@@ -139,13 +149,6 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
     elif run_id:
         remedy = "start the nodes that are expected in it" if settings.expected else ""
         checks.append(Check("run", f"the store has no run {run_id} yet", remedy))
-
-
-def _not_serving(host: str, answer: Answer) -> Check:
-    """Check a host of several that does not serve the store: such a host should refuse connections."""
-    firewall = "let the port through the firewall, and let it drop packets rather than reject them"
-    remedy = f"{firewall}; if the machine is off, rdzv lost URL {host}" if answer is Answer.SILENT else ""
-    return Check("host", f"{host} {answer.value}", remedy)
 
 
 async def _look_up(name: str, port: int | None) -> list[str]:

@@ -6,18 +6,24 @@ In virtual time, where the store is replaced by an empty one, as by the next hos
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
 from rdzv import (
+    NodesWaiting,
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousRefusedError,
     RendezvousSettingsError,
     RoundSupersededError,
 )
-from tests.support.runs import VirtualRun, assert_one_round
+from tests.support.limits import limits_with
+from tests.support.runs import VirtualRun, assert_one_round, connected
 from tests.support.virtual_time import now
+
+if TYPE_CHECKING:
+    from rdzv import Handler, RendezvousInfo
 
 pytestmark = pytest.mark.virtual_time
 
@@ -280,3 +286,72 @@ async def test_s13_a_round_of_new_nodes_with_an_old_number_is_awaited_like_any_o
         assert_one_round(infos)
         assert infos[0].round > 0
         assert now() - began > TTL - 1
+
+
+STEPS_MOST = 120  # more than the coordinator takes; the test says if that ceases to be so
+
+
+async def elastic(handler: Handler, infos: list[RendezvousInfo]) -> None:
+    """Take part, and meet again whenever the round has changed."""
+    async with handler.changes() as changes:
+        while True:
+            infos.append(await handler.next_rendezvous())
+            async for change in changes:
+                if not isinstance(change, NodesWaiting) or change.count:
+                    break
+
+
+async def tell(step: int, moment: str, *, both: bool) -> bool:
+    """Lose the store at this step of the coordinator, which dies as well if `both`; return if it took that step."""
+    limits = limits_with(writes_max=8)  # several requests for each commit
+    async with VirtualRun(
+        hosts=HOSTS, seed=step, limits=limits, min_nodes=2, max_nodes=4, last_call_timeout=1, ttl=3
+    ) as run:
+        seen: dict[str, list[RendezvousInfo]] = {name: [] for name in "abcd"}
+        steps, lost = 0, asyncio.Event()
+
+        async def hook(*about: object) -> None:
+            nonlocal steps
+            steps += about[1] == moment
+            if steps > step and not lost.is_set():
+                lost.set()
+                run.kill_store()
+                asyncio.get_running_loop().call_later(0.2, run.restart_store)
+                if both:
+                    run.crash("a")
+                    await asyncio.Event().wait()
+
+        a = run.handler("a")
+        await connected(a)
+        run.clients["a"].hook = hook
+        task = run.start(elastic(a, seen["a"]))
+        run._joins.append((a, task))  # `crash` cancels it
+        for name, pause in (("b", 0.5), ("c", 0.5), ("d", 5.0)):  # d comes when a round stands
+            await asyncio.sleep(pause)
+            run.start(elastic(run.handler(name), seen[name]))
+        await asyncio.sleep(40)
+        if not lost.is_set():
+            return False
+        survivors = [seen[name] for name in "abcd"[both:]]
+        assert all(survivors), "a survivor has never been in a round"
+        assert_one_round([infos[-1] for infos in survivors])
+        assert survivors[0][-1].world_size == 4 - both
+        for infos in seen.values():
+            numbers = [info.round for info in infos]
+            assert numbers == sorted(set(numbers))
+        for number in {info.round for infos in seen.values() for info in infos}:
+            of_round = [info for infos in seen.values() for info in infos if info.round == number]
+            assert len({(one.world_size, one.bootstrap_address) for one in of_round}) == 1
+            assert len({one.rank for one in of_round}) == len(of_round), "forked"
+        return True
+
+
+@pytest.mark.some_of(1)
+@pytest.mark.parametrize("both", [False, True], ids=["the store", "the store and the coordinator"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_s13_the_store_may_die_between_any_two_requests_of_its_coordinator(moment: str, both: bool) -> None:
+    for step in range(STEPS_MOST):
+        if not await tell(step, moment, both=both):
+            assert step > 12, "the coordinator does more than that"
+            return
+    pytest.fail(f"the coordinator takes more than {STEPS_MOST} steps; raise STEPS_MOST")

@@ -22,6 +22,7 @@ from tests.support.processes import Child, free_port, require, start_python
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.some_here(6)
 
@@ -216,6 +217,56 @@ async def test_s13_the_store_of_a_process_stays_if_another_of_its_nodes_leaves()
         assert [info.world_size for info in infos] == [2, 2]
 
 
+async def test_s13_a_run_that_begins_while_its_store_ends_begins_at_the_next_host() -> None:
+    """A run without a node when the end of the store was announced began there, beside the store of the next host."""
+    hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(rdzv.connect(f"tcp://{hosts}/first?min_nodes=1"))
+        await first.next_rendezvous()
+        url = f"tcp://{hosts}/second?min_nodes=2&max_nodes=2"
+        late = [await stack.enter_async_context(rdzv.connect(url)) for _ in range(2)]
+        leaving = asyncio.create_task(first.aclose())
+        await asyncio.sleep(2.0)  # the end is announced
+        async with asyncio.timeout(SOON):
+            infos = await asyncio.gather(*(node.next_rendezvous() for node in late))
+            await leaving
+        assert [info.world_size for info in infos] == [2, 2]
+        assert any(node.hosts_store for node in late)
+        await asyncio.gather(*(node.aclose() for node in late))
+
+
+async def test_s13_the_second_host_dies_as_soon_as_it_serves_while_the_first_is_away() -> None:
+    async with job(AWAITED, "abcd", "&ttl=3") as it:
+        number = await it.round_of(4)
+        it.nodes.pop(await it.host()).kill()
+        serving = {asyncio.create_task(node.says("hosts the store")): name for name, node in it.nodes.items()}
+        done, waiting = await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
+        it.nodes.pop(serving[done.pop()]).kill()
+        for task in waiting:
+            task.cancel()
+        await it.round_of(2, above=number)
+        assert len(await it.stores()) == 1
+
+
+async def test_s13_a_candidate_that_dies_leaves_a_silent_host_its_store() -> None:
+    async with job(AWAITED, "abcd", "&ttl=3") as it:
+        number = await it.round_of(4)
+        host = await it.host()
+        (served,) = await it.stores()
+        it.nodes[host].stop()
+        waiting = {name: node for name, node in it.nodes.items() if name != host}
+        for node in waiting.values():
+            await node.says("it may be at work", timeout=30)
+        candidates = [name for name, node in waiting.items() if "waits for it to refuse" not in node.written()]
+        it.nodes.pop((candidates or [*waiting])[0]).kill()
+        await it.start("new")
+        await it.nodes["new"].says("it may be at work", timeout=30)
+        assert await it.stores() == set()
+        it.nodes[host].resume()
+        await it.round_of(4, above=number)
+        assert await it.stores() == {served}
+
+
 async def test_s13_nothing_is_left_listening_when_all_have_left() -> None:
     async with job(AWAITED, "ab") as it:
         await it.round_of(2)
@@ -303,3 +354,78 @@ async def test_s13_launchers_move_to_the_next_host_before_the_store_ends(launche
             assert not any("dropped" in line for line in node.output), node.output
         await waiting.says("serves the store")
         assert await serving.wait() == 0
+
+
+WORK = """
+import os, sys, time
+print("at", "work", flush=True)
+while os.getppid() > 1:
+    time.sleep(0.05)
+    try:
+        os.unlink(sys.argv[1])
+    except OSError:
+        continue
+    sys.exit(3)
+"""
+
+
+async def test_s13_restarts_that_were_counted_before_the_hosts_death_count_after_it(tmp_path: Path) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        it = Job(stack, "", "max_nodes=3")
+        fail = tmp_path / "fail"
+        words = ("-m", "rdzv", "-v", "run", "--max-restarts", "1")
+        for name in "abc":
+            child = start_python(*words, f"{it._url}&node_id={name}", "--", sys.executable, "-c", WORK, str(fail))
+            it.nodes[name] = await stack.enter_async_context(child)
+        for node in it.nodes.values():
+            await node.line("at work")
+        fail.write_text("")
+        for node in it.nodes.values():
+            await node.line("at work")
+        assert sum("restart 1 of 1" in node.written() for node in it.nodes.values()) == 1
+        it.nodes.pop(await it.host()).kill()
+        for node in it.nodes.values():
+            await node.line("at work")
+        fail.write_text("")
+        said = {asyncio.create_task(node.says("allows no restart")) for node in it.nodes.values()}
+        _, waiting = await asyncio.wait(said, return_when=asyncio.FIRST_COMPLETED)  # the other node waits for a second
+        for task in waiting:
+            task.cancel()
+        assert sum("--max-restarts 1 allows no restart" in node.written() for node in it.nodes.values()) == 1
+
+
+GROUPS = """
+import logging, os, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+import rdzv.torch
+
+logging.basicConfig(level=logging.INFO)
+rdzv.torch.register_init_method()
+for _ in range(2):
+    dist.init_process_group("gloo", init_method=sys.argv[1], timeout=timedelta(seconds=60))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    print("group", "of", int(total), flush=True)
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.05)
+    dist.destroy_process_group()
+"""
+
+
+async def test_s13_process_groups_of_an_init_method_form_again_at_the_next_host(tmp_path: Path) -> None:
+    require("torch")
+    again = tmp_path / "again"
+    hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(3))
+    url = f"rdzv://{hosts}/job?min_nodes=2&max_nodes=3&last_call_timeout=60"
+    async with contextlib.AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(start_python("-c", GROUPS, url, str(again))) for _ in range(3)]
+        for node in nodes:
+            await node.line("group of 3", timeout=60)
+        (host,) = [node for node in nodes if "hosts the store" in node.written()]
+        nodes.remove(host)
+        host.kill()
+        again.write_text("")
+        for node in nodes:
+            await node.line("group of 2", timeout=60)
+        assert [await node.wait(timeout=60) for node in nodes] == [0, 0]

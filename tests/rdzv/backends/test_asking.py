@@ -114,6 +114,23 @@ async def test_only_one_of_several_processes_serves() -> None:
                 await one.aclose()
 
 
+async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_over() -> None:
+    """The next host began to serve, while nodes that had not heard of it could meet in the store that was ending."""
+    hosts = [free_port(), free_port()]
+    one = succession(hosts)
+    await one.begin()
+    async with asyncio.timeout(10):
+        while not one.hosts:  # noqa: ASYNC110 - its end is only seen by looking
+            await asyncio.sleep(0.01)
+        assert one._host is not None
+        found = [await host_at(port).ask(None) for port in hosts]
+        (port,) = [port for port, asked in zip(hosts, found, strict=True) if asked.answer is Answer.SERVES]
+        async with store.connect(f"tcp://127.0.0.1:{port}", token=TOKEN):
+            one.settle()
+            await one._host.aclose(lambda _: store.connect("tcp://127.0.0.1:1", timeout=0.2))
+            assert (await host_at(port).ask(None)).answer is Answer.REFUSED
+
+
 async def test_a_word_counts_only_with_the_token_and_for_a_silent_host() -> None:
     async with silent() as mute:
         own = free_port()

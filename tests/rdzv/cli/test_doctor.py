@@ -82,6 +82,24 @@ async def test_a_server_that_is_no_store_or_stays_silent_is_reported_within_the_
     assert not checks["store"]["good"]
 
 
+async def test_of_several_hosts_doctor_warns_of_names_that_make_refusals_lie() -> None:
+    """A candidate serves once all others refuse: two names of one store, or another machine's refusal, deceive it."""
+    async with store.serve() as server:
+        own, free = f"127.0.0.1:{server.port}", f"127.0.0.1:{free_port()}"
+        status, checks = await examined(f"tcp://{own},{free}/job")
+        assert status == 0, checks
+        assert "unless a proxy, a load balancer or a firewall has answered" in checks["host"]["found"]
+        status, checks = await examined(f"tcp://{own},localhost:{server.port}/job")
+        assert status == 1
+        assert "serve at once" in checks["hosts"]["found"]
+        assert "of no proxy, Service or load balancer" in checks["hosts"]["remedy"]
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            status, checks = await examined(f"tcp://{own},127.0.0.1:{silent.getsockname()[1]}/job")
+    assert status == 1
+    assert "does not answer" in checks["host"]["found"]
+    assert "which must not reject packets; if the machine is off: rdzv lost URL" in checks["host"]["remedy"]
+
+
 async def test_a_wrong_token_is_named(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("not the store's, though long enough")
