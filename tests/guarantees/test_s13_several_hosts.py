@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -265,6 +266,53 @@ async def test_s13_a_candidate_that_dies_leaves_a_silent_host_its_store() -> Non
         it.nodes[host].resume()
         await it.round_of(4, above=number)
         assert await it.stores() == {served}
+
+
+async def test_s13_a_fork_of_the_dead_host_does_not_hold_the_store_up() -> None:
+    """A worker of a DataLoader has the files of its parent. With the listening socket, the death would be silence."""
+    fork = "\n            if step == 0 and os.fork() == 0: [os.close(it) for it in (1, 2)]; time.sleep(40); os._exit(0)"
+    program = AWAITED.replace("import asyncio, sys", "import asyncio, os, sys, time")
+    printed = '"from step", step)'
+    assert printed in program
+    async with job(program.replace(printed, printed + fork), "abc") as it:
+        number = await it.round_of(3)
+        await asyncio.sleep(0.5)
+        it.nodes.pop(await it.host()).kill()
+        began = time.monotonic()
+        await it.round_of(2, above=number)
+        assert time.monotonic() - began < SOON
+
+
+async def test_s13_a_host_that_does_not_answer_is_named_in_the_status_and_the_error_and_the_remedy_with_it() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        it = Job(stack, AWAITED, "max_nodes=2&join_timeout=8")
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            name = f"127.0.0.1:{silent.getsockname()[1]}"
+            it._url = it._url.replace(it.hosts[0], name)
+            await it.start("a")
+            said = f"{name} does not answer.*it may be at work. If it is off: rdzv lost URL {name}"
+            status = start_python("-m", "rdzv", "status", it.store.replace(it.hosts[0], name), "--timeout", "4")
+            asked = await stack.enter_async_context(status)
+            assert await asked.wait(timeout=30) != 0
+            assert re.search(said, asked.written()), asked.output
+            assert await it.nodes["a"].wait(timeout=60) == 1
+            error = it.nodes["a"].output[-1]
+            assert "RendezvousConnectionError" in error and re.search(said, error), error
+
+
+async def test_s13_nodes_on_no_listed_machine_end_after_the_store_gone_timeout() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        it = Job(stack, AWAITED, "max_nodes=2&is_host=0&store_gone_timeout=3")
+        serve = start_python("-m", "rdzv", "serve", "--hosts", ",".join(it.hosts))
+        server = await stack.enter_async_context(serve)
+        await server.says("serves the store")
+        await it.start("a", "b")
+        await it.round_of(2)
+        server.kill()
+        for node in it.nodes.values():
+            assert await node.wait(timeout=30) == 1
+            assert "RendezvousConnectionError" in node.output[-1] and "nobody listens there for 3 s" in node.output[-1]
+        assert await it.stores() == set()
 
 
 async def test_s13_nothing_is_left_listening_when_all_have_left() -> None:
