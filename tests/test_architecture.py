@@ -572,6 +572,7 @@ def _makes_untyped(node: ast.AST, declared: set[str]) -> TypeGuard[ast.Assign]:
     return False
 
 
+@pytest.mark.in_ci
 def test_the_types_of_public_names_are_written_down() -> None:
     """Written as `self.rounds: int = 0`, `log: logging.Logger = ...`. `.ci/verify_types` checks the
     same, in a minute.
@@ -599,6 +600,7 @@ def test_names_without_a_type_are_found(source: str, count: int) -> None:
     assert len(list(untyped(ast.parse(source)))) == count
 
 
+@pytest.mark.in_ci
 def test_every_module_has_a_docstring() -> None:
     trees = {path: tree_of(path) for path in files_in(*PACKAGES, "examples", "benchmarks", "tests")}
     # A package of tests is a folder, not a room: its `__init__.py` may be empty.

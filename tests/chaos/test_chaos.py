@@ -22,6 +22,7 @@ SECONDS = float(os.environ.get("RDZV_CHAOS_SECONDS", "4"))
 SEED = int(os.environ.get("RDZV_CHAOS_SEED", FRESH))
 
 
+@pytest.mark.in_ci
 async def test_the_promises_hold_with_faults_of_processes_and_the_store() -> None:
     """R2, R3, R5, R6 and R9, with kills, pauses, cuts and restarts of the store."""
     try:

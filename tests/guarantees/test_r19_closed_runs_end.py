@@ -181,6 +181,7 @@ async def end(run: VirtualRun, ending: str, number: int) -> None:
             await handler.aclose()
 
 
+@pytest.mark.in_ci
 async def test_r19_two_minutes_after_runs_of_every_ending_the_store_holds_no_key_and_no_lease() -> None:
     """R19: "a server does not grow with the runs it has seen, nor with the attempts to join them"."""
     async with VirtualRun(min_nodes=2, closed_ttl=60, join_timeout=5) as run:

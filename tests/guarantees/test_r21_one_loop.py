@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rdzv import Handler
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(15)]
 
 STEP = 0.1  # seconds of one collective
 

@@ -12,6 +12,7 @@ from tests.support.runs import VirtualRun, listen
 pytestmark = pytest.mark.virtual_time
 
 
+@pytest.mark.in_ci
 async def test_r6_closing_reaches_parked_joiners_and_spares_leave_gracefully() -> None:
     async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run:
         a, b = await run.met("ab")

@@ -86,6 +86,7 @@ async def tell(step: int, moment: str) -> tuple[bool, float]:
 
 @pytest.mark.some_of(1)
 @pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.in_ci
 async def test_r7_no_round_is_lost_or_forked_at_any_step_of_the_coordinators_death(moment: str) -> None:
     for step in range(STEPS_MOST):
         reached, _ = await tell(step, moment)

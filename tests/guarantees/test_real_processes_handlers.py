@@ -7,6 +7,8 @@ import json
 from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+
 import rdzv
 import store
 from rdzv import NodesLost, NodesWaiting
@@ -112,6 +114,7 @@ async def test_r9_a_process_that_is_paused_beyond_its_ttl_is_dropped_fenced_and_
         assert await child.wait() == 0
 
 
+@pytest.mark.in_ci
 async def test_r3_a_hundred_handlers_in_four_processes_agree() -> None:
     nodes, processes = 100, 4
     async with store.serve() as server, AsyncExitStack() as stack:

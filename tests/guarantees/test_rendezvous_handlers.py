@@ -16,7 +16,7 @@ from tests.support.virtual_time import now
 if TYPE_CHECKING:
     from typing import Any
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(15)]
 
 SOON = 0.5  # seconds of virtual time that messages and elections may take
 
@@ -284,6 +284,7 @@ async def test_r1_the_timeout_bounds_a_health_check_that_hangs() -> None:
         assert now() - began == pytest.approx(20, abs=0.1)
 
 
+@pytest.mark.in_ci
 async def test_r12_by_topology_the_node_left_over_is_a_spare_and_says_so() -> None:
     async with VirtualRun(min_nodes=4, max_nodes=4, rank_order="topology:rack", join_timeout=60) as run:
         first = [run.handler(f"x{number}", attributes={"rack": "x"}) for number in range(4)]

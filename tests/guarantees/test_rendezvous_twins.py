@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-pytestmark = pytest.mark.parametrize(("twin", "store_name"), KINDS)
+pytestmark = [pytest.mark.parametrize(("twin", "store_name"), KINDS), pytest.mark.some_here(15)]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 import store
 from store import Get, Limits, Put
 from tests.support.spoken import Count, List, Wait, Watch
@@ -16,6 +18,7 @@ from tests.support.stores import Peer
 K = 1000
 
 
+@pytest.mark.in_ci
 async def test_s11_with_real_sockets_a_bystander_is_served_beside_everything_at_once() -> None:
     """The honest run, judged by the order of the answers, since durations depend on the machine. The heaps of requests
     once delayed all other clients by 37 s.

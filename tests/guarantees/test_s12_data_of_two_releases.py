@@ -70,6 +70,7 @@ async def carried_out(*words: str | Path) -> None:
         assert await command.wait() == 0, command.written()
 
 
+@pytest.mark.in_ci
 async def test_s12_a_data_directory_is_carried_over_and_a_backup_brings_it_back(tmp_path: Path, later: Path) -> None:
     """One client goes on through the upgrade, with its session and its lease; a backup leads the way back."""
     data_dir, copy, port = tmp_path / "data", tmp_path / "copy", free_port()

@@ -154,6 +154,7 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     await fleet.aclose()
 
 
+@pytest.mark.in_ci
 async def test_s12_a_server_and_four_nodes_are_rolled_through_an_upgrade_and_back(fleet: Fleet, later: Path) -> None:
     names = ["a", "b", "c", "d"]
     await fleet.serve(ROOT)

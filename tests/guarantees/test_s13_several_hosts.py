@@ -119,6 +119,7 @@ async def job(program: str, names: str, parameters: str = "") -> AsyncIterator[J
 
 @pytest.mark.some_of(1)
 @pytest.mark.parametrize("program", [AWAITED, BLOCKING], ids=["awaited", "blocking"])
+@pytest.mark.in_ci
 async def test_s13_survivors_of_the_hosts_death_go_on_again_and_again(program: str) -> None:
     async with job(program, "abcd") as it:
         number = await it.round_of(4)
@@ -134,6 +135,7 @@ async def test_s13_survivors_of_the_hosts_death_go_on_again_and_again(program: s
         assert [node.returncode for node in it.nodes.values()] == [None] * 4
 
 
+@pytest.mark.in_ci
 async def test_s13_a_drained_host_costs_no_step() -> None:
     async with job(AWAITED, "abc") as it:
         number = await it.round_of(3)
@@ -149,6 +151,7 @@ async def test_s13_a_drained_host_costs_no_step() -> None:
             assert f"from step {stopped_at}" in node.stdout[-1]
 
 
+@pytest.mark.in_ci
 async def test_s13_a_host_that_is_stopped_is_waited_for_and_no_second_store_begins() -> None:
     async with job(AWAITED, "abc", "&ttl=3") as it:
         number = await it.round_of(3)
@@ -164,6 +167,7 @@ async def test_s13_a_host_that_is_stopped_is_waited_for_and_no_second_store_begi
         assert await it.stores() == {served}
 
 
+@pytest.mark.in_ci
 async def test_s13_a_lost_machine_is_given_up_by_an_operators_word() -> None:
     async with job(AWAITED, "abc", "&ttl=3") as it:
         number = await it.round_of(3)
@@ -187,6 +191,7 @@ async def test_s13_a_lost_machine_is_given_up_by_an_operators_word() -> None:
 
 
 @pytest.mark.parametrize(("in_steps", "where"), [(True, "inside"), (False, "inside"), (True, "process")])
+@pytest.mark.in_ci
 async def test_s13_the_others_meet_at_the_next_host_at_once_if_the_node_that_hosts_leaves(
     in_steps: bool, where: str
 ) -> None:
@@ -324,6 +329,7 @@ async def test_s13_nothing_is_left_listening_when_all_have_left() -> None:
         assert await it.stores() == set()
 
 
+@pytest.mark.in_ci
 async def test_s13_stores_outside_the_job_take_turns_and_one_that_is_told_to_leave_costs_no_step() -> None:
     async with contextlib.AsyncExitStack() as stack:
         it = Job(stack, AWAITED, "max_nodes=2&is_host=0")

@@ -159,6 +159,7 @@ async def kill_again_and_again(
                 await asyncio.Event().wait()
 
 
+@pytest.mark.in_ci
 async def test_s1_histories_across_kills_of_a_durable_server_are_linearizable(tmp_path: Path) -> None:
     """Real processes and real sockets, through proxies that delay, reset and drop, to a server that is killed under
     load and restarts with the data on its disk.

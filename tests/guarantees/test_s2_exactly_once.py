@@ -49,6 +49,7 @@ async def test_s2_additions_through_cut_connections_count_exactly(seed: int) -> 
         assert sorted(sums) == list(range(1, additions + 1)), "each was applied once, and its own answer came back"
 
 
+@pytest.mark.in_ci
 async def test_s2_all_additions_of_eight_clients_through_cut_connections_end_at_exactly_their_number() -> None:
     clients, at_once = 8, 250
     async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:

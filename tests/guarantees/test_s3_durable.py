@@ -126,6 +126,7 @@ async def kill_at_random(directory: Path, port: int, load: Load, *, rng: random.
             server.kill()
 
 
+@pytest.mark.in_ci
 async def test_s3_acknowledged_changes_survive_kill_9(tmp_path: Path) -> None:
     """Acknowledged changes survive `kill -9`: the effect of each answered request is there once (S2), in the same store
     (S10), and a watch reports each of them without a gap or a double (S4).

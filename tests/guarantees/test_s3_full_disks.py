@@ -101,6 +101,7 @@ async def fill(client: store.Client, size: int) -> list[str]:
         ("ext4", 1_000_000, True),
     ],
 )
+@pytest.mark.in_ci
 async def test_s3_on_a_full_disk_deletes_are_taken_and_leases_lapse(
     tmp_path: Path, kind: str, size: int, read: bool
 ) -> None:

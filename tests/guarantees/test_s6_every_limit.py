@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from store import Server
 
 
+pytestmark = pytest.mark.some_here(12)
+
 MIB = 2**20
 
 
@@ -492,6 +494,7 @@ async def test_s6_a_transaction_writes_no_more_than_a_frame_holds_also_if_it_app
         assert (await client.transact(then=[Append(key, b"") for key in "abcd"])).succeeded
 
 
+@pytest.mark.in_ci
 async def test_s6_one_transaction_carries_ten_thousand_conditions() -> None:
     """One transaction may carry 10,000 conditions within the frame limit."""
     keys = [f"rdzv/a-run-with-a-long-name/nodes/{number:05d}" for number in range(10_000)]

@@ -173,6 +173,7 @@ with store.sync.connect(sys.argv[1], timeout=60) as client:
 """
 
 
+@pytest.mark.in_ci
 async def test_s6_a_client_that_stands_still_beside_a_full_table_of_sessions_goes_on_after_a_restart(
     tmp_path: Path,
 ) -> None:

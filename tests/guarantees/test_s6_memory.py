@@ -83,6 +83,7 @@ async def memory_without_them(client: store.Client, port: int, pid: int) -> int:
     return most_memory(pid)
 
 
+@pytest.mark.in_ci
 async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_limit() -> None:
     """The server spends less on it than its outbox limit while 1 GB of events passes."""
     limits = ("--limit", f"outbox_bytes_max={OUTBOX}", "--limit", f"history_bytes_max={4 * MIB}")
@@ -97,6 +98,7 @@ async def test_s6_a_client_that_reads_nothing_costs_less_than_its_outbox_limit()
             await deaf.until(lambda: any(isinstance(said, Lagged) for said in deaf.said))
 
 
+@pytest.mark.in_ci
 async def test_s6_many_clients_that_read_nothing_cost_less_than_the_limit_of_all_memory() -> None:
     """Eight of them, each below its own limit, together meet the limit of all memory."""
     most = 2 * OUTBOX

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+pytestmark = pytest.mark.some_here(20)
+
 TOKEN = "correct horse battery staple"
 
 

@@ -92,6 +92,7 @@ async def typed(hosts: Sequence[Host], words: Sequence[str], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("style", "management"), [("cloud", False), ("debian", False), ("ipv6", False), ("dual", True)]
 )
+@pytest.mark.in_ci
 async def test_rdzv_run_works_on_two_hosts(style: Style, management: bool, tmp_path: Path) -> None:
     """Regression: the store listened only on the first address in the machine's own files: loopback, IPv6, or that of a
     management network.

@@ -35,6 +35,7 @@ def test_no_promise_is_broken_in_fixed_stories(first: int) -> None:
 
 @pytest.mark.some_of(1)
 @pytest.mark.parametrize("after", range(0, COUNT_FRESH, FRESH_CHUNK))
+@pytest.mark.in_ci
 def test_no_promise_is_broken_in_fresh_stories(after: int) -> None:
     for seed in range(FRESH + after, FRESH + after + FRESH_CHUNK):
         FullStory.play(seed)

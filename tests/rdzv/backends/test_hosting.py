@@ -30,6 +30,8 @@ from store.net.dialing import TcpDial
 from tests.support.processes import free_port, start_python
 from tests.support.runs import VirtualRun, listen
 
+pytestmark = pytest.mark.some_here(10)
+
 NODE = """
 import asyncio, sys, rdzv
 async def main():
@@ -312,6 +314,7 @@ async def test_a_name_that_never_resolves_is_named_in_the_error() -> None:
             pass
 
 
+@pytest.mark.in_ci
 async def test_of_several_processes_exactly_one_hosts_and_it_may_leave_first() -> None:
     nodes = 6
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes={nodes}"

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from tests.support.processes import Child
 
+pytestmark = pytest.mark.some_here(5)
+
 ENDING = Keys("/rdzv", "job").ending
 PATIENCE = 60.0  # seconds, for a busy machine; no test needs that long, and none measures time
 

@@ -31,6 +31,7 @@ async def examined(*arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
     return status, {check["name"]: check for check in told["checks"]}
 
 
+@pytest.mark.in_ci
 async def test_a_healthy_run_passes_and_one_with_an_expected_node_missing_fails(tmp_path: Path) -> None:
     expected = tmp_path / "nodes"
     async with store.serve() as server:

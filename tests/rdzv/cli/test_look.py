@@ -128,6 +128,7 @@ async def test_a_terminal_is_redrawn_in_place_with_missing_nodes_and_a_lost_stor
             assert "\x1b[?1049l" in terminal.text, "the terminal is as it was"
 
 
+@pytest.mark.in_ci
 async def test_in_a_pipe_each_change_is_written_and_at_the_end_the_cost_of_the_run() -> None:
     async with store.serve() as server:
         url = f"{server.url}/job"
@@ -170,6 +171,7 @@ async def test_output_whose_reader_ends_early_is_no_error() -> None:
             assert child.output[-2:] == ["run job: gathering: no node is here", "status 0"]
 
 
+@pytest.mark.in_ci
 async def test_history_and_timeline_show_the_rounds_and_join_no_run(tmp_path: Path) -> None:
     async with store.serve() as server:
         url = f"{server.url}/job"

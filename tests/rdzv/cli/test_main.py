@@ -238,6 +238,7 @@ def test_a_subcommand_imports_no_other(word: str, rooms: set[str]) -> None:
     assert ("asyncio" in said) == bool(rooms)
 
 
+@pytest.mark.in_ci
 async def test_a_given_url_takes_precedence_over_the_environment() -> None:
     async with store.serve() as server:
         url = f"{server.url}/job"

@@ -48,6 +48,7 @@ def unread(*words: str, streams: tuple[str, ...]) -> Iterator[tuple[subprocess.P
                 os.close(reading)
 
 
+@pytest.mark.in_ci
 async def test_a_store_serves_also_if_its_standard_error_is_not_read() -> None:
     port = free_port()
     with unread("--debug", "serve", "--port", str(port), streams=("stderr",)) as (process, reading):

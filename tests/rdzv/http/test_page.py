@@ -357,6 +357,7 @@ async def test_a_loss_in_a_real_run_is_on_the_page_within_a_second_in_the_reader
         assert page.problems == [], "the security policy allows all that the page does"
 
 
+@pytest.mark.in_ci
 async def test_a_kill_is_on_the_page_within_half_a_second() -> None:
     async with (
         start_python("-m", "rdzv", "serve", "--port", "0", "--http-port", "0") as child,

@@ -199,6 +199,7 @@ async def test_an_arrival_costs_two_requests_and_a_round_none(url: str, monkeypa
         assert [some[4:] for some in others] == [["KV/Txn"]] * 2
 
 
+@pytest.mark.in_ci
 async def test_the_nodes_of_a_process_are_one_client_of_the_cluster() -> None:
     """Regression: each node had its own connection and streams, and 300 of them kept an etcd too busy
     for other work.
@@ -225,6 +226,7 @@ async def test_the_nodes_of_a_process_are_one_client_of_the_cluster() -> None:
             assert_one_round(await asyncio.gather(*(node.next_rendezvous() for node in (*nodes[20:], *more))))
 
 
+@pytest.mark.in_ci
 async def test_commands_show_and_close_a_run_on_etcd(url: str) -> None:
     worker = "import os, sys; print(os.environ['RANK'], os.environ['WORLD_SIZE']); sys.exit(0)"
     async with AsyncExitStack() as stack:

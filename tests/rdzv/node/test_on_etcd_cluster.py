@@ -161,6 +161,7 @@ async def cluster_on(network: PeerNetwork) -> AsyncIterator[Etcd]:
         await asyncio.to_thread(serving.__exit__, None, None, None)
 
 
+@pytest.mark.in_ci
 async def test_r8_clients_leave_a_leader_that_is_cut_off_from_the_others() -> None:
     """Otherwise it accepts watches but never sends an event, and holds writes without an answer."""
     async with PeerNetwork(3) as network, cluster_on(network) as cluster:

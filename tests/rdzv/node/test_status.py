@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rdzv.core.report import Account, RunStatus
     from store.messages import Request
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.some_here(10)]
 
 
 async def test_a_member_that_joins_again_is_waiting_and_a_dead_one_is_in_no_list() -> None:

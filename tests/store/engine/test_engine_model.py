@@ -508,6 +508,7 @@ HAPPENINGS = st.one_of(
 
 @settings(max_examples=200)
 @given(st.lists(HAPPENINGS, max_size=40) | st.lists(COMING_AGAIN, max_size=20), st.sampled_from([10**6, 1500]))
+@pytest.mark.in_ci
 def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
     happenings: list[Request[Any] | str], history_bytes_max: int
 ) -> None:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from store.engine.engine import Engine
 
 
+pytestmark = pytest.mark.some_here(5)
+
 K = 1000
 
 

@@ -501,6 +501,7 @@ async def test_credentials_of_the_other_kind_of_store_are_refused(etcd: Etcd) ->
             pass
 
 
+@pytest.mark.in_ci
 async def test_s8_certificates_users_and_passwords(tmp_path: Path) -> None:
     """One etcd that demands everything: mutual TLS, and a user who may only write below their own prefix."""
     authority, stranger = trustme.CA(), trustme.CA()
@@ -659,6 +660,7 @@ async def test_another_cluster_at_the_same_place_is_another_one(etcd: Etcd, at: 
                 await client.call(Revoke(lease=1))
 
 
+@pytest.mark.in_ci
 async def test_a_use_in_another_event_loop_is_refused(client: Client, at: str) -> None:
     with pytest.raises(StoreUsageError, match="outside the event loop that it was opened in"):
         await asyncio.to_thread(asyncio.run, client.put(f"{at}word", b"v"))

@@ -278,6 +278,7 @@ STARTS = st.sampled_from([[1, 0], [5, 4], [1], [3], ["rdzv"], ["bye"], []])
 @given(
     st.sampled_from(ENDS), st.lists(st.tuples(STARTS, st.sampled_from(CODES), st.lists(NESTED, max_size=6)), max_size=3)
 )
+@pytest.mark.in_ci
 def test_only_four_errors_come_of_well_formed_nonsense(
     end: Any, said: list[tuple[list[Any], object, list[Any]]]
 ) -> None:

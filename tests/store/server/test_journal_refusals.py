@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.some_here(15)
+
+
 def contents(directory: Path) -> dict[str, bytes]:
     """Return the files that hold data; the others are SQLite's index of its log, and our lock file."""
     names = (FILE, f"{FILE}-wal")

@@ -114,6 +114,7 @@ def serve_counted(network: MemoryNetwork, engine: Engine) -> Timed:
 
 
 @pytest.mark.virtual_time
+@pytest.mark.in_ci
 async def test_a_heap_of_requests_is_carried_out_in_turns_and_others_come_in_between() -> None:
     """18,000 requests in 251 kB delayed a bystander by 37 s."""
     network = MemoryNetwork()

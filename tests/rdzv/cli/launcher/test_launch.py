@@ -121,6 +121,7 @@ async def test_a_node_that_fails_after_another_is_not_blamed(server: str) -> Non
         assert (await started(b))["RDZV_RESTARTS"] == "1", "it is the run's count"
 
 
+@pytest.mark.in_ci
 async def test_a_killed_launcher_leaves_no_process_and_the_others_accept_a_replacement(server: str) -> None:
     url = f"{server}/job?{TWO_OR_THREE}&rank_order=name"
     async with (
@@ -163,6 +164,7 @@ async def test_a_node_that_was_paused_and_dropped_stops_its_processes_and_joins_
         assert (together["RANK"], together["WORLD_SIZE"], together["RDZV_RESTARTS"]) == ("1", "2", "0")
 
 
+@pytest.mark.in_ci
 async def test_a_finished_node_meets_again_when_the_others_accept_a_newcomer(server: str) -> None:
     """Regression: the launcher of such a node ignored the announced change, so the other nodes waited for it until a
     timeout.
@@ -197,6 +199,7 @@ async def test_if_the_last_node_to_succeed_dies_before_closing_another_closes_th
             assert await observer.is_closed()
 
 
+@pytest.mark.in_ci
 async def test_an_unneeded_spare_exits_with_0_and_a_node_that_comes_later_with_closed(server: str) -> None:
     url = f"{server}/job?min_nodes=1&max_nodes=1"
     async with node(url, "a") as a:
@@ -573,6 +576,7 @@ async def test_a_launcher_whose_temporary_folder_was_deleted_continues(server: s
         assert await a.wait(timeout=60) == 0
 
 
+@pytest.mark.in_ci
 async def test_after_a_resize_the_surplus_nodes_wait_as_spares(server: str) -> None:
     url = f"{server}/job?min_nodes=1&max_nodes=2&last_call_timeout=30"
     async with node(url, "a") as a, node(url, "b") as b:

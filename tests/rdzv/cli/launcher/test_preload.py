@@ -26,6 +26,8 @@ from tests.support.stores import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+pytestmark = pytest.mark.some_here(12)
+
 PYTHON = sys.executable
 
 

@@ -150,6 +150,7 @@ NO_ALARM: dict[str, Callable[[Cluster], object]] = {
 
 @pytest.mark.some_of(2)
 @pytest.mark.parametrize("case", NO_ALARM)
+@pytest.mark.in_ci
 def test_other_pauses_raise_no_alarm(case: str) -> None:
     judged, announced = "without" not in case, "announced" in case
     with cluster(4, seed=3, min_nodes=2, stall_timeout=2 if judged else None) as made:

@@ -24,6 +24,8 @@ from tests.support.processes import require
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+pytestmark = pytest.mark.some_here(6)
+
 KIB = 1024
 
 
