@@ -39,7 +39,8 @@ class Keys:
     resized: ClassVar[_Name] = _Name("head/resized")
     lost_store: ClassVar[_Name] = _Name("head/lost_store")
     moving: ClassVar[_Name] = _Name("head/moving")
-    tally: ClassVar[_Name] = _Name("head/tally")
+    tally: ClassVar[_Name] = _Name("tally")
+    tally_copy: ClassVar[_Name] = _Name("head/tally")  # a copy that every node watches, for the next store
     history: ClassVar[_Name] = _Name("history")
 
     head: ClassVar[_Name] = _Name("head/")  # the prefix that every node watches

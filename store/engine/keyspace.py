@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ENTRY_OVERHEAD = 300  # bytes counted per key, beside key and value
 GROUP_PARTS = 2  # parts, between slashes, of a group's name: one group per run
 STEERING = frozenset(  # first parts, after the group's name, of keys that coordinate a run
-    ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "unfit")
+    ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
 CHUNK_MAX = 1024  # with as many keys in a chunk, splitting and searching cost the same
 COMPARED_MOST = 50_000  # groups that `largest` compares, in about 3 ms; if more exist, none holds much

@@ -28,7 +28,7 @@ from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.run.run import Run
 from rdzv.node.run.status import read_roster
-from store import ConnectionLost, Put, StoreError
+from store import ConnectionLost, Put, StoreError, when
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -240,14 +240,17 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     async def write(store: Store) -> bytes:
         await node.tell_what_it_knows(link)  # if a store was lost, write its counters to the new store
         round = node.head.round
-        lease = round.lease if round is not None else await link.run_lease()  # the counters end with the round's lease
+        # The counters end with the round's lease.
+        lease = round.lease if round is not None else (await link.run_lease()).id
         while True:
             there = await store.get(key)
             before, at = (b"", 0) if there is None else (there.value, there.mod_revision)
             after = change(before)
             if after == before:
                 return after
-            if (await store.compare_and_set(key, after, expected_revision=at, lease=lease)).succeeded:
+            # Earlier releases know the first key alone.
+            writes = [Put(key, after, lease=lease), Put(node.keys.tally_copy, after, lease=lease)]
+            if (await store.transact(when=[when.mod_revision(key) == at], then=writes)).succeeded:
                 return after
 
     return await node.ask_the_store(write)

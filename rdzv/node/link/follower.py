@@ -209,7 +209,7 @@ class Follower:
                 "lost_store_at": now,
                 "lost_store_told": revision,
             }
-        if key == keys.tally:
+        if key == keys.tally_copy:
             return {"tally": value if put else b""}
         if key == keys.moving:
             over = self.head.moves_over if self.head.moves else self.head.progress

@@ -51,7 +51,13 @@ async def tell(part: Part, link: Link) -> None:
             break
         lease = (await link.run_lease()).id
         writes: list[Operation] = [Put(keys.lost_store, lost.pack(), lease=lease)]
-        for key, value in ((keys.settings, lost.settings), (keys.closed, lost.closed), (keys.tally, lost.tally)):
+        carried = (
+            (keys.settings, lost.settings),
+            (keys.closed, lost.closed),
+            (keys.tally, lost.tally),
+            (keys.tally_copy, lost.tally),
+        )
+        for key, value in carried:
             if value and round is None:  # no round has completed with the new store's values yet
                 writes.append(Put(key, value, lease=lease))
         if there is not None:  # another node wrote a value that this node does not know: delete it
