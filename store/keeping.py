@@ -1,8 +1,8 @@
 """Keeps leases: renews them in time, and knows when they may be lost.
 
 A lease is valid until its TTL has passed since the *sending* of the last acknowledged keep-alive, on this client's
-clock (promise R9). Once the client has noticed the end of a connection, a lease with `disconnect_ttl` or `gone_ttl` is
-valid only for so many more seconds.
+clock (promise R9), including time for which its machine was suspended. Once the client has noticed the end of a
+connection, a lease with `disconnect_ttl` or `gone_ttl` is valid only for so many more seconds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import math
 import sys
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
+SUSPENDED_LEAST = 1.0  # seconds; a shorter suspension is not told from a pause between the readings of two clocks
 RENEWALS_PER_TTL = 3  # a lease survives two lost keep-alives
 LATE = 1.0  # seconds; if a keep-alive is later than this, its note says so
 UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence` is called
@@ -46,11 +48,23 @@ RELEASE_WITHIN = 2.0  # seconds to revoke a lease; a lease that is not revoked e
 RELEASE_SOON = 0.2  # seconds to revoke a lease after a block that ended because the store did not answer
 
 
+_suspended_for = 0.0
+
+
+def suspended_for() -> float:
+    """Return the seconds, since its start, for which this machine was suspended: `CLOCK_MONOTONIC` omits them."""
+    global _suspended_for
+    if hasattr(time, "CLOCK_BOOTTIME"):  # a pause between the two readings makes the difference too small, once
+        _suspended_for = max(_suspended_for, time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic())
+    return _suspended_for
+
+
 class Belief:
     """The time until which a lease is valid, on the client's clock."""
 
     def __init__(self, sent_at: float, ttl: float, cuts: Cuts | None, terms: LeaseTerms) -> None:
         self.renewed_at: float = sent_at  # when the last acknowledged renewal was sent
+        self._slept = suspended_for()
         self.ttl: float = ttl
         self.cut_at: float = math.inf  # when a connection ended first since the last renewal; else infinity
         # A store without `cuts` ends no lease early when a connection ends.
@@ -61,15 +75,16 @@ class Belief:
     @property
     def until(self) -> float:
         """The time at which the lease may be gone."""
-        return min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
+        slept, until = suspended_for() - self._slept, min(self.renewed_at + self.ttl, self.cut_at + self.away_ttl)
+        return until - slept if slept > SUSPENDED_LEAST else until
 
     def note_cut(self, cut_at: float) -> None:
         """Note that a connection ended at `cut_at`; if it is infinite, no server runs, and no lease ends early."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
-    def renewed(self, sent_at: float, *, cut_before: float) -> None:
-        """Note an acknowledged renewal; it makes up for the end of a connection before `cut_before`."""
-        self.renewed_at = sent_at
+    def renewed(self, sent_at: float, slept: float, *, cut_before: float) -> None:
+        """Note a renewal, sent at `slept` of `suspended_for`; it makes up for the end of a link before `cut_before`."""
+        self.renewed_at, self._slept = sent_at, slept
         if self.cut_at <= cut_before:
             self.cut_at = math.inf
 
@@ -77,7 +92,7 @@ class Belief:
         """Return why the lease is lost, or None."""
         if now < self.until:
             return None
-        if now < self.renewed_at + self.ttl:
+        if self.cut_at + self.away_ttl <= now < self.renewed_at + self.ttl:
             return f"its connection has ended, and it was not renewed on another within {self.away_ttl:g} s"
         return f"its lease of {self.ttl:g} s could not be renewed in time"
 
@@ -240,7 +255,7 @@ class HeldLease:
         while self.lost is None:
             # `renew_now` ends this sleep: a new connection must keep the lease at once.
             await self._sleep(min(pause, belief.until - now()))
-            sent_at = now()
+            sent_at, slept = now(), suspended_for()
             self._wanted = False
             if sent_at < belief.until:
                 try:
@@ -248,7 +263,7 @@ class HeldLease:
                     keeping.expect_answer(sent_at)
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
                     keeping.note_answer()
-                    belief.renewed(sent_at, cut_before=now())
+                    belief.renewed(sent_at, slept, cut_before=now())
                     # Count the pause from the sending of the keep-alive: a lost connection may have delayed the answer.
                     pause = max(sent_at + renew_every - now(), 0.0)
                     if self._wanted:  # `renew_now` was called since the sending, for a newer note
@@ -341,12 +356,15 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
     If the lease is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
     The lease is lost if the event loop is blocked for longer than the TTL.
     """
-    loss = Cancelling()
+    loss, made_in = Cancelling(), process_identity()
     lease = await keeping.hold(ttl, loss.begin, **terms)
     try:
         try:
             yield lease
         finally:
+            if made_in is not process_identity() and lease.task is not None:
+                lease.task.cancel()  # a forked child leaves the leases to its parent
+                keeping.kept.clear()
             lease._look()
             loss.end()
             await lease.release(within=_release_within(sys.exc_info()[0]))
@@ -418,7 +436,7 @@ class _Keeper:
                 return
             if cuts is not None and look_every < math.inf:
                 cuts.look()
-            sent_at = time()
+            sent_at, slept = time(), suspended_for()
             if sent_at < self._due:
                 continue
             self._due = sent_at + renew_every
@@ -431,7 +449,7 @@ class _Keeper:
                 log.log(how, "lease %d was not renewed: %r", self.lease.id, error)
                 self._due = time() + retry_pause(belief.ttl)
             else:
-                belief.renewed(sent_at, cut_before=sent_at)
+                belief.renewed(sent_at, slept, cut_before=sent_at)
 
 
 class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):

@@ -18,7 +18,7 @@ from store.recipes import blocking as recipes
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from types import TracebackType
 
     from store.limits import Limits
@@ -59,7 +59,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
-    token: str | bytes | None = None,
+    token: str | bytes | Callable[[], bytes | None] | None = None,
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
     limits: Limits | None = None,

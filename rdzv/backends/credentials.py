@@ -34,7 +34,7 @@ class Credentials:
         self._settings = settings
         self._seen: list[bytes | None] = []
         self._seen = self._contents()
-        self.token: bytes | None = self._read_token()
+        self.token: bytes | None = self.read_token()
         self.read_password()  # raises if the password's file is unreadable
         self._client_tls: ssl.SSLContext | None = None
         self._server_tls: ssl.SSLContext | None = None
@@ -69,7 +69,7 @@ class Credentials:
         found = self._contents()
         if found != self._seen:
             try:
-                token = self._read_token() if found[:1] != self._seen[:1] else self.token
+                token = self.read_token() if found[:1] != self._seen[:1] else self.token
                 tls = self._load() if self._client_tls is not None else None
                 cert = self._settings.cert if self._server_tls is not None else None
                 server_tls = None if cert is None else self._load_served(cert)
@@ -94,7 +94,13 @@ class Credentials:
                 found.append(None)
         return found
 
-    def _read_token(self) -> bytes | None:
+    def renewed_token(self) -> bytes | None:
+        """Return the token; read its file again if that has changed."""
+        self._renew()
+        return self.token
+
+    def read_token(self) -> bytes | None:
+        """Return the token that the file has now, or that was given."""
         path = self._settings.token_file
         return token_bytes(self._settings.token if path is None else _read_secret(f"token_file={path!r}", path))
 

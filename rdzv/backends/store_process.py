@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.parse import quote
 
-from rdzv.backends.credentials import Credentials
+from rdzv.backends.credentials import PATHS, Credentials
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousSettingsError
 from store import Limits, StoreUsageError
@@ -39,7 +39,6 @@ log: logging.Logger = logging.getLogger(__name__)
 LOOK_EVERY: Final = 1.0  # seconds until a killed parent is noticed
 POLL_EVERY: Final = 0.1  # seconds
 ENDS_WITHIN: Final = 15.0  # seconds for an answer or for the process's end, or it counts as ended; a server ends in 10
-PATHS: Final = ("ca", "cert", "key", "data_dir")
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
 HAND_OVER: Final = "hand over"
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
@@ -75,12 +74,11 @@ class StoreProcess:
         self._lines = self._control.makefile("rw")
         threading.Thread(target=self._report_death, name="wait for the store's process", daemon=True).start()
         chosen = {name: getattr(settings, name) for name in HANDED_OVER if getattr(settings, name) is not None}
-        chosen |= {name: os.path.abspath(chosen[name]) for name in PATHS if name in chosen}
         what = {
             "parent": os.getpid(),
             "url": f"{settings.endpoint.url}/{quote(settings.run_id, safe='')}",
             "chosen": chosen,
-            "token": credentials.token and credentials.token.hex(),
+            "token": None if settings.token_file or credentials.token is None else credentials.token.hex(),
             "limits": settings.limits and asdict(settings.limits),
             "listen": [address, port],
             "level": logging.getLogger("store").getEffectiveLevel(),

@@ -113,7 +113,7 @@ def _old_flag_of_limit(limit: dataclasses.Field[Any]) -> Argument:
 async def _serve(options: argparse.Namespace) -> int:
     stop = asyncio.Event()
     credentials = Credentials(_settings("tcps://localhost/any", options))
-    tls, token = credentials.server_tls(), credentials.token
+    tls, token = credentials.server_tls(), credentials.token and (lambda: credentials.token)
     host = options.host
     if host is None:
         says_who_may_come = options.insecure or token is not None or options.ca is not None
@@ -239,16 +239,19 @@ def _settings(url: str, options: argparse.Namespace, **given: Any) -> Settings:
 
 
 def _reload(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
-    """Reload certificate, key and authorities; if one of them is invalid, keep the present ones."""
-    if tls is None:
-        _say("there is no certificate to read again")
+    """Reload token, certificate, key and authorities; if one of them is invalid, keep the present ones."""
+    if tls is None and credentials.renew is None:
+        _say("there is no certificate to read again, and no file with a token")
         return
+    what = "the token" if tls is None else "the certificate"
     try:
+        token = credentials.read_token()
         credentials.server_tls()
     except RendezvousSettingsError as error:
-        _say(f"the certificate stays as it was: {error}")
+        _say(f"{what} stays as it was: {error}")
     else:
-        _say("the certificate was read again, and is shown to new connections")
+        credentials.token = token
+        _say(f"{what} was read again, and is shown to new connections")
 
 
 def _write_whole(path: str, text: str) -> None:

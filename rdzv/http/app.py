@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator
 
+    from store.protocol.connection import Secret
     from store.server.server import Server
 
 LOOK_EVERY = 1.0  # the longest time between two messages to an open page, in seconds
@@ -40,7 +41,7 @@ async def serve(
     host: str,
     port: int,
     *,
-    token: bytes | None,
+    token: Secret,
     tls: ssl.SSLContext | None,
     insecure: bool = False,
     prefix: str,

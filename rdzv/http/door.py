@@ -17,6 +17,8 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from store.protocol.connection import Secret
+
 LOOPBACK = "127.0.0.1"
 HEALTH = frozenset({"/healthz", "/readyz"})
 
@@ -32,7 +34,7 @@ class Refusal(NamedTuple):
 class Door:
     """The access rules of an HTTP server on one address."""
 
-    token: bytes | None
+    token: Secret
     loopback: bool  # True if only this machine can connect
 
     def refuse(self, method: str, path: str, headers: Mapping[str, str]) -> Refusal | None:
@@ -44,18 +46,19 @@ class Door:
             return None
         if method not in ("GET", "HEAD"):
             return Refusal(405, "nothing is changed over HTTP: use the command, rdzv")
-        if self.token is None:
+        token = self.token() if callable(self.token) else self.token
+        if token is None:
             return None
         kind, _, secret = headers.get("Authorization", "").partition(" ")
         # Restore bytes that are not UTF-8, which aiohttp has decoded as surrogates.
         plain = secret.encode("utf-8", "surrogateescape")
         given = plain if kind.lower() == "bearer" else _password(plain) if kind.lower() == "basic" else b""
-        if hmac.compare_digest(given, self.token):
+        if hmac.compare_digest(given, token):
             return None
         return Refusal(401, "give the store's token, as Authorization: Bearer or as the password")
 
 
-def door_at(host: str, *, token: bytes | None, secure: bool, insecure: bool) -> tuple[str, Door]:
+def door_at(host: str, *, token: Secret, secure: bool, insecure: bool) -> tuple[str, Door]:
     """Return the host on which to serve HTTP for a store on `host`, and the access rules.
 
     HTTP is served on the store's host. But with a token and without TLS, HTTP is served only on loopback, unless

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.history import History
     from rdzv.node.run.status import Usage
+    from store.protocol.connection import Secret
     from store.server.server import Server
 
 T = TypeVar("T")
@@ -47,7 +48,7 @@ class NoSuchRun(Exception):
 
 
 @contextlib.asynccontextmanager
-async def client_of(server: Server, *, token: bytes | None) -> AsyncIterator[Client]:
+async def client_of(server: Server, *, token: Secret) -> AsyncIterator[Client]:
     """Connect a client to a store's server in this process, without port and TLS."""
 
     async def dial(factory: Callable[[], asyncio.Protocol]) -> tuple[asyncio.Transport, asyncio.Protocol]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from rdzv.membership import Membership
     from rdzv.node.node import Node
+    from store.protocol.connection import Secret
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -37,7 +38,7 @@ LABELS: Final = ("node", "run")
 
 
 async def serve_node(
-    node: Node, host: str, port: int, *, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool
+    node: Node, host: str, port: int, *, token: Secret, tls: ssl.SSLContext | None, insecure: bool
 ) -> None:
     """Serve a node's metrics in the node's loop, from the node's first arrival until cancelled."""
     host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
@@ -52,9 +53,7 @@ async def serve_node(
             try:
                 bound = await stack.enter_async_context(serving)
             except OSError as error:
-                why = error.strerror or error
-                remedy = "give each node of a machine a port of its own"
-                log.warning("node %s: metrics_port=%d serves nothing: %s; %s", node.node_id, port, why, remedy)
+                log.warning("node %s: metrics_port=%d serves nothing: %s", node.node_id, port, error.strerror or error)
             else:
                 at = host_and_port(host or "*", bound)
                 log.info("run %s, node %s: its metrics are at %s/metrics", node.run_id, node.node_id, at)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 AWAY_LEAST = 10.0  # seconds that a session outlives its connection even if a new session has no room
 FORGOTTEN_AT_ONCE = 512  # sessions forgotten in one step: 1 ms
-REPLY = 100  # bytes per kept reply, and per result of a transaction in it, without entries
+SESSION_OVERHEAD = 800  # bytes counted per session, without its kept replies
+REPLY, RESULT = 250, 100  # bytes per kept reply, and per result of a transaction in it, without entries
 ENTRY = 200  # bytes of an entry in a kept reply, without key and value
 
 
@@ -166,7 +167,7 @@ def reply_cost(response: messages.Response) -> int:
         return REPLY + _cost_in_reply(response.entry)
     if type(response) is messages.TransactionResult:
         entries = [each for each in response.results if type(each) is messages.Entry]
-        return REPLY * (1 + len(response.results)) + sum(map(_cost_in_reply, entries))
+        return REPLY + RESULT * len(response.results) + sum(map(_cost_in_reply, entries))
     return REPLY + (len(response.message) if type(response) is messages.Failed else 0)
 
 
@@ -185,4 +186,4 @@ def reply_cost_at_most(request: messages.Request[Any], entries: Mapping[str, mes
         written[operation.key] = written.get(operation.key, 0) + len(getattr(operation, "value", b""))
     keys = [operation.key for operation in operations]  # per key, the reply may hold the old and the new entry
     there = sum(_cost_in_reply(entries.get(key)) + ENTRY + messages.key_bytes(key) + written[key] for key in keys)
-    return REPLY * (1 + len(keys)) + there
+    return REPLY + RESULT * len(keys) + there

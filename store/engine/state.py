@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from store.engine.keyspace import ENTRY_OVERHEAD, Keyspace, answer_bytes
 from store.engine.leases import LEASE_OVERHEAD, LeaseRecord, Leases
-from store.engine.sessions import Session, Sessions, reply_cost_at_most
+from store.engine.sessions import SESSION_OVERHEAD, Session, Sessions, reply_cost_at_most
 from store.engine.snapshots import Past, Snapshots
 from store.engine.waits import PostponedWaits, Waits
 from store.engine.watches import History, Watches
@@ -82,7 +82,7 @@ class State:
         """The bytes of the store itself, without the server's connections and disk."""
         parked = self.watches.bytes + self.waits.bytes
         kept = self.history.bytes + self.sessions.budget.bytes + self.snapshots.held_bytes
-        return self.keys.bytes + self.leases.bytes + parked + kept
+        return self.keys.bytes + self.leases.bytes + len(self.sessions) * SESSION_OVERHEAD + parked + kept
 
     def forget_past(self) -> bool:
         """Free some entries of `past` that no snapshot or wait reads any more; return True if more are left."""

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 _Places = dict[str, dict[tuple[int, int], None]]  # by key: the waits registered at it, in order
 
 FORGOTTEN_AT_ONCE = 256  # waits of a closed peer removed in one step: 0.5 ms
-WAIT_OVERHEAD = 200  # bytes counted per key of a wait
+WAIT_OVERHEAD = 500  # bytes counted per wait
+NAME_OVERHEAD, CONDITION_OVERHEAD = 100, 400  # bytes counted per key and per condition of a wait
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,10 +46,10 @@ class Parked:
 
 def wait_bytes(keys: Iterable[str], when: Iterable[Condition]) -> int:
     """Return the approximate bytes of a wait."""
-    size = sum(WAIT_OVERHEAD + key_bytes(key) for key in keys)
+    size = WAIT_OVERHEAD + sum(NAME_OVERHEAD + key_bytes(key) for key in keys)
     for condition in when:
         expected = condition.expected
-        size += WAIT_OVERHEAD + key_bytes(condition.key) + (len(expected) if isinstance(expected, bytes) else 0)
+        size += CONDITION_OVERHEAD + key_bytes(condition.key) + (len(expected) if isinstance(expected, bytes) else 0)
     return size
 
 

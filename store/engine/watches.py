@@ -25,7 +25,7 @@ Watcher = tuple[int, int]  # a peer, and the id of its watch or wait
 
 CLOSED_AT_ONCE = 512  # watches of a closed peer removed in one step: 0.5 ms
 SWEPT_AT = 1024  # empty entries of freed revisions that the history's list may have
-WATCH_OVERHEAD = 600  # bytes counted per watch, beside its prefix
+WATCH_OVERHEAD = 1024  # bytes counted per watch, beside its prefix
 COMPARISONS_MOST = 131_072  # comparisons of changed keys with watched prefixes, per request: about 20 ms
 LONG_KEY = 1024  # characters of a key whose comparison takes twice as long as that of a short key
 LENGTHS_FEW = 10  # lengths of a group's prefixes; with at most 10, 2,048 keys of 2 kB stay below `COMPARISONS_MOST`
@@ -34,7 +34,7 @@ EVENT_OVERHEAD = 200  # bytes counted per event, beside key and value
 
 def watch_bytes(prefix: str) -> int:
     """Return the bytes counted for an open watch."""
-    return WATCH_OVERHEAD + len(prefix)
+    return WATCH_OVERHEAD + key_bytes(prefix)
 
 
 def event_bytes(change: Change) -> int:

@@ -60,9 +60,9 @@ def _proof(token: bytes, role: str, greeting: Greeting, hello: Hello) -> bytes:
 class ServerConnection:
     """A client's connection at the server; `nonce` is 16 fresh random bytes."""
 
-    def __init__(self, *, store_id: str, nonce: bytes, token: bytes | None, limits: Limits) -> None:
-        self._greeting = Greeting(wire.VERSION_MIN, wire.VERSION, store_id, nonce, token is not None)
-        self._token = token
+    def __init__(self, *, store_id: str, nonce: bytes, token: Secret, limits: Limits) -> None:
+        self._token = token() if callable(token) else token
+        self._greeting = Greeting(wire.VERSION_MIN, wire.VERSION, store_id, nonce, self._token is not None)
         self._limits = limits
         self._elements_max = wire.elements_max(limits.operations_max)
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)

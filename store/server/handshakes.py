@@ -17,6 +17,7 @@ from store.server.peer import PEER_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from store.protocol.connection import Secret
     from store.protocol.wire import Hello
     from store.server.peer import Peer
     from store.server.peers import Peers
@@ -27,10 +28,10 @@ SOON = 0.001  # seconds that the timer's clock may be behind
 
 @dataclass(eq=False, repr=False)
 class Handshakes:
-    """Accepts or refuses new connections. `token`: the secret of clients, if any; `leaving`: refuse all."""
+    """Accepts or refuses new connections. `token`: the clients' secret, or its function; `leaving`: refuse all."""
 
     peers: Peers
-    token: bytes | None
+    token: Secret
     clock: Callable[[], float]
     leaving: bool = False
     bytes_out: int = 0  # bytes sent on connections that have ended

@@ -20,6 +20,7 @@ from store.engine.engine import Engine
 from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
 from store.net.callers import serves, serves_no_more
+from store.net.process import process_identity
 from store.net.sockets import bound_sockets, forget, let_go_in_children, open_files, raised_file_limit
 from store.net.standard_streams import open_before_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from store.limits import Limits
+    from store.protocol.connection import Secret
     from store.server.journal import Journal
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -70,7 +72,7 @@ class Server:
         self,
         engine: Engine,
         *,
-        token: bytes | None = None,
+        token: Secret = None,
         clock: Callable[[], float],
         secure: bool = False,
         journal: Journal | None = None,
@@ -272,7 +274,7 @@ async def serve(
     host: str = "127.0.0.1",
     port: int = 0,
     *,
-    token: str | bytes | None = None,
+    token: str | Secret = None,
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
     limits: Limits | None = None,
@@ -285,7 +287,7 @@ async def serve(
         host: The address; "" is all interfaces. Beyond loopback a token or mutual TLS is required.
         port: The port; 0 lets the system choose one, see `Server.port`.
         data_dir: The directory of a store that survives restarts and power loss.
-        token: The secret of the clients.
+        token: The secret of the clients, or a function that returns it for each connection.
         tls: A server-side context; with `CERT_REQUIRED` clients need a certificate.
         insecure: Listen beyond loopback without token or mutual TLS.
         limits: Limits on requests.
@@ -299,7 +301,11 @@ async def serve(
     socks = [sock] if isinstance(sock, socket.socket) else list(sock or ())
     addresses: list[str] = [one.getsockname()[0] for one in socks] or [host]
     bound_host = addresses[0] if len(addresses) == 1 else host
-    secret = token_bytes(token)
+
+    def current_token() -> bytes | None:
+        return token_bytes(token() if callable(token) else token)
+
+    secret = current_token()
     if secret == b"":
         raise StoreUsageError("the token is empty; leave it out, or give one")
     for address in addresses:
@@ -317,7 +323,7 @@ async def serve(
             journal = _open_journal(data_dir)
             stack.callback(journal.close, within=STOP_WITHIN / 3)
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
-        server = Server(engine, token=secret, clock=loop.time, secure=tls is not None, journal=journal)
+        server = Server(engine, token=current_token, clock=loop.time, secure=tls is not None, journal=journal)
         allowed = files - open_files() - SPARE_FILES
         server.table.allow(allowed)
         # The libuv threads in which uvloop resolves a host crash a forked child at its end.
@@ -341,7 +347,7 @@ async def _running(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Accept connections; at the end, close the listeners and all connections."""
-    loop = asyncio.get_running_loop()
+    loop, made_in = asyncio.get_running_loop(), process_identity()
     farewell = wire.encode_sorry(SPEAKS_TLS)
 
     def protocol() -> asyncio.BaseProtocol:
@@ -358,15 +364,18 @@ async def _running(
     try:
         yield
     finally:
-        listener.close()
-        serves_no_more(server.port)
-        forget(server)
-        if asyncio.get_running_loop() is not loop:  # connections and timers are of a loop that no longer runs
-            raise StoreUsageError("close the server in the event loop that it was opened in: its clients were not told")
-        try:
-            await listener.wait_closed()
-        finally:
-            for newcomer in server.table.all:
-                if isinstance(newcomer, TlsLayer):
-                    newcomer.abort()
-            await server.leave()
+        if made_in is process_identity():  # a forked child leaves the server to its parent
+            listener.close()
+            serves_no_more(server.port)
+            forget(server)
+            if asyncio.get_running_loop() is not loop:  # connections and timers are of a loop that no longer runs
+                raise StoreUsageError("close the server in the event loop that opened it: its clients were not told")
+            try:
+                await listener.wait_closed()
+            finally:
+                for newcomer in server.table.all:
+                    if isinstance(newcomer, TlsLayer):
+                        newcomer.abort()
+                await server.leave()
+        elif server._timer is not None:
+            server._timer.cancel()

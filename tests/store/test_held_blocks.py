@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +172,57 @@ async def test_a_durable_store_that_is_killed_and_comes_back_within_the_ttl_ends
                     assert await client.get("leader") is not None
                     await asyncio.sleep(0.1)
             assert "\n  lost" not in holder.written()
+
+
+# ------------------------------------------------------------------------------------------ after a suspension
+
+
+EARLIER = itertools.count(1, 10_000)  # seconds of suspensions before each test: their sum never falls
+
+
+@pytest.fixture
+def suspend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that lets the system's clocks tell of a suspension of the machine."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        pytest.skip("this system does not tell for how long it was suspended")
+    really, earlier = time.clock_gettime, next(EARLIER)
+
+    def suspend(seconds: float) -> None:
+        def told(clock: int) -> float:
+            return really(clock) + (earlier + seconds if clock == time.CLOCK_BOOTTIME else 0.0)
+
+        monkeypatch.setattr(time, "clock_gettime", told)
+
+    suspend(0.0)
+    return suspend
+
+
+@pytest.mark.parametrize("way", ["check", "wait"])
+async def test_a_lease_ends_at_waking_if_the_machine_was_suspended_for_its_ttl(
+    way: str, suspend: Callable[[float], None]
+) -> None:
+    """Timers stand still meanwhile: the holder believed in the lease until the store had answered its next renewal."""
+    async with connected() as (network, _, client):
+        with pytest.raises(LeaseNotFound):
+            async with client.kept_lease(3.0) as lease:
+                suspend(2.0)
+                lease.check()
+                suspend(4.0)
+                network.partition("client")
+                if way == "check":
+                    lease.check()
+                await asyncio.wait_for(asyncio.sleep(60.0), 2.0)
+        network.heal("client")
+
+
+def test_a_blocking_holder_knows_at_waking_that_its_lease_is_lost(suspend: Callable[[float], None]) -> None:
+    with store.sync.serve() as server, store.sync.connect(server.url) as client:
+        with pytest.raises(LeaseNotFound), client.kept_lease(60.0) as lease:
+            lease.check()
+            suspend(3600.0)
+            lease.check()
+        with client.kept_lease(60.0) as lease:
+            lease.check()  # the suspension was before it
 
 
 # ------------------------------------------------------------------------------------------ leaving in another task

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import rdzv
 import store
 from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
@@ -19,7 +20,7 @@ from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import parse
 from store.net.address import Address
 from store.sync import Client as BlockingClient
-from tests.support.processes import require
+from tests.support.processes import free_port, require
 from tests.support.twins import InThreads
 
 if TYPE_CHECKING:
@@ -188,6 +189,37 @@ async def test_a_hosted_store_shows_the_current_certificate(loop: str, tmp_path:
             pass
         assert await is_shown(new)
         assert not await is_shown(old)
+
+
+@pytest.mark.parametrize("where", ["inside", "process"])
+async def test_a_hosted_store_and_its_page_want_the_current_token(where: str, tmp_path: Path) -> None:
+    """Regression: the store kept the token of its start, and members that had read the new one did not come back."""
+    aiohttp = pytest.importorskip("aiohttp")
+    file, http_port = tmp_path / "token", free_port()
+    file.write_bytes(OLD)
+    url = f"tcp://127.0.0.1:{free_port()}"
+    async with rdzv.connect(f"{url}/job?min_nodes=1&host={where}&http_port={http_port}", token_file=str(file)):
+
+        async def is_wanted(token: bytes) -> bool:
+            try:
+                async with store.connect(url, token=token, timeout=5.0) as client:
+                    await client.put("a", b"")
+            except store.AuthenticationError:
+                is_accepted = False
+            else:
+                is_accepted = True
+            headers = {"Authorization": f"Bearer {token.decode()}"}
+            async with (
+                aiohttp.ClientSession(headers=headers) as session,
+                session.get(f"http://127.0.0.1:{http_port}/api/runs") as answer,
+            ):
+                assert (answer.status == 200) == is_accepted
+            return is_accepted
+
+        assert [await is_wanted(token) for token in (OLD, NEW)] == [True, False]
+        file.write_bytes(NEW)
+        settle(tmp_path)
+        assert [await is_wanted(token) for token in (NEW, OLD)] == [True, False]
 
 
 @pytest.mark.parametrize("twin", ["awaited", "blocking"])

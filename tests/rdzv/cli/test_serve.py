@@ -331,6 +331,26 @@ async def test_after_sighup_clients_of_a_new_authority_are_accepted(files: Files
             assert await client.put("a", b"") > 0
 
 
+async def test_after_sighup_new_connections_prove_the_new_token(tmp_path: Path) -> None:
+    """Regression: the server kept the token of its start, and members that had read the new one did not come back."""
+    file = tmp_path / "token"
+    old, new = "the first token, of many bytes", "the second token, of many bytes"
+    file.write_text(old)
+    async with serving("--token-file", str(file)) as (child, port):
+        url = f"tcp://127.0.0.1:{port}"
+        async with store.connect(url, token=old) as client:
+            for content, said in (("", "stays as it was"), (new, "the token was read again")):
+                file.write_text(content)
+                child._signal(signal.SIGHUP)
+                await child.says(said)
+            assert client.connected, "connected clients stay"
+            with pytest.raises(store.AuthenticationError):
+                async with store.connect(url, token=old):
+                    raise AssertionError("the old token was accepted")
+            async with store.connect(url, token=new) as other:
+                await other.put("a", b"")
+
+
 async def test_sighup_without_a_certificate_changes_nothing() -> None:
     async with serving() as (child, port):
         child._signal(signal.SIGHUP)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from store import Add, Append, Delete, Get, Grant, Put, when
 from store.engine.keyspace import ENTRY_OVERHEAD
-from store.engine.sessions import AWAY_LEAST
+from store.engine.sessions import AWAY_LEAST, REPLY
 from store.engine.waits import WAIT_OVERHEAD
 from store.messages import (
     Cancel,
@@ -109,8 +109,8 @@ CASES = [
     Case("lease_ttl_max", 60.0, Put("a", b"", ttl=61.0), (Put("a", b"", ttl=60.0),)),
     Case("lease_ttl_max", 60.0, Grant(ttl=1.0, disconnect_ttl=61.0)),
     Case("frame_bytes_max", 10 * K, GetMany(keys=("big", "big")), (BIG,), ROOM),
-    Case("memory_bytes_max", 14 * K, Put("b", bytes(K)), (Put("a", bytes(K)),), LITTLE),
-    Case("memory_bytes_max", 14 * K, Wait(keys=("b",)), (Put("a", bytes(1050)),), LITTLE),
+    Case("memory_bytes_max", 16 * K, Put("b", bytes(K)), (Put("a", bytes(K)),), LITTLE),
+    Case("memory_bytes_max", 16 * K, Wait(keys=("b",)), (Put("a", bytes(1050)),), LITTLE),
     Case("writes_max", 1, DeletePrefix(prefix=""), (Put("a", b""), Put("b", b""))),
     Case("writes_max", 1, Transact(when=(), then=(Put("a", b""), Delete("b")))),
     Case("frame_bytes_max", 10 * K, Wait(keys=("big", "big")), (BIG,), ROOM),
@@ -165,8 +165,8 @@ def test_asking_about_a_lease_with_too_many_keys_is_refused() -> None:
     ("limits", "limit"),
     [
         ({"session_replies_max": 3}, "session_replies_max is 3"),
-        ({"session_replies_bytes_max": 300}, "session_replies_bytes_max is 300"),
-        ({"replies_bytes_max": 300}, "replies_bytes_max is 300"),
+        ({"session_replies_bytes_max": 3 * REPLY}, f"session_replies_bytes_max is {3 * REPLY}"),
+        ({"replies_bytes_max": 3 * REPLY}, f"replies_bytes_max is {3 * REPLY}"),
     ],
 )
 def test_replies_that_are_not_acknowledged_are_kept_up_to_a_limit(limits: dict[str, int], limit: str) -> None:
@@ -189,15 +189,15 @@ def test_replies_that_are_not_acknowledged_are_kept_up_to_a_limit(limits: dict[s
 
 def test_unread_replies_of_other_clients_do_not_block_a_client() -> None:
     """Sessions and total memory have limits, and only the client that goes past one gets the error."""
-    desk = Desk(replies_bytes_max=1000)
+    desk = Desk(replies_bytes_max=10 * REPLY)
     for request_id in range(1, 20):
         desk.ask(Add("a", 1), peer=1, request_id=request_id, acknowledged=0)
-    assert desk.engine.figures()["replies_bytes"] == 1000
+    assert desk.engine.figures()["replies_bytes"] == 10 * REPLY
     for number in range(1, 100):
         assert desk.ask(Add("b", 1), peer=2).value == number, "it acknowledges all it gets"
-    assert desk.engine.figures()["replies_bytes"] <= 1100
+    assert desk.engine.figures()["replies_bytes"] <= 11 * REPLY
     refused = desk.ask(Add("b", 1), peer=2, acknowledged=0)
-    assert "replies_bytes_max is 1000" in refused.message
+    assert f"replies_bytes_max is {10 * REPLY}" in refused.message
 
 
 @pytest.mark.parametrize(
@@ -230,14 +230,14 @@ def test_many_clients_that_each_keep_one_large_reply_meet_the_limit_of_all_repli
 
 def test_sessions_of_clients_that_are_away_make_room_and_their_replies_are_not_guessed() -> None:
     """A lost reply gives `ConnectionLost`, never a guess (S2)."""
-    desk = Desk(replies_bytes_max=1000)
+    desk = Desk(replies_bytes_max=10 * REPLY)
     first = desk.connect(1)
     for request_id in range(1, 11):
         desk.ask(Add("a", 1), peer=1, request_id=request_id, acknowledged=0)
     desk.disconnect(1)
     for request_id in range(1, 10):
         assert desk.ask(Add("b", 1), peer=2, request_id=request_id, acknowledged=0).value == request_id
-    assert desk.engine.figures()["replies_bytes"] == 900
+    assert desk.engine.figures()["replies_bytes"] == 9 * REPLY
     again = desk.connect(3, session=b"session of %07d" % 1)
     assert first is not None
     assert again is not None

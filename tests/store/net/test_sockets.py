@@ -18,7 +18,7 @@ import store
 from store.net import sockets
 from store.net.address import Address
 from store.net.dialing import TcpDial
-from tests.support.processes import start_python
+from tests.support.processes import require, start_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -271,6 +271,44 @@ async def test_a_forked_child_holds_neither_the_port_nor_the_connections_of_a_se
             await asyncio.wait_for(lost.wait(), 2.0)
             with pytest.raises(store.ConnectionLost, match="the connection is lost"):
                 await client.ping(timeout=1.0)
+
+
+LEAVING = """
+import asyncio, contextlib, os, sys, store
+
+async def main():
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(store.serve("localhost"))
+        client = await stack.enter_async_context(store.connect(server.url))
+        await stack.enter_async_context(client.watch("a"))
+        await stack.enter_async_context(client.kept_lease(5.0))
+        await stack.enter_async_context(store.recipes.lock(client, "job"))
+        await client.put("a", b"")
+        child = os.fork()
+        if child == 0:
+            sys.exit(7)
+        # No thread waits: a child that closes its copy of asyncio's loop ends the parent's wake-ups by threads.
+        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+            await asyncio.sleep(0.01)
+        print("child ended with", os.waitstatus_to_exitcode(ended[1]), flush=True)
+        async with store.connect(server.url) as other:
+            assert await other.get("a")
+        assert server.figures()["leases"] == 2
+
+with asyncio.Runner(loop_factory=__import__(sys.argv[1]).new_event_loop) as runner:
+    runner.run(main())
+"""
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_a_forked_child_may_leave_the_blocks_of_its_parent(loop: str) -> None:
+    """Regression: `sys.exit` in the child became a RuntimeError of the server's end, or of the lease's."""
+    if loop == "uvloop":
+        require("uvloop")
+    async with start_python("-W", "ignore", "-c", LEAVING, loop) as parent:
+        assert await parent.line("ended") == "child ended with 7", parent.written()
+        assert await parent.wait() == 0, parent.written()
+        assert "Traceback" not in parent.written()
 
 
 async def test_a_connection_that_is_given_up_at_any_moment_leaves_no_socket_behind() -> None:

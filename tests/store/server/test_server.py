@@ -257,7 +257,7 @@ def test_a_server_that_is_closed_in_another_loop_says_so() -> None:
     opened, other = asyncio.new_event_loop(), asyncio.new_event_loop()
     served = store.serve()
     server = opened.run_until_complete(served.__aenter__())
-    with pytest.raises(StoreUsageError, match="in the event loop that it was opened in"):
+    with pytest.raises(StoreUsageError, match="in the event loop that opened it"):
         other.run_until_complete(asyncio.wait_for(served.__aexit__(None, None, None), 10))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port))
