@@ -272,9 +272,7 @@ class HeldLease:
                     keeping.note_answer()
                     self._lapse(LAPSED)
                 except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
-                    how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
-                    log.log(how, "lease %d was not renewed: %r", self.id, error)
-                    pause = retry_pause(self.ttl)  # the time until a retry; a new connection retries at once
+                    pause = _pause_after(error, self._lease)  # a new connection retries at once
                     if keeping.store.failure is not None:
                         self._lapse(str(keeping.store.failure))
             self._look()
@@ -344,9 +342,11 @@ def _check(lease: int, lost: str | None) -> None:
         raise LeaseNotFound(f"lease {lease} is lost: {lost}; its keys may have another holder")
 
 
-def retry_pause(ttl: float) -> float:
-    """Return the seconds until a failed keep-alive is retried."""
-    return min(0.1, ttl / 10)
+def _pause_after(error: Exception, lease: Lease) -> float:
+    """Log why a lease was not renewed; return the seconds until its keep-alive is retried."""
+    how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
+    log.log(how, "lease %d was not renewed: %r", lease.id, error)
+    return min(0.1, lease.ttl / 10)
 
 
 @contextlib.asynccontextmanager
@@ -445,9 +445,7 @@ class _Keeper:
             except LeaseNotFound:
                 self._lost = LAPSED
             except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
-                how = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
-                log.log(how, "lease %d was not renewed: %r", self.lease.id, error)
-                self._due = time() + retry_pause(belief.ttl)
+                self._due = time() + _pause_after(error, self.lease)
             else:
                 belief.renewed(sent_at, slept, cut_before=sent_at)
 

@@ -20,6 +20,7 @@ import os
 import stat
 import threading
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING
 
 from store.errors import StoreUsageError
@@ -61,7 +62,7 @@ def take_lock(directory: Path) -> IO[str]:
     """Lock a directory, created if missing, until the returned file is closed; `StoreUsageError` if it is locked."""
     try:
         _make(directory, mode=0o700)
-        file = open(directory / LOCK, "a+", encoding="utf-8", opener=_for_the_owner)  # noqa: SIM115 - held open
+        file = open(directory / LOCK, "a+", encoding="utf-8", opener=partial(os.open, mode=0o600))  # noqa: SIM115
     except OSError as error:
         raise StoreUsageError(f"data_dir {directory} cannot be used: {in_words(error)}") from error
     try:
@@ -106,10 +107,6 @@ def holder(directory: Path) -> Iterator[str | None]:
             yield file.read().strip() or "unknown"
         else:
             yield None
-
-
-def _for_the_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _make(directory: Path, *, mode: int = 0o777) -> None:

@@ -134,15 +134,12 @@ def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]
     rows, at = list(rows), 0
     while at < len(rows):
         count = ROWS_AT_ONCE
-        while count > 1 and (count > len(rows) - at or _bytes_of(rows[at : at + count]) > BYTES_AT_ONCE):
+        sizes = [sum(len(field) for field in row if type(field) is bytes) for row in rows[at : at + count]]
+        while count > 1 and (count > len(sizes) or sum(sizes[:count]) > BYTES_AT_ONCE):
             count //= 2
         placeholders = f"({', '.join('?' * len(rows[at]))})"
         yield ", ".join([placeholders] * count), list(chain.from_iterable(rows[at : at + count]))
         at += count
-
-
-def _bytes_of(rows: list[tuple[Any, ...]]) -> int:
-    return sum(len(field) for row in rows for field in row if type(field) is bytes)
 
 
 def _execute(database: sqlite3.Connection, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
