@@ -54,8 +54,7 @@ class StoreProcess:
         self.rejects_clients: bool = False  # True once the server rejects clients
         self._stopped = self._closed = False
         self.ended: bool = False
-        self._asking = threading.Lock()
-        self._control, theirs = socket.socketpair()
+        self._asking, (self._control, theirs) = threading.Lock(), socket.socketpair()
         listeners = listeners or bound_sockets(address, port)
         let_go_in_children(self, self._control, theirs, *listeners)
         numbers = [sock.fileno() for sock in (theirs, *listeners)]
@@ -80,7 +79,7 @@ class StoreProcess:
             "chosen": chosen,
             "token": None if settings.token_file or credentials.token is None else credentials.token.hex(),
             "limits": settings.limits and asdict(settings.limits),
-            "listen": [address, port],
+            "listen": {"address": address, "port": port},
             "level": logging.getLogger("store").getEffectiveLevel(),
         }
         told = self._ask(what)
@@ -127,7 +126,8 @@ class StoreProcess:
             self._process.kill()
             self._process.wait()
         forget(self)
-        self._control.close()
+        with contextlib.suppress(OSError), self._control:
+            self._lines.close()
 
     def _ask(self, request: dict[str, Any] | str | float | None) -> Any:
         """Send settings, `HAND_OVER`, seconds to wait until alone, or None (a query); return the answer, if any."""
@@ -141,6 +141,7 @@ class StoreProcess:
         if not self._closed:
             self.ended = True
             log.error("the process that serves the store (pid %d) has ended with %d", self._process.pid, status)
+            self.close()
 
 
 def main(numbers: list[int]) -> None:
@@ -160,21 +161,20 @@ def main(numbers: list[int]) -> None:
     limits = asked["limits"] and Limits(**asked["limits"])
     try:
         settings = parse(asked["url"], {**asked["chosen"], "token": token, "limits": limits}, {})
-        address, port = asked["listen"]
-        serving, server = serve_embedded(settings, Credentials(settings), address, port, listeners)
+        serving, server = serve_embedded(settings, Credentials(settings), listeners=listeners, **asked["listen"])
     except ERRORS as error:
         kind = next(one for one in ERRORS if isinstance(error, one))
         _send(lines, {"error": [kind.__name__, *error.args[:2]]})
         return
     with serving:
         _send(lines, {"url": server.url, "store_id": server.store_id})
-        for line in lines:
-            within = json.loads(line)
+        end = server.end_when_alone
+        for within in map(json.loads, lines):
             if within == HAND_OVER:
-                server.end_when_alone.hand_over()
-            alone = isinstance(within, float) and server.end_when_alone.wait_until_alone(within)
+                end.hand_over()
+            alone = isinstance(within, float) and end.wait_until_alone(within)
             _send(lines, {"alone": alone, "connections": server.connections})
-        server.end_when_alone.stop_waiting()
+        end.stop_waiting()
 
 
 def _send(lines: TextIO, what: object) -> None:

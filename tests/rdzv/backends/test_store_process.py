@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -154,21 +156,55 @@ async def test_the_next_process_takes_over_its_data_directory_at_once(tmp_path: 
                 assert entry.value == b"1"
 
 
+async def killed_store() -> None:
+    """Kill the process that serves the store for this process."""
+    listing = await asyncio.create_subprocess_exec(
+        "pgrep", "-P", str(os.getpid()), "-f", "store_process", stdout=asyncio.subprocess.PIPE
+    )
+    (found, _) = await listing.communicate()
+    os.kill(int(found), signal.SIGKILL)
+
+
+async def test_the_next_store_waits_for_the_members_of_the_node_whose_store_process_was_killed() -> None:
+    """Only the store's process was lost; had the node served the store itself, its members would be lost, too."""
+    hosts = f"tcp://127.0.0.1,127.0.0.2:{free_port()}"
+    url = f"{hosts}/job?min_nodes=1&max_nodes=2&last_call_timeout=1.5&close_timeout=0&host=process"
+    async with rdzv.connect(url, node_id="a") as a, rdzv.connect(url, node_id="b") as b, asyncio.timeout(60):
+        await asyncio.gather(a.next_rendezvous(), b.next_rendezvous())
+        parent, other = (a, b) if a.hosts_store else (b, a)
+        await killed_store()
+        waiting = asyncio.create_task(other.next_rendezvous())
+        await asyncio.sleep(5)
+        assert not waiting.done(), "the parent may still train"
+        infos = await asyncio.gather(parent.next_rendezvous(), waiting)
+        assert [(info.round, info.world_size) for info in infos] == [(1, 2)] * 2
+
+
+@LINUX
+def test_a_dead_process_leaves_no_file_open_in_its_node() -> None:
+    """Regression: with several hosts, its socket stayed open until the node ended."""
+    settings = parse("tcp://127.0.0.1:29400/job?min_nodes=1&host=process", {}, {})
+    before = sorted(os.listdir("/proc/self/fd"))
+    serving = store_process.StoreProcess(settings, Credentials(settings), "127.0.0.1", free_port())
+    os.kill(serving._process.pid, signal.SIGKILL)
+    until = time.monotonic() + 20
+    while sorted(os.listdir("/proc/self/fd")) != before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert serving.ended
+    serving.close()
+
+
 async def test_the_death_of_its_process_is_reported_as_the_loss_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
     url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1&store_gone_timeout=0.5"
     async with rdzv.connect(url, host="process") as handler:
         await handler.next_rendezvous()
         hosted = handler.node.hosts_store
         assert hosted()
-        listing = await asyncio.create_subprocess_exec(
-            "pgrep", "-P", str(os.getpid()), "-f", "store_process", stdout=asyncio.subprocess.PIPE
-        )
-        (found, _) = await listing.communicate()
-        (pid,) = found.split()
-        os.kill(int(pid), signal.SIGKILL)
+        await killed_store()
         with pytest.raises(RendezvousConnectionError, match="its process is gone"):
             await handler.next_rendezvous()
-        assert f"the process that serves the store (pid {int(pid)}) has ended with -9" in caplog.text
+        assert re.search(r"the process that serves the store \(pid \d+\) has ended with -9", caplog.text)
 
 
 def test_a_store_that_stands_still_does_not_hold_up_the_end_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
