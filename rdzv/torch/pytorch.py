@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import signal
 import sys
@@ -223,6 +224,20 @@ def stops_workers(thread: int) -> bool:
     """Return True if an agent in this thread is about to stop its workers."""
     frames = _frames(sys._current_frames().get(thread))
     return any(one.f_code.co_name == "close" and one.f_globals.get("__name__") == _PROCESSES for one in frames)
+
+
+def ignore_signals_if(is_repeated: Callable[[], bool]) -> None:
+    """Make the handler of signals that PyTorch installs when it starts workers ignore repeated signals."""
+    functions = vars(sys.modules[_PROCESSES])
+    if "_terminate_process_handler" in functions:
+        handle = inspect.unwrap(functions["_terminate_process_handler"])
+
+        @functools.wraps(handle)
+        def handle_once(number: int, frame: FrameType | None) -> None:
+            if not is_repeated():
+                handle(number, frame)
+
+        functions["_terminate_process_handler"] = handle_once
 
 
 def signal_of(error: BaseException | None) -> str | None:

@@ -298,6 +298,11 @@ class JobRound:
             self._passed_on.add(number)
         return bool(running)
 
+    def is_told(self) -> None:
+        """Send the processes no other signal than SIGKILL to end them: one that was passed on has told them."""
+        for process in self._processes:
+            process.ask_to_end(0)
+
     async def stacks(self) -> str:
         """Return the Python stacks of the running processes."""
         if self._workplace.stacks is None:

@@ -57,7 +57,7 @@ AGAIN: Final = "again after a second: at once"
 FILES_NEEDED: Final = 40  # the open files that a launcher needs to host the store
 FILES_OF_PROCESS: Final = 5
 REAPS_EVERY: Final = 1.0  # seconds
-PAIR_WITHIN: Final = 0.05  # seconds between two signals that a supervisor sends as a pair
+PAIR_WITHIN: Final = 0.002  # seconds between two signals that a supervisor sends at once
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -151,10 +151,13 @@ class _Launcher:
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
         """Stop the processes and leave; at a second request exit at once, and the guards kill the processes."""
-        if not self._wish.is_new(number):
-            return
-        if self._signal is not None:
+        is_new = self._wish.is_new(number)
+        if self._signal is not None and is_new:
             os._exit(SIGNALLED + number)
+        if self._signal is not None or (self._drains.is_set() and not is_new):
+            return
+        if self._round is not None and not is_new:  # a SIGHUP or SIGQUIT was passed on in the last second
+            self._round.is_told()
         self._stop(number)
         say_error(f"rdzv run: {number.name}: leaving, within --grace {self._job.grace:g} s; {AGAIN}")
 
@@ -164,9 +167,11 @@ class _Launcher:
 
     def _asked_to_drain(self, number: signal.Signals) -> None:
         """Announce that this node is to leave its round; without a round, or at a second request, leave at once."""
-        if self._round is None or self._drains.is_set():
+        if self._round is None or self._drains.is_set() or self._signal is not None:
             self._asked_to_stop(number)
-        elif self._wish.is_new(number):
+        else:
+            if not self._wish.is_new(number):
+                self._round.is_told()
             self._drains.set()
 
     async def _drain(self, handler: Handler) -> None:
@@ -181,7 +186,7 @@ class _Launcher:
             self._stop(number)
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Pass a signal on to the processes; wait `PAIR_WITHIN` before passing on one that would end them."""
+        """Pass a signal on to the processes, unless it repeats one; wait `PAIR_WITHIN` for a SIGTERM before it."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
         elif number in ENDING:  # wait for SIGTERM: of two signals, the system delivers the lower number first
@@ -193,6 +198,8 @@ class _Launcher:
         if number in ENDING and not self._wish.may_be_new(number):
             return
         if self._round is not None and self._round.pass_on(number):
+            if number in ENDING:
+                self._wish.is_new(number)
             log.info("%s was passed on", number.name)
         elif number in ENDING:  # no process runs, so the signal is for this launcher
             self._asked_to_stop(number)

@@ -5,7 +5,8 @@ process, and its store, without a message, and Ctrl-C would make PyTorch close t
 module raises PyTorch's `SignalException`, as PyTorch does later: the node only leaves the run.
 
 An agent that serves no store has `LEAVES_WITHIN` to leave. An agent that serves the store waits until the other nodes
-have left, as `rdzv run` does. A second signal ends the agent at once, unless it comes within a second of the first.
+have left, as `rdzv run` does. A second signal within a second of the first is ignored, also while PyTorch stops the
+workers: PyTorch would signal them again. A later one ends an agent that leaves at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.display.standard_error import flush_errors
-from rdzv.torch.pytorch import SignalException
+from rdzv.torch.pytorch import SignalException, ignore_signals_if
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,37 +36,42 @@ class EndSignals:
 
     hosts: Callable[[], bool]  # returns True while the agent serves a store
     give_up: Callable[[str], None]  # called if the agent cannot leave in time
-    _since: float | None = None
+    _since: float | None = None  # when the first signal came
+    _limit: threading.Timer | None = None  # runs while the agent leaves
 
-    def install(self) -> None:
+    def install(self, *, instead_of_others: bool = False) -> None:
         """Handle the signals, in the main thread, until PyTorch handles them."""
         if threading.current_thread() is threading.main_thread():
+            ignore_signals_if(self._is_repeated)
             for number in ENDING:
-                if signal.getsignal(number) in UNHANDLED:
+                if instead_of_others or signal.getsignal(number) in UNHANDLED:
                     signal.signal(number, self._heed)
 
     def leave(self, name: str) -> None:
         """Handle more signals while the agent leaves; limit the time to leave unless the agent serves a store."""
         self._begin(signal.Signals[name])
-        if threading.current_thread() is threading.main_thread():
-            for number in ENDING:
-                signal.signal(number, self._heed)
+        self.install(instead_of_others=True)
 
-    def _heed(self, number: int, _: Any) -> None:
-        told = signal.Signals(number)
-        if self._since is None:
-            self._begin(told)
-            raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=told)
-        if time.monotonic() - self._since >= AGAIN_AFTER:
-            flush_errors()
-            os._exit(128 + number)
-
-    def _begin(self, told: signal.Signals) -> None:
+    def _is_repeated(self) -> bool:
         if self._since is None:
             self._since = time.monotonic()
-            limit = threading.Timer(LEAVES_WITHIN, self._end, (told,))
-            limit.daemon = True
-            limit.start()
+            return False
+        return time.monotonic() - self._since < AGAIN_AFTER
+
+    def _heed(self, number: int, _: Any) -> None:
+        if self._is_repeated():
+            return
+        if self._limit is not None:
+            flush_errors()
+            os._exit(128 + number)
+        self._begin(told := signal.Signals(number))
+        raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=told)
+
+    def _begin(self, told: signal.Signals) -> None:
+        if self._limit is None:
+            self._limit = threading.Timer(LEAVES_WITHIN, self._end, (told,))
+            self._limit.daemon = True
+            self._limit.start()
 
     def _end(self, told: signal.Signals) -> None:
         if not self.hosts():

@@ -92,6 +92,11 @@ PRIVATE: Final = (
     ),
     Private(
         module=PROCESSES,
+        name="_terminate_process_handler",
+        used_for="ignoring the second signal of a pair while workers run; without it, PyTorch signals them twice",
+    ),
+    Private(
+        module=PROCESSES,
         name="PContext.close",
         used_for="telling workers that an agent stops from those that fail: a function of this name in this module",
     ),

@@ -39,9 +39,9 @@ pytestmark = pytest.mark.timeout(240)
 class Agents:
     """The agents at one endpoint."""
 
-    def __init__(self, folder: Path, port: int, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, folder: Path, port: int, stack: contextlib.AsyncExitStack, *, script: str = SLEEPER) -> None:
         self._script = folder / "train.py"
-        self._script.write_text(SLEEPER, encoding="utf-8")
+        self._script.write_text(script, encoding="utf-8")
         self._at = f"--rdzv-endpoint=127.0.0.1:{port}"
         self._stack = stack
 
@@ -65,6 +65,45 @@ async def ended(agent: Child, number: signal.Signals) -> float:
     assert "Traceback" not in agent.written()
     assert f"this agent ends, since it was told to end by {number.name}" in agent.written()
     return time.monotonic() - began
+
+
+SAVES = """
+import signal, sys, time
+
+told = []
+
+def save(number, _):
+    told.append(signal.Signals(number).name)
+    if len(told) == 1:
+        time.sleep(1)
+        print("saved after", *told, flush=True)
+        sys.exit(0)
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, save)
+print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.in_ci
+@pytest.mark.parametrize("pair", ["TERM TERM", "TERM INT", "INT QUIT", "HUP TERM"])
+@pytest.mark.parametrize("pause", [0.004, 0.3])
+async def test_of_two_signals_within_a_second_the_workers_get_one(
+    pair: str, pause: float, tmp_path: Path, stack: contextlib.AsyncExitStack
+) -> None:
+    """Regression: PyTorch's agent signalled its workers again at the second, in the middle of their checkpoint."""
+    first, second = (signal.Signals[f"SIG{name}"] for name in pair.split())
+    agents = Agents(tmp_path, free_port(), stack, script=SAVES)
+    agent = await agents.start("job", "--nnodes=1")
+    await agent.says("begun")
+    agent.send_signal(first)
+    await asyncio.sleep(pause)
+    agent.send_signal(second)
+    await agent.wait()
+    assert [line for line in agent.output if "saved" in line] == [f"saved after {first.name}"]
+    assert f"this agent ends, since it was told to end by {first.name}" in agent.written()
+    assert "Traceback" not in agent.written()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
