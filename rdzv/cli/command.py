@@ -215,19 +215,15 @@ class Wish:
         self._number = 0
         self._at = -math.inf
 
-    def may_be_new(self, number: int) -> bool:
-        """Return False if the signal repeats the last one within a second; signals of `ENDING` count as the same."""
-        alike = number == self._number or {number, self._number} <= ENDING
-        return not alike or time.monotonic() - self._at >= AGAIN_AFTER
-
     def is_new(self, number: int) -> bool:
-        """Record the signal and return True; return False if it repeats the last one within a second."""
-        is_new = self.may_be_new(number)
-        if is_new:
-            self._number, self._at = number, time.monotonic()
-            if number in ENDING:
-                Wish.heeded_at = self._at
-        return is_new
+        """Record the signal and return True; return False if it repeats the last one, as those of `ENDING` do."""
+        alike = number == self._number or {number, self._number} <= ENDING
+        if alike and time.monotonic() - self._at < AGAIN_AFTER:
+            return False
+        self._number, self._at = number, time.monotonic()
+        if number in ENDING:
+            Wish.heeded_at = self._at
+        return True
 
 
 async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> int:

@@ -55,17 +55,13 @@ _ANY_PORT: Final = re.compile(r"(tcps?://)?(\[[^\]]*\]|[^][/?#:]*):0+([/?].*)?")
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 READ_TIMEOUT: Final = 60.0  # seconds; PyTorch's default, for its agents' store
-_TORCH_ERRORS: Final[tuple[tuple[type[ours.RendezvousError], type[Exception]], ...]] = (
-    (ours.RendezvousClosedError, torch_api.RendezvousClosedError),
-    (ours.RendezvousTimeoutError, torch_api.RendezvousTimeoutError),
-    (ours.RendezvousConnectionError, torch_api.RendezvousConnectionError),
-    (ours.RendezvousStateError, torch_api.RendezvousStateError),
-    (ours.RendezvousError, torch_api.RendezvousError),
-)
 
 
 def _as_torch(error: ours.RendezvousError) -> Exception:
-    return next(theirs(str(error)) for kind, theirs in _TORCH_ERRORS if isinstance(error, kind))
+    theirs: type[Exception] = next(
+        getattr(torch_api, kind.__name__) for kind in type(error).__mro__ if hasattr(torch_api, kind.__name__)
+    )
+    return theirs(str(error))
 
 
 class _Choices:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import signal
 import sys
@@ -229,15 +228,9 @@ def stops_workers(thread: int) -> bool:
 def ignore_signals_if(is_repeated: Callable[[], bool]) -> None:
     """Make the handler of signals that PyTorch installs when it starts workers ignore repeated signals."""
     functions = vars(sys.modules[_PROCESSES])
-    if "_terminate_process_handler" in functions:
-        handle = inspect.unwrap(functions["_terminate_process_handler"])
-
-        @functools.wraps(handle)
-        def handle_once(number: int, frame: FrameType | None) -> None:
-            if not is_repeated():
-                handle(number, frame)
-
-        functions["_terminate_process_handler"] = handle_once
+    handle = functions.get("_terminate_process_handler")
+    if handle is not None:
+        functions["_terminate_process_handler"] = lambda *signal: None if is_repeated() else handle(*signal)
 
 
 def signal_of(error: BaseException | None) -> str | None:

@@ -269,8 +269,7 @@ class JobRound:
         return how
 
     async def _ask_all_to_end(self) -> None:
-        for process in self._processes:
-            process.ask_to_end(signal.SIGTERM)
+        self.ask_to_end(signal.SIGTERM)
 
     def _has_achieved(self) -> bool:
         if self._checkpoint() != self._checkpoint_before:
@@ -298,10 +297,10 @@ class JobRound:
             self._passed_on.add(number)
         return bool(running)
 
-    def is_told(self) -> None:
-        """Send the processes no other signal than SIGKILL to end them: one that was passed on has told them."""
+    def ask_to_end(self, number: int) -> None:
+        """Send the processes a signal that ends them, but for 0; then they get no other one but SIGKILL."""
         for process in self._processes:
-            process.ask_to_end(0)
+            process.ask_to_end(number)
 
     async def stacks(self) -> str:
         """Return the Python stacks of the running processes."""
@@ -311,8 +310,7 @@ class JobRound:
 
     async def stop(self, number: int) -> None:
         """Send the processes this signal, kill those that have not ended after `--grace`, and pass on their output."""
-        for process in self._processes:
-            process.ask_to_end(number)
+        self.ask_to_end(number)
         await self._wait_for_processes(self._job.grace)
         if self._running_now():
             log.warning(

@@ -58,6 +58,7 @@ FILES_NEEDED: Final = 40  # the open files that a launcher needs to host the sto
 FILES_OF_PROCESS: Final = 5
 REAPS_EVERY: Final = 1.0  # seconds
 PAIR_WITHIN: Final = 0.002  # seconds between two signals that a supervisor sends at once
+NO_SIGNAL: Final = 0
 PASSED_ON: Final = (signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -157,7 +158,10 @@ class _Launcher:
         if self._signal is not None or (self._drains.is_set() and not is_new):
             return
         if self._round is not None and not is_new:  # a SIGHUP or SIGQUIT was passed on in the last second
-            self._round.is_told()
+            self._round.ask_to_end(NO_SIGNAL)
+        self._leave(number)
+
+    def _leave(self, number: signal.Signals) -> None:
         self._stop(number)
         say_error(f"rdzv run: {number.name}: leaving, within --grace {self._job.grace:g} s; {AGAIN}")
 
@@ -171,7 +175,7 @@ class _Launcher:
             self._asked_to_stop(number)
         else:
             if not self._wish.is_new(number):
-                self._round.is_told()
+                self._round.ask_to_end(NO_SIGNAL)
             self._drains.set()
 
     async def _drain(self, handler: Handler) -> None:
@@ -195,14 +199,12 @@ class _Launcher:
             self._pass_on_now(number)
 
     def _pass_on_now(self, number: signal.Signals) -> None:
-        if number in ENDING and not self._wish.may_be_new(number):
+        if number in ENDING and not self._wish.is_new(number):
             return
         if self._round is not None and self._round.pass_on(number):
-            if number in ENDING:
-                self._wish.is_new(number)
             log.info("%s was passed on", number.name)
         elif number in ENDING:  # no process runs, so the signal is for this launcher
-            self._asked_to_stop(number)
+            self._leave(number)
         else:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
 

@@ -42,7 +42,8 @@ class EndSignals:
     def install(self, *, instead_of_others: bool = False) -> None:
         """Handle the signals, in the main thread, until PyTorch handles them."""
         if threading.current_thread() is threading.main_thread():
-            ignore_signals_if(self._is_repeated)
+            if not instead_of_others:
+                ignore_signals_if(self._is_repeated)
             for number in ENDING:
                 if instead_of_others or signal.getsignal(number) in UNHANDLED:
                     signal.signal(number, self._heed)
