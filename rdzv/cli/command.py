@@ -27,7 +27,7 @@ import anyio
 import store
 from rdzv.config import value_types
 from rdzv.config.config_errors import shown
-from rdzv.display.standard_error import StandardErrorHandler, flush_errors, say_error
+from rdzv.display.standard_error import StandardErrorHandler, flush_errors, say_error, write_all
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -306,6 +306,12 @@ def put(text: str) -> None:
     try:
         if reconfigure := getattr(sys.stdout, "reconfigure", None):
             reconfigure(errors="backslashreplace")  # the encoding may lack letters of foreign text
-        print(text, flush=True)
+        print(end="", flush=True)
+        try:
+            file = sys.stdout.fileno()
+        except (AttributeError, ValueError):  # standard output is missing, or in memory
+            print(text, flush=True)
+        else:
+            write_all(file, f"{text}\n".encode(sys.stdout.encoding, "backslashreplace"))
     except OSError as error:
         raise OSError(error.errno, error.strerror, OUTPUT) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -65,8 +66,16 @@ class _Lines:
             data += f"rdzv: {lost} lines are lost here: nothing read standard error\n".encode()
         with contextlib.suppress(OSError):  # standard error is closed
             # Do not use `sys.stderr`: Python aborts at exit if a thread holds the lock of that file.
-            while data:
-                data = data[os.write(self._file, data) :]
+            write_all(self._file, data)
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write all data, also to a stream that another process has made non-blocking; raise OSError on an error."""
+    while data:
+        try:
+            data = data[os.write(file, data) :]
+        except BlockingIOError:
+            select.select((), (file,), ())
 
 
 _lines = _Lines()

@@ -21,6 +21,7 @@ import anyio
 import anyio.to_thread
 
 from rdzv.cli.launcher import guard
+from rdzv.display.standard_error import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -231,13 +232,7 @@ class _Output(threading.Thread):
             if self._unfinished[self._to] not in (None, self):
                 data = b"\n" + data
             self._unfinished[self._to] = self if unfinished else None
-            while data:
-                try:
-                    data = data[os.write(self._to, data) :]
-                except BlockingIOError:  # another process has made the stream non-blocking
-                    waiting = select.poll()
-                    waiting.register(self._to, select.POLLOUT)
-                    waiting.poll()
+            write_all(self._to, data)
 
 
 _LINE_ENDS = re.compile(rb"\r\n|\n|\r(?=[^\n])")

@@ -31,9 +31,12 @@ PIPE_HOLDS = 65_536
 
 
 @contextlib.contextmanager
-def unread(*words: str, streams: tuple[str, ...]) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def unread(
+    *words: str, streams: tuple[str, ...], blocking: bool = True
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """Yield a command some of whose streams go to a full pipe, and the read end of that pipe."""
     reading, writing = os.pipe()
+    os.set_blocking(writing, blocking)
     os.write(writing, b"x" * PIPE_HOLDS)
     into = {name: writing if name in streams else subprocess.DEVNULL for name in ("stdout", "stderr")}
     command = [sys.executable, "-m", "rdzv", *words]
@@ -111,6 +114,28 @@ async def test_a_second_signal_ends_a_node_that_has_left_and_whose_output_is_not
             assert process.poll() is None, "the output is for a reader that may be slow"
             process.terminate()
             assert await asyncio.to_thread(process.wait, 10) == 143
+
+
+async def test_output_for_a_non_blocking_pipe_waits_for_its_reader() -> None:
+    """Regression: a parent may have set O_NONBLOCK, and then the output was cut off without an error."""
+    async with store.serve() as server:
+        with unread("stats", server.url, streams=("stdout",), blocking=False) as (process, reading):
+            await asyncio.sleep(3)
+            text = b""
+            while chunk := await asyncio.to_thread(os.read, reading, PIPE_HOLDS):
+                text += chunk
+            assert await asyncio.to_thread(process.wait, 10) == 0
+            assert b"connections" in text
+
+
+def test_lines_for_a_non_blocking_standard_error_wait_for_its_reader() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with os.fdopen(reading, "rb") as written, os.fdopen(writing, "w"):
+        lines, wanted = standard_error._Lines(), b"".join(b"line %d\n" % number for number in range(20_000))
+        for line in wanted.decode().splitlines():
+            lines.put(line, writing)
+        assert written.read(len(wanted)) == wanted
 
 
 def test_dropped_lines_are_counted() -> None:
