@@ -9,9 +9,7 @@ the TCPStore listens, so no first attempt is refused.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import ipaddress
 import logging
 import os
 import re
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv import errors as ours
 from rdzv.torch.pytorch import LISTENING_STORE, dist
+from store.limits import is_loopback
 
 if TYPE_CHECKING:
     from rdzv.membership import RendezvousInfo as AwaitedInfo
@@ -155,9 +154,7 @@ def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCP
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    here = ""  # all interfaces, unless the host is a loopback address
-    with contextlib.suppress(ValueError):
-        here = host if ipaddress.ip_address(host).is_loopback else ""
-    both = not here and socket.has_dualstack_ipv6()
+    here = host if is_loopback(host) else ""  # "" for all interfaces
+    both = (not here or ":" in here) and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in here else socket.AF_INET
     return socket.create_server((here, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)

@@ -19,6 +19,7 @@ import rdzv
 import store.sync
 from rdzv.backends.registry import rendezvous_handler_registry
 from rdzv.node.front import verbs
+from store.limits import is_loopback
 from tests.support.processes import ROOT, free_port, require
 
 require("torch")  # the imports below need it
@@ -177,6 +178,19 @@ def test_a_forked_worker_does_not_keep_the_port_of_a_workers_store(host: str, fa
     os.waitpid(forked, 0)
     for end in (begun, begins):
         os.close(end)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "localhost", "::1", "::ffff:127.0.0.1", "0.0.0.0"])
+def test_a_workers_store_listens_beyond_loopback_only_if_its_host_is_not_loopback(host: str) -> None:
+    """Regression: with `--local-addr=localhost` strangers reached it, and it asks for no token."""
+    store = WorkersStore(host, free_port(), timedelta(seconds=2))
+    with socket.socket(fileno=os.dup(store.file)) as listening:
+        address, port = listening.getsockname()[:2]
+    assert is_loopback(address) == (host != "0.0.0.0")
+    if is_loopback(host):
+        dist.TCPStore(host, port, is_master=False, wait_for_workers=False).set("key", "1")
+    store.close()
 
 
 def test_every_round_has_an_address_of_its_own(agents: Agents) -> None:

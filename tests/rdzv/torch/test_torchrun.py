@@ -287,6 +287,28 @@ async def test_the_other_agents_are_told_the_exception_of_a_recorded_worker(tmp_
         await pair[ranks.index(0)].says("worker 0 ended with status 1: ValueError: shard 17 is damaged")
 
 
+BINDS = """
+import os, socket
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    socket.create_server(("", int(os.environ["MASTER_PORT"])))
+
+main()
+"""
+
+
+@pytest.mark.in_ci
+async def test_a_worker_that_finds_its_port_taken_is_reported_with_the_remedy(tmp_path: Path) -> None:
+    """Regression: without a restart, which is PyTorch's default, the line had no remedy."""
+    require("torch")
+    async with Job(tmp_path, "localhost:0", worker=BINDS) as job:
+        agent = await job.agent("--nnodes=1", "--max-restarts=0")
+        await agent.says("at MASTER_PORT rank 0's agent listens; agent_store=0")
+        assert await agent.wait() == 1
+
+
 async def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
     require("torch")
     async with Job(tmp_path, "localhost:0") as job:
