@@ -140,6 +140,33 @@ async def test_s3_on_a_full_disk_deletes_are_taken_and_leases_lapse(
         assert server.returncode is None
 
 
+START_FULL = (
+    'mount -t tmpfs -o size="$4" none "$1" && cp -a --sparse=never "$5" "$1/data"; '
+    'dd if=/dev/zero of="$1/hog" bs=4k 2>/dev/null; '
+)
+
+
+async def test_s3_a_server_starts_on_a_full_disk_and_takes_deletes(tmp_path: Path) -> None:
+    """It called the store damaged, and advised to move it away, although room is kept back for this."""
+    port, disk, data = free_port(), tmp_path / "disk", tmp_path / "data"
+    disk.mkdir()
+    async with store.serve(data_dir=data) as server, store.connect(server.url) as client:
+        await client.put("k/1", bytes(10_000))
+        await client.put("k/2", bytes(10_000))
+    if subprocess.run([*OWN_MOUNTS, "mount", "-t", "tmpfs", "none", disk], check=False).returncode:  # noqa: ASYNC221
+        pytest.skip("skipped, this system lets nobody mount a tmpfs of their own")
+    arguments = ("sh", str(disk), sys.executable, str(port), "16M", str(data))
+    path = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    async with start(*OWN_MOUNTS, "sh", "-c", START_FULL + SERVE, *arguments, env=path) as child:
+        await child.says("takes only deletes")
+        async with store.connect(f"tcp://127.0.0.1:{port}", timeout=30) as client:
+            assert await client.get("k/1") is not None
+            with pytest.raises(LimitExceeded, match="takes only deletes"):
+                await client.put("k/3", bytes(100_000))
+            assert await until_taken(client, "k/1")
+            assert await client.count("k/") == 1
+
+
 async def report(client: store.Client) -> None:
     """Write as a coordinator does, which is taken; and much more often, after which deletes must still be taken."""
     taken = 0

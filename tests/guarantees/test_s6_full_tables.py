@@ -141,6 +141,27 @@ async def fill(peer: Peer, table: ConnectionTable) -> None:
     await asyncio.sleep(0.01)
 
 
+@pytest.mark.virtual_time
+async def test_s6_a_client_whose_session_made_way_is_told_that_its_write_is_in_doubt_and_goes_on() -> None:
+    network = MemoryNetwork(latency=0.1)
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(serve_in_memory(network, limits=limits_with(sessions_max=3)))
+        client = await stack.enter_async_context(connect_in_memory(network, source="client"))
+        adding = asyncio.create_task(client.add("sum", 1, timeout=60.0))
+        await asyncio.sleep(0.15)  # it is done, and its answer is under way
+        network.partition("client")
+        network.reset("client")
+        for number in range(2):
+            await stack.enter_async_context(connect_in_memory(network, source=f"{number}"))
+        async with connect_in_memory(network, source="newcomer", timeout=20.0) as newcomer:
+            assert (await newcomer.stats())["sessions"] == 3
+            network.heal("client")
+        with pytest.raises(store.ConnectionLost) as told:
+            await adding
+        assert told.value.maybe_applied
+        assert await client.add("sum", 1) == 2
+
+
 @pytest.mark.parametrize("by", ["strangers", "the living"])
 async def test_s6_connections_that_have_proved_nothing_make_way_and_others_do_not(by: str) -> None:
     limits = store.Limits(connections_max=20)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import store
+from rdzv.testing.network import MemoryNetwork
 from store import ConditionFailed, Put, StoreTimeoutError, Unsupported, when
 from store.calls import Calls
 from store.limits import Limits
 from store.messages import Delete, DeleteOlder, DeletePrefix, Guarded
-from tests.support.stores import connect_blocking
+from tests.support.stores import connect_blocking, connect_in_memory, serve_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,11 +45,13 @@ class Scripted(Calls):
         self.timeout = 30.0
         self.timeouts: list[float | None] = []
         self.kinds: list[type] = []
+        self.requests: list[Any] = []
         self.late = 0.0
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
         self.timeouts.append(timeout)
-        self.kinds.append(type(request.request if isinstance(request, Guarded) else request))
+        self.requests.append(request.request if isinstance(request, Guarded) else request)
+        self.kinds.append(type(self.requests[-1]))
         happens = self.before.get(len(self.timeouts))
         if happens is not None and (coming := happens()) is not None:
             await coming
@@ -85,6 +88,35 @@ async def test_writes_after_the_first_step_stay_also_to_existing_keys() -> None:
         assert steps == [MOST], "each step is one revision"
         assert scripted.kinds[0] is DeletePrefix
         assert set(scripted.kinds[1:]) == {DeleteOlder}
+
+
+@pytest.mark.virtual_time
+async def test_each_step_is_applied_once_and_begins_after_the_last_key_of_the_one_before() -> None:
+    network, loop = MemoryNetwork(latency=0.1), asyncio.get_running_loop()
+    async with (
+        serve_in_memory(network),
+        connect_in_memory(network, source="cut") as client,
+        connect_in_memory(network) as other,
+        other.watch("m/") as watch,
+    ):
+        await fill(other)
+        steps = OLD // MOST
+
+        def lose_the_answer() -> None:
+            loop.call_later(0.15, network.reset, "cut")
+
+        scripted = Scripted(client, dict.fromkeys(range(2, 2 + steps), lose_the_answer))
+        assert await scripted.delete_prefix("m/") == OLD
+        await other.put("m/last", b"")
+        deleted: list[list[str]] = []
+        async for batch in watch.batches():
+            if batch[0].key == "m/last":
+                break
+            if batch[0].kind == "delete":
+                deleted.append(sorted(event.key for event in batch))
+        assert [len(keys) for keys in deleted] == [MOST] * steps, "each step is one revision"
+        assert len(set(itertools.chain(*deleted))) == OLD
+        assert [request.after for request in scripted.requests[1:]] == ["", *(keys[-1] for keys in deleted)]
 
 
 async def test_beside_writers_it_ends() -> None:

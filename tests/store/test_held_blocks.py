@@ -134,10 +134,30 @@ async def test_a_holder_that_is_cut_off_ends_before_a_rival_leads_for_long(twin:
         async with start_python("-c", RIVAL, server.url) as rival:
             await rival.line("watches")
             proxy.black_hole()
+            cut_at = time.monotonic()
             proxy.cut()
             free_at = float((await rival.line("free")).split()[1])
             lost_at = float((await holder.line("lost")).split()[1])
+        assert free_at - cut_at >= DISCONNECT_TTL - 0.1, "neither twin asks for a `gone_ttl` of its own"
         assert lost_at - free_at <= 0.3
+
+
+@pytest.mark.parametrize("twin", ["awaited", "blocking"])
+async def test_a_cut_that_heals_at_once_ends_nothing(twin: str) -> None:
+    async with (
+        store.serve() as server,
+        Proxy("127.0.0.1", server.port) as proxy,
+        start_python("-c", HOLDER, f"tcp://127.0.0.1:{proxy.port}", twin) as holder,
+        store.connect(server.url) as client,
+    ):
+        await holder.line("leads")
+        for _ in range(2):
+            proxy.cut()
+            cut_at = time.monotonic()
+            while time.monotonic() < cut_at + 1.5 * DISCONNECT_TTL:
+                assert await client.get("leader") is not None
+                await asyncio.sleep(0.05)
+        assert "\n  lost" not in holder.written()
 
 
 SERVER = """

@@ -274,6 +274,11 @@ class Files:
         issued.private_key_pem.write_to_path(str(self.key))
         issued.cert_chain_pems[0].write_to_path(str(self.cert))
 
+    def server(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.cert, self.key)
+        return context
+
     def client(self, *, certificate: trustme.LeafCert | None = None) -> ssl.SSLContext:
         context = ssl.create_default_context()
         self.authority.configure_trust(context)

@@ -22,6 +22,7 @@ from store.client import pulse
 from store.errors import StoreError
 from store.net.address import Address
 from store.net.threads import Held, LoopThread
+from tests.rdzv.cli.test_serve import Files
 from tests.support.interrupts import tears, torn
 from tests.support.processes import ROOT, require
 from tests.support.proxy import Proxy
@@ -116,17 +117,23 @@ def test_a_call_ends_in_time_however_many_signals_come(
             client.interrupt(StoreError("nobody says goodbye to a process that stands still"))
 
 
+@pytest.mark.parametrize("secure", [False, True])
 def test_a_dead_connection_is_replaced_however_many_signals_come(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pulse, "HEARTBEAT", 0.3)
     monkeypatch.setattr(rooms, "LOOK", 0.15)
     # or the client relies on the acknowledgements of the proxy's system
     monkeypatch.setattr(rooms, "outstanding", lambda _: (0, False, False))
-    thread = LoopThread("proxy")
-    with Held(thread, Proxy("127.0.0.1", server.port)) as proxy, sync.connect(server.url) as other:
-        client = sync.Client(Address(host="127.0.0.1", port=proxy.port), timeout=5.0)
-        with contextlib.closing(client), client.watch("a") as watch, signals(0.05):
+    thread, files = LoopThread("proxy"), Files(tmp_path) if secure else None
+    serving, trusting = (files.server(), files.client()) if files is not None else (None, None)
+    with (
+        store.sync.serve(tls=serving) as server,
+        Held(thread, Proxy("127.0.0.1", server.port)) as proxy,
+        sync.connect(server.url, tls=trusting) as other,
+    ):
+        client = sync.Client(Address(host="127.0.0.1", port=proxy.port, secure=secure), tls=trusting, timeout=5.0)
+        with contextlib.closing(client), client.watch("a") as watch, signals(0.1):
             thread.soon(proxy.swallow)
             thread.soon(proxy.pass_new)
             late = threading.Timer(LONG, watch.close)

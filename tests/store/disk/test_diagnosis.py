@@ -164,6 +164,21 @@ def test_each_command_names_the_obstacle_on_either_side(
     assert len(copies.check(tmp_path / "data").saved.entries) == 1000, "and all is as it was"
 
 
+@pytest.mark.parametrize(("index", "said"), [(True, "is whole: revision 1000"), (False, "Read-only file system")])
+def test_the_log_of_a_store_on_a_read_only_mount_is_not_left_out(tmp_path: Path, index: bool, said: str) -> None:
+    leave_behind(tmp_path / "data", count=1000)  # half of it is in the log alone
+    if not index:
+        (tmp_path / "data" / f"{FILE}-shm").unlink()
+    script = f"D={shlex.quote(str(tmp_path / 'data'))}; {TROUBLES['read-only']}"
+    command = [*OWN_MOUNTS, "sh", "-c", script, "sh", sys.executable, "-m", "rdzv", "check", str(tmp_path / "data")]
+    environment = {**os.environ, "PYTHONPATH": HERE}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"skipped, this system lets nobody mount anything: {done.stderr}")
+    assert said in done.stdout + done.stderr
+    assert "damaged" not in done.stderr
+
+
 @pytest.mark.some_of(4)
 @pytest.mark.parametrize("files", [10, 13, 16, 18, 20, 23])
 @pytest.mark.parametrize("command", ["check", "backup", "restore", "serve"])

@@ -118,6 +118,36 @@ async def test_an_awaited_client_tells_of_an_outage_once_and_of_its_end(caplog: 
             assert len(lines(caplog)) == 2
 
 
+@pytest.mark.virtual_time
+async def test_a_log_that_takes_no_line_delays_no_loop() -> None:
+    """A terminal or a pipe may block."""
+    network, engine = MemoryNetwork(), Engine(store_id="the store", limits=None)
+    reached, goes_on = threading.Event(), threading.Event()
+
+    class Stuck(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            reached.set()
+            goes_on.wait(60)
+
+    logger, stuck = logging.getLogger("store.client"), Stuck()
+    level = logger.level
+    logger.addHandler(stuck)
+    logger.setLevel(logging.INFO)
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            async with serve_in_memory(network, engine=engine):
+                client = await stack.enter_async_context(connect_in_memory(network))
+            await anyio.sleep(10)
+            assert reached.wait(60)
+            async with serve_in_memory(network, engine=engine):
+                await client.put("k", b"", timeout=60)
+                assert not goes_on.is_set()
+    finally:
+        goes_on.set()
+        logger.setLevel(level)
+        logger.removeHandler(stuck)
+
+
 def test_a_blocking_client_tells_of_an_outage_once_for_all_of_its_connections(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

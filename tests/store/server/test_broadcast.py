@@ -10,7 +10,7 @@ import pytest
 
 from rdzv.testing.network import MemoryNetwork
 from store.limits import MIB, Limits
-from store.messages import Cancel, Done, Found, Get, Listing, Ping, Pong, Put, Wait, Watch
+from store.messages import Cancel, Done, Found, Get, GetMany, Listing, Ping, Pong, Put, Wait, Watch
 from store.protocol import wire
 from store.protocol.wire import Events
 from store.server import dispatcher
@@ -27,6 +27,7 @@ LIMITS = Limits(memory_bytes_max=256 * MIB, history_bytes_max=MIB)
 VALUE = bytes(30 * MIB)
 READERS, STOPPED = 60, 20
 ASKED: dict[str, Any] = {"waits": Wait(keys=("big",)), "watches": Watch(prefix="big"), "gets": Get("big")}
+ASKED["gets of several"] = GetMany(keys=("big",))
 
 pytestmark = pytest.mark.virtual_time
 
@@ -44,7 +45,7 @@ def has_value(peer: Peer) -> bool:
 async def readers_of(network: MemoryNetwork, kind: str) -> list[Peer]:
     """Return peers that will get the value; the first ones do not read."""
     readers = [await introduce(network, source=f"reader {number}") for number in range(READERS)]
-    if kind == "gets":
+    if kind.startswith("gets"):
         writer = await introduce(network, source="writer")
         await writer.answer(*writer.ask(Put("big", VALUE)))
     for reader in readers:
@@ -99,11 +100,11 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
         readers = await readers_of(network, kind)
         writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
         steps = written_by_step(server)
-        writer.ask(Put("big", VALUE) if kind != "gets" else Ping())
+        writer.ask(Ping() if kind.startswith("gets") else Put("big", VALUE))
         assert isinstance(await bystander.answer(*bystander.ask(Ping())), Pong)
         for reader in readers[STOPPED:]:
             await reader.until(lambda reader=reader: has_value(reader))  # type: ignore[misc]
-        assert server.connections == READERS + 2 + (kind == "gets"), "nobody is hung up on"
+        assert server.connections == READERS + 2 + kind.startswith("gets"), "nobody is hung up on"
         outboxes = [peer.outbox.bytes for peer in server._peers.by_id.values()]
         assert sum(size > weight(len(VALUE)) for size in outboxes) == STOPPED, "each outbox counts it ..."
         assert server.figures()["outbox_bytes"] < 1.1 * weight(len(VALUE)) + STOPPED * 2 * MIB, "... and all, once"

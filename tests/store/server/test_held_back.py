@@ -40,6 +40,7 @@ from store.server.journal import (
     Journal,
 )
 from tests.support.journals import a_peer, held_back, taken
+from tests.support.limits import limits_with
 from tests.support.stores import until
 
 if TYPE_CHECKING:
@@ -98,6 +99,19 @@ async def test_nothing_that_reflects_a_revision_leaves_before_it_is_durable(
         assert [change.value for change in event.events] == [b"2"]
         assert len(reads) == 2
         assert writer.replies()[1].response == Written(revision=2)
+
+
+async def test_a_session_that_makes_way_is_forgotten_on_disk_before_the_newcomers_welcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.engine.sessions.AWAY_LEAST", 0.0)
+    async with held_back(tmp_path, monkeypatch, limits=limits_with(sessions_max=2)) as (server, journal):
+        away, _ = [await a_peer(server, journal) for _ in range(2)]
+        away.transport.abort()
+        await until(lambda: server.connections == 1)
+        await a_peer(server, journal)  # this says that its welcome waits for the disk
+        ended = [id for facts in journal.groups[-1] for id, number in facts.sessions.items() if number is None]
+        assert ended == [away.connection._session_id]
 
 
 async def test_a_reply_that_waits_for_less_lets_no_earlier_one_go(
