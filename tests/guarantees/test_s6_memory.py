@@ -151,7 +151,10 @@ class Waiting(Peer):
 
 
 @pytest.mark.parametrize("secure", [False, pytest.param(True, marks=pytest.mark.in_ci)], ids=["tcp", "tls"])
-async def test_s6_a_large_value_that_many_clients_wait_for_is_held_once(secure: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("awaited", [Wait(keys=("go",)), Watch(prefix="go")], ids=["wait", "watch"])
+async def test_s6_a_large_value_that_many_clients_wait_for_is_held_once(
+    awaited: Wait | Watch, secure: bool, tmp_path: Path
+) -> None:
     """60 clients that waited for 30 MB took 1,950 MiB, and some were hung up on. Here 20 read nothing at first."""
     size, loop = 30_000_000, asyncio.get_running_loop()
     limits = ("--limit", f"value_bytes_max={size}", "--limit", f"frame_bytes_max={40 * MIB}")
@@ -166,7 +169,7 @@ async def test_s6_a_large_value_that_many_clients_wait_for_is_held_once(secure: 
         peers = [(await loop.create_connection(Waiting, "127.0.0.1", port, ssl=tls))[1] for _ in range(60)]
         for peer in peers:
             await peer.until(lambda peer=peer: peer.connection.welcomed)  # type: ignore[misc]
-            peer.ask(Wait(keys=("go",)))
+            peer.ask(awaited)
             await peer.answer(*peer.ask(Ping()))
             peer.counts = True
         for peer in peers[:20]:

@@ -183,6 +183,17 @@ async def test_a_listing_is_sorted_and_whole_and_only_of_its_prefix(client: Any,
     assert await client.delete_prefix(at + "a/") == 0
 
 
+async def test_a_prefix_is_deleted_at_one_revision(client: Any, other: store.Client, at: str) -> None:
+    for name in "abc":
+        await client.put(at + name, b"")
+    async with other.watch(at) as watch:
+        assert await client.delete_prefix(at) == 3
+        async with asyncio.timeout(60):
+            batch = await anext(aiter(watch.batches()))
+    assert [event.key.removeprefix(at) for event in batch] == ["a", "b", "c"]
+    assert len({event.revision for event in batch}) == 1
+
+
 # ------------------------------------------------------------------------------------------ compare and set
 
 

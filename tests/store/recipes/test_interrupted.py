@@ -86,6 +86,14 @@ def test_an_interrupt_at_any_place_leaves_nothing_held_and_no_thread(
     assert count > 50
 
 
+def test_a_lease_whose_block_is_given_up_without_being_left_is_revoked_and_leaves_no_thread() -> None:
+    """Its thread renewed the lease of a generator that nobody finished for as long as the program ran."""
+    with store.sync.serve() as server, store.sync.connect(server.url) as client:
+        client.kept_lease(TTL).__enter__()
+        assert is_soon(lambda: server.figures()["leases"] == 0)
+        assert is_soon(lambda: not keepers())
+
+
 async def kept_lease(client: store.Client) -> None:
     async with client.kept_lease(TTL) as kept:
         await client.put("held", b"", lease=kept)
