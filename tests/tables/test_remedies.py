@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,9 +14,11 @@ import pytest
 
 import rdzv.sync
 import store.sync
+from rdzv.cli.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,30 @@ OF_A_STORE = {
         "exactly one of expected_revision and expected_value",
         lambda it: it.compare_and_set("k", b"", expected_revision=0),
     ),
+    "no number": Remedy(
+        lambda it: (it.put("k", b"x"), it.add("k", 1)),
+        store.StoreUsageError,
+        "no decimal number to add to",
+        lambda it: (it.put("k", b"7"), it.add("k", 1)),
+    ),
+    "no time": Remedy(
+        lambda it: it.ping(timeout=float("nan")),
+        store.StoreUsageError,
+        "give seconds, or None",
+        lambda it: (it.ping(timeout=5), it.ping(timeout=None)),
+    ),
+    "a lease of one key": Remedy(
+        lambda it: (it.put("k", b"", ttl=9), it.put("j", b"", lease=it.get("k").lease)),
+        store.StoreUsageError,
+        "grant one to put 'j' on",
+        lambda it: it.put("j", b"", lease=it.grant(9)),
+    ),
+    "a negated condition": Remedy(
+        lambda it: it.transact(when=[store.when.value("k") != b""], then=[]),
+        TypeError,
+        "use ==, exists or missing",
+        lambda it: it.transact(when=[store.when.missing("k")], then=[]),
+    ),
     "no name": Remedy(lambda it: locked(it, ""), store.StoreUsageError, "give it one", lambda it: locked(it, "a")),
     "open to all": Remedy(
         lambda _: served(), store.StoreUsageError, "give it a token", lambda _: served(token="0123456789abcdef" * 2)
@@ -85,6 +114,72 @@ def test_advice_to_start_the_server_with_a_higher_limit(tmp_path: Any) -> None:
     with pytest.raises(store.LimitExceeded, match="start the server with a higher limit"):
         put(1000)
     put(4000)
+
+
+def answered(url: str, **options: Any) -> None:
+    with store.sync.connect(url, timeout=3, **options) as client:
+        client.ping()
+
+
+TOKEN = "0123456789abcdef" * 2
+
+
+def with_token(**options: Any) -> None:
+    with store.sync.serve(token=TOKEN) as server:
+        answered(server.url, **options)
+
+
+def beside(folder: Path, name: str) -> None:
+    with store.sync.serve(data_dir=folder / "data"), store.sync.serve(data_dir=folder / name):
+        pass
+
+
+def started(**options: Any) -> None:
+    with store.sync.serve(**options):
+        pass
+
+
+def reached(write: Callable[[str], Any]) -> None:
+    with store.sync.serve() as server:
+        answered(write(server.url))
+
+
+OF_A_SERVER = {
+    "no token": Remedy(
+        lambda _: with_token(), store.AuthenticationError, "pass token= or", lambda _: with_token(token=TOKEN)
+    ),
+    "an empty token": Remedy(
+        lambda _: started(token=""), store.StoreUsageError, "leave it out, or give one", lambda _: started(token=TOKEN)
+    ),
+    "no directory": Remedy(
+        lambda _: started(data_dir=""),
+        store.StoreUsageError,
+        "name a directory",
+        lambda folder: started(data_dir=folder / "data"),
+    ),
+    "a directory in use": Remedy(
+        lambda folder: beside(folder, "data"),
+        store.StoreUsageError,
+        "use another directory",
+        lambda folder: beside(folder, "other"),
+    ),
+    "no port": Remedy(
+        lambda _: started(port=70_000), store.StoreUsageError, "a port from 0 to 65535", lambda _: started(port=0)
+    ),
+    "bytes": Remedy(
+        lambda _: reached(str.encode), store.StoreUsageError, "must be a str; write tcp://", lambda _: reached(str)
+    ),
+    "a run": Remedy(
+        lambda _: reached("{}/job".format), store.StoreUsageError, "write tcp://HOST:PORT", lambda _: reached(str)
+    ),
+}
+
+
+@pytest.mark.parametrize("remedy", OF_A_SERVER.values(), ids=OF_A_SERVER)
+def test_advice_of_a_server(remedy: Remedy, tmp_path: Path) -> None:
+    with pytest.raises(remedy.error, match=remedy.advice):
+        remedy.wrong(tmp_path)
+    remedy.then(tmp_path)
 
 
 @contextlib.contextmanager
@@ -144,7 +239,86 @@ def banned(url: str, *, again: bool) -> None:
         join(url, node_id="a")
 
 
+async def looked_at(url: str, *, soon: bool) -> None:
+    made = rdzv.connect(url, is_host=False)
+    try:
+        if soon:
+            await made.status()
+    finally:
+        async with made as handler:
+            await handler.status()
+
+
+def entered_twice(url: str, *, again: bool) -> None:
+    made = rdzv.sync.connect(url, is_host=False)
+    with made:
+        pass
+    with rdzv.sync.connect(url, is_host=False) if again else made:
+        pass
+
+
+def went_round(url: str, *, enters: bool, leaves: bool = True) -> None:
+    with contextlib.ExitStack() as later:
+        for number, each in enumerate(rdzv.sync.rounds(url, min_nodes=1, is_host=False, last_call_timeout=0.1)):
+            with contextlib.ExitStack() as stack:
+                if enters:
+                    (stack if leaves else later).enter_context(each)
+                if number:
+                    return
+                if enters and leaves:
+                    with rdzv.sync.connect(url, is_host=False) as handler:
+                        handler.set_closed()
+
+
 OF_A_RUN = {
+    "not connected": Remedy(
+        lambda url: asyncio.run(looked_at(url, soon=True)),
+        AttributeError,
+        "write `async with rdzv.connect",
+        lambda url: asyncio.run(looked_at(url, soon=False)),
+    ),
+    "entered twice": Remedy(
+        lambda url: entered_twice(url, again=False),
+        rdzv.RendezvousStateError,
+        "call it again for another node",
+        lambda url: entered_twice(url, again=True),
+    ),
+    "a round not entered": Remedy(
+        lambda url: went_round(url, enters=False),
+        rdzv.RendezvousStateError,
+        "enter each round",
+        lambda url: went_round(url, enters=True),
+    ),
+    "a round not left": Remedy(
+        lambda url: went_round(url, enters=True, leaves=False),
+        rdzv.RendezvousStateError,
+        "leave the block of",
+        lambda url: went_round(url, enters=True),
+    ),
+    "no such order": Remedy(
+        lambda url: join(url, rank_order="fastest"),
+        rdzv.RendezvousSettingsError,
+        "must be one of.* survivors_then_name",
+        lambda url: join(url, rank_order="survivors_then_name"),
+    ),
+    "no seconds": Remedy(
+        lambda url: join(f"{url}?ttl=soon"),
+        rdzv.RendezvousSettingsError,
+        "write for example ttl=10",
+        lambda url: join(f"{url}?ttl=10"),
+    ),
+    "an empty queue": Remedy(
+        lambda url: with_shared(url, lambda it: it.queue_pop("queue", block=False)),
+        rdzv.RendezvousError,
+        "pass block=True to wait",
+        lambda url: with_shared(url, lambda it: (it.queue_push("queue", "1"), it.queue_pop("queue", block=True))),
+    ),
+    "one key": Remedy(
+        lambda url: with_shared(url, lambda it: it.multi_get("value")),
+        TypeError,
+        r"for a single one write keys=\[",
+        lambda url: with_shared(url, lambda it: it.multi_get(["value"])),
+    ),
     "banned": Remedy(
         lambda url: banned(url, again=False),
         rdzv.RendezvousRefusedError,
@@ -203,3 +377,56 @@ def test_advice_of_a_run(remedy: Remedy) -> None:
         with pytest.raises(remedy.error, match=remedy.advice):
             remedy.wrong(url)
         remedy.then(url)
+
+
+# Of each command: the wrong arguments, the advice, and those that follow it. {0} is a run with node a, {1} a folder.
+OF_A_COMMAND = {
+    "resize {0}": ("give --min, --max or both", "resize {0} --max 2"),
+    "ban {0}": ("name a NODE, or give --where", "ban {0} b"),
+    "ban {0} --where rack": ("must be an attribute and its value: rack=17", "ban {0} --where rack=17"),
+    "unban {0} b": ("rdzv status shows those there are", "status {0}"),
+    "forget {0}": ("or forget it with --force", "forget {0} --force"),
+    "reopen {0}": ("there is nothing to open", "status {0}"),
+    "drain {0} b": ("`rdzv status` names those that are", "drain {0} a"),
+    "check {1}/none": ("name the directory given as --data-dir", "check {1}/data"),
+    "backup {1}/data {1}/taken": ("name a file that does not", "backup {1}/data {1}/copy"),
+    "restore {1}/taken {1}/data": ("use another directory", "restore {1}/backup {1}/other"),
+    "restore {1}/none {1}/new": ("name one that rdzv backup has made", "restore {1}/backup {1}/new"),
+    "restore {1}/taken {1}/third": ("restore it from a backup", "restore {1}/backup {1}/third"),
+}
+
+
+def said(arguments: str, *names: object) -> int:
+    try:
+        return main(arguments.format(*names).split())
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.mark.parametrize(("wrong", "advice", "right"), [(one, *rest) for one, rest in OF_A_COMMAND.items()])
+def test_advice_of_a_command(
+    wrong: str, advice: str, right: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with store.sync.serve(data_dir=tmp_path / "data") as server:
+        names = f"{server.url}/job", tmp_path
+        (tmp_path / "taken").write_text("a shopping list")
+        assert said("backup {1}/data {1}/backup", *names) == 0
+        with rdzv.sync.connect(names[0], node_id="a", min_nodes=1, is_host=False) as handler:
+            handler.next_rendezvous()
+            assert said(wrong, *names) != 0
+            assert advice in capsys.readouterr().err
+            assert said(right, *names) == 0
+
+
+def test_advice_of_the_launcher(tmp_path: Path) -> None:
+    def launched(*command: str) -> str:
+        whole = (sys.executable, "-m", "rdzv", "run", f"{server.url}/job?min_nodes=1", *command)
+        return subprocess.run(whole, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path).stderr
+
+    with store.sync.serve() as server:
+        assert "write it at the end, after --" in launched()
+        assert "write its path, or install it here" in launched("--", "work")
+        (tmp_path / "work").write_text(f"#!{sys.executable}\nopen('done', 'x')")
+        (tmp_path / "work").chmod(0o700)
+        launched("--", "./work")
+    assert (tmp_path / "done").exists()
