@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.sim.explorer.world import Scenario
 
 __all__ = [
@@ -60,5 +62,8 @@ WHOLE = (
     AGAIN_AND_CUT,
     EVERYTHING,
 )
-SCENARIOS = {one.name: one for one in WHOLE}
+JOINED = tuple(replace(one, name=f"{one.name}-joined", joined=True) for one in WHOLE[:-2])
+"""The same but the longest, where each node reads in one turn all that the store has sent to it."""
+
+SCENARIOS = {one.name: one for one in (*WHOLE, *JOINED)}
 """The scenarios by name."""

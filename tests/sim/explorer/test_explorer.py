@@ -23,8 +23,9 @@ def explore(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.in_ci
 @pytest.mark.timeout(LIMIT)
-def test_the_promises_hold_in_every_order_after_the_coordinators_death() -> None:
-    done = explore("take-over")
+@pytest.mark.parametrize("scenario", ["take-over", "take-over-joined"])
+def test_the_promises_hold_in_every_order_after_the_coordinators_death(scenario: str) -> None:
+    done = explore(scenario)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "not all of them" not in done.stdout
     states = int(done.stdout.split()[1].replace(",", ""))

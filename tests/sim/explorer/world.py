@@ -96,6 +96,7 @@ class Scenario:
         at: A fault is possible only while a write to a key with this part is under way; empty: at any time.
         again: Node 0 joins again by itself, so that there is a second round also without a fault.
         eager: Nodes read their queued messages at once; otherwise reading is a step.
+        joined: An eager node reads all its queued messages in one turn, as from one packet; otherwise each in a turn.
         connected: All nodes follow the run from the beginning; otherwise they connect one by one.
         standing: All nodes are in round 0 at the beginning, which they reached on one fixed path.
     """
@@ -106,6 +107,7 @@ class Scenario:
     at: str = ""
     again: bool = False
     eager: bool = True
+    joined: bool = False
     connected: bool = True
     standing: bool = False
 
@@ -478,6 +480,8 @@ class World:
         for one in self.members:
             if self.scenario.eager and one.in_reach and one.connection.down:
                 one.connection.read()
+                while self.scenario.joined and one.connection.down:
+                    one.connection.read()
                 return True
         return False
 
