@@ -198,6 +198,24 @@ def test_a_run_without_progress_is_given_up_at_every_member(url: str) -> None:
     }
 
 
+def test_a_failed_round_in_which_a_step_was_finished_does_not_count_as_without_progress(url: str) -> None:
+    def rounds_of(name: str) -> int:
+        begun = 0
+        while True:
+            with contextlib.suppress(OSError):
+                for round in rdzv.sync.rounds(f"{url}/job?min_nodes=2", is_host=False, node_id=name, no_progress=1):
+                    with round:
+                        begun += 1
+                        round.check(0)
+                        round.check(1)
+                        if round.number == 0:
+                            round.store.barrier("both are here", 2)
+                            raise OSError(f"the collective of {name} has failed")
+                return begun
+
+    assert side_by_side(lambda: rounds_of("a"), lambda: rounds_of("b")) == [2, 2]
+
+
 @pytest.mark.parametrize(
     "wait",
     [

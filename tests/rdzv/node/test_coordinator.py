@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rdzv.core.keys import Keys
+from rdzv.core.round import Round
 from rdzv.core.state import NodesWaiting
+from rdzv.node.coordinator.office import SharedLease
 from rdzv.node.member.leaving import HAND_OVER_WITHIN
+from rdzv.testing.network import MemoryNetwork
+from store import Lease, LeaseNotFound
 from store.messages import Delete, Grant, Guarded, Put, Request, Revoke, Transact
 from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round, listen
+from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
 
 if TYPE_CHECKING:
@@ -220,3 +226,19 @@ async def test_nodes_meet_again_after_the_records_of_their_run_were_deleted_unde
         last = e.next_rendezvous() if joining.done() else joining
         again = [node.next_rendezvous() for node in nodes[1:]]
         assert_one_round(await asyncio.wait_for(asyncio.gather(*again, last), 30))
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+async def test_the_end_of_a_term_revokes_the_lease_of_no_round(*, taken_over: bool) -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        lease = await client.grant(60.0)
+        round = Round(number=0, term=1, size=1, buckets=0, host="", port=0, lease=lease.id)
+        shared = SharedLease(client, ttl=60.0)
+        keeping = asyncio.create_task(shared.keep(round if taken_over else None))
+        kept = Lease(client, id=await shared.take(), ttl=60.0)
+        assert (kept.id == lease.id) is taken_over
+        await shared.give_back()
+        with contextlib.nullcontext() if taken_over else pytest.raises(LeaseNotFound):
+            await kept.keep_alive()
+        keeping.cancel()

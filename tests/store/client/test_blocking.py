@@ -130,6 +130,18 @@ def when_its_time_is_over(server: Server, disconnect_ttl: float) -> None:
 
 
 @pytest.mark.some_of(0)
+def test_leases_that_have_ended_are_not_kept_by_the_connection_that_granted_them(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sync.connect(server.url) as client:
+        for _ in range(31):
+            client.grant(60, disconnect_ttl=5)
+        later = time.monotonic() + 61
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        client.grant(60, disconnect_ttl=5)
+        assert sum(len(channel.leases) for channel in client.shared.channels) == 1
+
+
 def test_leases_outlive_the_connections_of_the_busiest_moment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease ended 60 s after its grant, together with the connection that had granted it."""
     with sync.connect(server.url) as client:

@@ -103,5 +103,6 @@ async def test_a_defect_in_reopening_a_watch_does_not_leave_its_reader_waiting()
 
         watch._cursor.opening = opening  # type: ignore[method-assign]
         network.reset("client")
-        with pytest.raises(ConnectionLost, match="a defect"):
+        with pytest.raises(ConnectionLost, match="a defect") as failed:
             await anext(aiter(watch))
+        assert not failed.value.maybe_applied, "a watch changes nothing"

@@ -197,6 +197,15 @@ def test_a_group_that_does_not_fit_is_rolled_back_whole_and_the_journal_goes_bac
     assert (saved.revision, saved.sessions) == (3, (session(A, 1),))
 
 
+def test_the_reserve_is_for_deletes_and_for_a_store_that_takes_only_deletes(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, new_id="id")
+    groups = [[change(put(1, "a"))], [change(delete(1, "a"))], [change(delete(1, "a")), change(put(2, "a"))]]
+    for only_deletes, may in ((False, [False, True, False]), (True, [True, True, True])):
+        journal.only_deletes = only_deletes
+        assert [journal._may_use_reserve(group) for group in groups] == may
+    journal.close()
+
+
 def test_the_row_of_a_probe_is_no_part_of_the_store(tmp_path: Path) -> None:
     journal = Journal(tmp_path, new_id="id")
     before = journal.load()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.core.state import LostStore
+from rdzv.core.hosts.lost_store import survivors_of
+from rdzv.core.state import LostStore, NodeRecord
 
 
 @pytest.mark.parametrize(
@@ -24,3 +25,11 @@ def test_the_knowledge_of_the_run_that_has_gone_on_longer_stands(better: LostSto
     assert better.outranks(other)
     assert not other.outranks(better)
     assert not better.outranks(better)
+
+
+def test_only_the_members_of_the_lost_stores_last_round_have_survived_it() -> None:
+    lost = LostStore(generation=1, revision=9, round=7, round_at=5)
+    came_from = {"a": (5, 1), "b": (4, 0), "c": None}
+    records = [NodeRecord(node_id=name, incarnation="", came_from=it) for name, it in came_from.items()]
+    assert survivors_of(records, lost) == {"a": 1}
+    assert survivors_of(records, None) == {}
