@@ -15,7 +15,7 @@ from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stopping import Stop
 from rdzv.core.stuck.beats import Beats
-from rdzv.loop.life import Life
+from rdzv.loop.life import Life, suspect
 from rdzv.membership import Membership
 from rdzv.testing import ClusterNode, cluster
 from store.calls import finished
@@ -174,3 +174,10 @@ def test_a_member_paused_while_it_waits_for_news_reads_them_before_it_ends() -> 
         town.pause(0, 5)
         town.advance(20)
         assert [one.world_size for one in town.rounds] == [3, 2]
+
+
+async def test_a_node_without_a_round_accuses_no_member() -> None:
+    async def connect() -> None:
+        """Return no link: none is used."""
+
+    await suspect(cast("Any", SimpleNamespace(connect=connect, membership=None)), "a member is silent")

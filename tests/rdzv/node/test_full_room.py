@@ -118,6 +118,15 @@ async def fill_for_ever(put: Callable[[str, bytes], Awaitable[object]]) -> None:
             return
 
 
+async def test_a_first_round_that_the_store_has_no_room_for_is_an_error_at_once() -> None:
+    """Only the last round's shared keys are deleted to make room."""
+    async with VirtualRun(limits=Limits(keys_max=1), min_nodes=1) as run:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(RendezvousConnectionError, match="keys_max"):
+            await run.handler("a").next_rendezvous()
+        assert asyncio.get_running_loop().time() - began < 5.0
+
+
 @pytest.mark.in_ci
 @all_limits
 @pytest.mark.parametrize("by", ["a round", "a member", "a stranger"])
