@@ -101,10 +101,13 @@ class Job:
     async def stores(self) -> set[str]:
         """Return the ids of the stores that serve at the listed hosts."""
         ids = set()
-        for host in self.hosts:
+
+        async def look(host: str) -> None:
             with contextlib.suppress(store.StoreError):
-                async with store.connect(f"tcp://{host}", timeout=0.5) as client:
+                async with store.connect(f"tcp://{host}", timeout=2.0) as client:
                     ids.add(str(client.store_id))
+
+        await asyncio.gather(*map(look, self.hosts))
         return ids
 
 

@@ -4,6 +4,7 @@ An empty store begins after a moment, as at the next host. The coordinator may d
 off and work on, and fresh nodes may come first. Above the checks of `training_story.py`:
 
 - No round of a new store completes while a member of an earlier store's round may be at work by its own clock (R2).
+- No round completes in a store whose end was announced, as that of a host that is drained.
 - The numbers of each process's rounds rise, and are above those of earlier stores (R4).
 - The best knowledge of the lost store that a member of the first round, or a spare, has told holds in it: closing,
   bans, numbers of nodes, the tally. The truth is read from the books of the lost store, at the revision that this node
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["HostsStory"]
 
 STORE_BACK_WITHIN = 60.0  # seconds for which nodes look for a store: longer than any outage here
+ENDS_WITHIN = 5.0  # seconds after its end was announced, a store is gone, or its host has stayed
 STARTED_AGAIN_AFTER = 2.0  # seconds, if a run is closed for this node only
 
 
@@ -89,6 +91,8 @@ class HostsStory(TrainingStory):
     def _committed(self, last: Committed, before: Committed | None, waiting: set[str]) -> None:
         super()._committed(last, before, waiting)
         self.store_of[last.round.revision] = self.cosmos.store.store_id
+        announced = self.cosmos.store.books.at(KEYS.moving, last.round.revision)
+        self.truth.require(announced is None, f"{last.round} has begun in a store whose end was announced")
         knowing = [node for node in self._at(last) if self._knows(node)]
         if before is None and not any(_rank_of_knowledge(node)[1] >= 0 for node in knowing):
             self.anew = self.stores[self.cosmos.store.store_id]  # fresh nodes only: the run begins anew for them
@@ -170,7 +174,7 @@ class HostsStory(TrainingStory):
 
 
 class HostsTroubles(TrainingTroubles):
-    """Also kills the process of the store, bans, and counts in the run's tally."""
+    """Also kills the process of the store, announces its end, bans, and counts in the run's tally."""
 
     _story: HostsStory
 
@@ -199,7 +203,7 @@ class HostsTroubles(TrainingTroubles):
             if link is not None:
                 run = Run(link.store, KEYS, head=lambda: node.node.head)
                 order: Callable[[str], Awaitable[object]] = run.ban if self._rng.random() < 0.7 else run.unban
-                node.process.node_thread.start(_quietly(order, name))
+                node.process.node_thread.start(_quietly(partial(order, name)))
 
     def _lose_store(self) -> None:
         """Kill the store, at random with its coordinator, with members cut off before, and after an order."""
@@ -210,9 +214,23 @@ class HostsTroubles(TrainingTroubles):
             rng.choice((self._resize, self._close, self._ban, self._ban))()
         if rng.random() < 0.4 and (node := self._random_node()) is not None:
             self._strike(node, rng.choice(("partition", "kill", "stop", "thread")), self.draw_seconds())
-        self._later(rng.choice((0.0, 0.1, 0.5)) * rng.random(), self._kill)
+        if rng.random() < 0.3:
+            self._announce_the_end()
+            self._later(rng.choice((0.1, 1.0, 4.0)) * rng.random(), self._kill)
+        else:
+            self._later(rng.choice((0.0, 0.1, 0.5)) * rng.random(), self._kill)
         if rng.random() < 0.4:
             self._later(rng.uniform(0.0, 1.0), lambda: story.start(f"n{rng.randrange(story.rules.needed + 3)}"))
+
+    def _announce_the_end(self) -> None:
+        """Let the store reject arrivals and rounds, as its host does before it leaves."""
+        connected = [node for node in self._story.alive() if node.awake and node.connected and node.node._link]
+        if connected:
+            node = self._rng.choice(connected)
+            link = node.node._link
+            assert link is not None
+            self._story.disturbed("the end of the store is announced", lasting=ENDS_WITHIN + self.felt_for)
+            node.process.node_thread.start(_quietly(partial(link.store.put, KEYS.moving, b"", ttl=ENDS_WITHIN)))
 
     def _kill(self) -> None:
         if not self._cosmos.store.up:
@@ -227,9 +245,9 @@ class HostsTroubles(TrainingTroubles):
             self._later(away + self._rng.choice((0.1, 1.0)) * self._rng.random(), self._kill)
 
 
-async def _quietly(order: Callable[[str], Awaitable[object]], name: str) -> None:
+async def _quietly(order: Callable[[], Awaitable[object]]) -> None:
     with contextlib.suppress(RendezvousError, StoreError):
-        await order(name)  # called here: a process that dies before this task begins leaves no coroutine behind
+        await order()  # called here: a process that dies before this task begins leaves no coroutine behind
 
 
 def _rank_of_knowledge(node: Node) -> tuple[int, int, int]:
