@@ -473,7 +473,7 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
         return Parked(reason=reason)
-    # A last call outlasts its coordinator. The join timeout runs again `LAST_CALL_GRACE` after the last call.
+    # A last call goes on if its coordinator is lost. The join timeout runs again `LAST_CALL_GRACE` after the last call.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
         return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)

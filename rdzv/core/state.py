@@ -108,7 +108,7 @@ class Closed(Stored, kw_only=True):
             return cls(reason=str(error))
 
 
-_WITH = "with/"  # no node's id begins so, as ids have no slash
+_WITH = "with/"  # no node's id begins with this, as ids have no slash
 WITH = "nodes with "  # in a status, "nodes with rack=17" stands for all nodes with this attribute
 
 

@@ -167,6 +167,6 @@ def _span(kind: str, began: float, seconds: float, text: str) -> Span:
 
 
 def _stopped(chapter: Chapter, length: float) -> float:
-    """Return the seconds until the round stopped or lost its first member, else `length`."""
+    """Return the seconds until the round stopped or lost its first member; `length` if neither is known."""
     gone = [one.after for one in chapter.incidents if one.kind in ("lost", "left") and one.after is not None]
     return min([length, *([] if chapter.stopped is None else [chapter.stopped]), *gone])

@@ -73,7 +73,7 @@ class Life:
     _endings: dict[bool, Ending] = field(default_factory=dict)
     _awaits: anyio.CancelScope | None = None  # cancelled at the round's end, to end a wait in the node's loop
 
-    # ------------------------------------------------------------------------------------------ what ends it
+    # ------------------------------------------------------------------------------------------ the end
 
     @property
     def ending(self) -> Ending | None:
@@ -118,7 +118,7 @@ class Life:
         """Record an ending; the first counts, but any other replaces an agreement to leave. Thread-safe."""
         if self._note(ending):
             self.on_end(ending)
-            if self.phase is not Phase.AT_WORK:  # then this runs in the node's thread, which may cancel `_awaits`
+            if self.phase is not Phase.AT_WORK:  # this then runs in the node's thread, which may cancel `_awaits`
                 self._wake()
 
     def _note(self, ending: Ending) -> bool:
@@ -176,7 +176,7 @@ class Life:
         progress = self.membership.progress
         return progress is not None and progress.left_early
 
-    # ------------------------------------------------------------------------------------------ what follows
+    # ------------------------------------------------------------------------------------------ after the end
 
     async def conclude(
         self,
@@ -293,7 +293,7 @@ class Life:
         store.prefix = self.node.keys.attempt(round.number, round.term)  # a prefix for which a full store reserves room
         return store
 
-    # ------------------------------------------------------------------------------------------ who was first
+    # ------------------------------------------------------------------------------------------ blame
 
     async def claim_end(self, how: str = "") -> bool:
         """Report that this member ends the round, and how its work failed, if it did; return True if it is the first.

@@ -199,7 +199,7 @@ class Handler(Known, RendezvousHandler):
             membership.call_when_lost(lambda _: here_soon(shared.end_waits))
         return info
 
-    # ------------------------------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------------------------------ state
 
     def changes(self) -> Changes:
         """Return the round's changes as they happen: `async with handler.changes() as changes`; see `Changes`."""

@@ -200,7 +200,7 @@ class Cluster:
             self.advance(min(FINISH_LOOKS_EVERY, until - self.now))
         return Done(None)
 
-    # ------------------------------------------------------------------------------------------ what befalls nodes
+    # ------------------------------------------------------------------------------------------ faults
 
     def kill(self, node: int | ClusterNode, *, power: bool = False) -> Done[None]:
         """Kill a node's process; with `power`, cut its machine's power, so that its connections stay open."""
@@ -313,7 +313,7 @@ class Cluster:
             self._director.call_later(seconds, host.resume)
         return Done(None)
 
-    # ------------------------------------------------------------------------------------------ at random
+    # ------------------------------------------------------------------------------------------ random faults
 
     def explore(
         self,
@@ -367,7 +367,7 @@ class Cluster:
                     raise told from error
         return Done(count)
 
-    # ------------------------------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------------------------------ internals
 
     def _node(self, node: int | ClusterNode) -> ClusterNode:
         self._check_open()

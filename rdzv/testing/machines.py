@@ -166,7 +166,7 @@ class StoreMachine:
         self.store_id: str = "store 1"
         self.disk: Disk | None = self.new_disk(self.store_id) if durable else None
 
-    # ------------------------------------------------------------------------------------------ to be overridden
+    # ------------------------------------------------------------------------------------------ to override
 
     def new_disk(self, store_id: str) -> Disk:
         """Return the disk."""
@@ -185,7 +185,7 @@ class StoreMachine:
     def on_server_failure(self, server: Server) -> None:
         """Called when a server has stopped by itself."""
 
-    # ------------------------------------------------------------------------------------------ its processes
+    # ------------------------------------------------------------------------------------------ processes
 
     @property
     def up(self) -> bool:

@@ -121,7 +121,7 @@ class MemoryNetwork:
 
     def links(self, which: str | Link = EVERYTHING) -> list[Link]:
         """Return the open links of this name, the oldest first."""
-        # Remove closed links here: a link does not report its end.
+        # Remove closed links here, as a link does not report its end.
         self._links = {name: link for name, link in self._links.items() if not link.is_over}
         return [link for link in self._links.values() if _name(which) in link.names]
 

@@ -179,7 +179,7 @@ class Host(asyncio.BaseEventLoop):
     def __repr__(self) -> str:
         return f"<host {self.name}>"
 
-    # ------------------------------------------------------------------------------------------ life and death
+    # ------------------------------------------------------------------------------------------ life
 
     def start(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Run a coroutine in this process."""
@@ -229,7 +229,7 @@ class Host(asyncio.BaseEventLoop):
         """Return the unfinished tasks."""
         return [task for task in list(self._tasks) if not task.done()]
 
-    # ------------------------------------------------------------------------------------------ what the timeline calls
+    # ------------------------------------------------------------------------------------------ for the timeline
 
     def due(self, handle: asyncio.Handle) -> None:
         """Called when a timer fires."""

@@ -180,7 +180,7 @@ class JobRound:
         await process.wait()
         self._heard.put_nowait(process)
 
-    # -------------------------------------------------------------------------------------- what ends a round
+    # -------------------------------------------------------------------------------------- the round's end
 
     async def _end(self) -> signal.Signals | GiveUp | str | None:
         wait: Wait | None = None
@@ -283,7 +283,7 @@ class JobRound:
         except OSError:
             return -1
 
-    # ------------------------------------------------------------------------------------------ the processes
+    # ------------------------------------------------------------------------------------------ processes
 
     def _running_now(self) -> list[Process]:
         return [process for process in self._processes if process.status is None]

@@ -94,7 +94,8 @@ def _worker(guard: types.ModuleType, startup: types.ModuleType, here: str, reque
         os.dup2(stream, number)
         os.close(stream)
     guard.fork_guarded(control, wanted["files"], report=report)
-    # `fork_guarded` restores the default signals. Python changes three default actions at its start, as done here.
+    # `fork_guarded` restores the default signals. Python changes three default actions at its start, and so does this
+    # code.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):

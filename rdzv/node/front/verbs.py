@@ -304,7 +304,7 @@ async def _close(node: Node, reason: str, **verdict: Any) -> None:
         raise node.connection_error(error) from error
 
 
-# ------------------------------------------------------------------------------------------ of any run
+# ------------------------------------------------------------------------------------------ any run
 
 
 def _run(node: Node, store: Store) -> Run:

@@ -111,7 +111,7 @@ class Follower:
                 self.unanswered = error
                 await anyio.sleep(ASK_AGAIN_AFTER)
 
-    # ------------------------------------------------------------------------------------ learned by another way
+    # ------------------------------------------------------------------------------------ not from the watch
 
     def take_round(self, round: Round) -> None:
         """Replace the known round if this one is later."""
@@ -131,7 +131,7 @@ class Follower:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.tell()
 
-    # ------------------------------------------------------------------------------------ learned by the watch
+    # ------------------------------------------------------------------------------------ from the watch
 
     def _take(self, event: Event) -> None:
         match event.kind:

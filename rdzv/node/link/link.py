@@ -58,7 +58,7 @@ class Link:
         self.resign: Callable[[float], Awaitable[None]] | None = None
         self.back_at: float | None = None  # when the store was last reconnected; None if never
         self.gone: ConnectionLost | None = None  # the error with which the store was given up
-        self.host: str = ""  # the URL of this store, without the hosts that could replace it
+        self.host: str = ""  # the URL of this store, without the other hosts that may serve it later
         self.release_within: float = RELEASE_WITHIN  # seconds to revoke leases; fewer if the store is silent
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this node serves the store
         # If no process listens at the store's URL for this many seconds, the node gives the store up. The node never
@@ -113,7 +113,7 @@ class Link:
         with anyio.CancelScope(shield=True):
             await self.keeping.release_all()
 
-    # ------------------------------------------------------------------------------------------ connected or not
+    # ------------------------------------------------------------------------------------------ connection
 
     @property
     def if_hosted(self) -> str:

@@ -261,7 +261,7 @@ class Joining:
             member = await find_member(self.link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
         return None if member is None else member.rank
 
-    # ------------------------------------------------------------------------------------------ the way to rank 0
+    # ------------------------------------------------------------------------------------------ reaching rank 0
 
     async def _why_not_reached(self, membership: Membership) -> Verdict | None:
         """Return rank 0's verdict if not all members reached rank 0; None if all did, or do not check."""

@@ -127,7 +127,7 @@ class Noticing:
             record = part.arrival.record
             part.put_out(link, f"this node is {ban}")
             if record is not None:
-                await self._delete(link, record)  # the operator may have failed to delete the record
+                await self._delete(link, record)  # delete the record, as the operator may have failed to
         else:
             await self._see_whether_it_stands(link)
 

@@ -122,7 +122,7 @@ class Run:
         closed = Closed(reason=reason, by=self.by, **verdict)
         lease = lease or await take_run_lease(self.store, self.keys, self.keep)
         result = await self.store.compare_and_set(self.keys.closed, closed.pack(), expected_revision=0, lease=lease)
-        await lease.keep_alive()  # the run may have no node that renews its lease
+        await lease.keep_alive()  # renew the lease, as the run may have no node that does
         return Closed.of(result.entry.value) if result.entry else closed
 
     async def reopen(self) -> Closed | None:
@@ -254,7 +254,7 @@ class Run:
             refuse(f"a ban that lasts {ban.lasts:g} s was refused: {error}; without a time it stays until lifted")
         return ban.replace(lasts=lease.ttl), lease  # etcd raises short TTLs
 
-    # ------------------------------------------------------------------------------------------ what is known
+    # ------------------------------------------------------------------------------------------ state
 
     async def status(self) -> RunStatus:
         """Return the status."""
