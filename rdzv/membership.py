@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.keys import Keys
     from rdzv.core.round import Participant, Round
-    from rdzv.core.stuck.beats import Beats
+    from rdzv.core.stuck.beats import StepLog
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
     from store.messages import Condition
 
@@ -126,7 +126,7 @@ class Membership:
     round: Round
     rank: int
     arrival: int  # the revision of this node's record in the round
-    beats: Beats
+    beats: StepLog
     node_id: str = ""
     store_id: str | None = None  # the id of the round's store; None for a backend without ids
     head: Head = field(default_factory=Head)  # the last head given to `take`; unchanged once the membership is over

@@ -148,18 +148,18 @@ class Succession(Starting):
         """Ask all other hosts until each has proven not to serve; return False to give way."""
         candidacy, since = Candidacy(place), anyio.current_time()
         self._lost.clear()
-        while missing := candidacy.missing(len(self._hosts)):
+        while missing := candidacy.possible_hosts(len(self._hosts)):
             asked = [self._hosts[host] for host in missing]
             found = await ask_all(asked, self._tls(), within=ANSWERS_WITHIN)
             for host, one in zip(missing, found, strict=True):
                 is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
                 is_this = one.candidate == name  # the host's name leads to this process itself
                 answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
-                heard = candidacy.heard(host, answer)
+                heard = candidacy.after_answer(host, answer)
                 if heard is None or self._settled.is_set():
                     return False
                 candidacy = heard
-            if candidacy.missing(len(self._hosts)):
+            if candidacy.possible_hosts(len(self._hosts)):
                 await self._pause(asked, found, since)
         return True
 

@@ -106,12 +106,12 @@ class AbsenceBook:
                 at = None if one.ago is None else now - one.ago
                 self._gone[one.node_id] = one.how, at, one.address, one.why
 
-    def came(self, node_id: str) -> None:
+    def add_arrival(self, node_id: str) -> None:
         """Record an arrival."""
         self._unseen.pop(node_id, None)
         self._gone.pop(node_id, None)
 
-    def went(
+    def add_departure(
         self, node_id: str, *, left: bool, is_member: bool, address: str, now: float | None, why: str = ""
     ) -> None:
         """Record that a node has gone; it counts as missing only if it is a member or an expected node."""
@@ -119,7 +119,7 @@ class AbsenceBook:
             self._unseen.pop(node_id, None)
             self._gone[node_id] = LEFT if left else LOST, now, address, why
 
-    def look_again(self, here: Iterable[str]) -> None:
+    def resync(self, here: Iterable[str]) -> None:
         """Count expected nodes as never seen, except those that a snapshot shows `here` and those that have gone."""
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from rdzv.core.absent import NAMED_OF_MANY
 from rdzv.core.addresses import with_reachable_addresses
-from rdzv.core.hosts.lost_store import survivors_of
+from rdzv.core.hosts.lost_store import survivor_ranks
 from rdzv.core.ranks import domains_of, in_units
 from rdzv.core.state import MOVES, NAMED_MOST, Closed, Head, Phase, Progress, leaving_in_words
 from rdzv.errors import RendezvousSettingsError
@@ -52,17 +52,17 @@ class Rules:
     unit_within: str = ""  # an attribute with one value in all nodes of a unit; empty: units may mix values
     ttl: float = 0.0  # seconds within which a member cut off from the store stops
 
-    def placed(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
+    def in_whole_units(self, records: Sequence[NodeRecord]) -> Sequence[NodeRecord]:
         """Return the nodes that form complete units (see `unit_within`)."""
         return in_units(records, unit=self.unit, attribute=self.unit_within) if self.unit_within else records
 
-    def why_not_placed(self, records: Iterable[NodeRecord]) -> str:
+    def why_no_whole_units(self, records: Iterable[NodeRecord]) -> str:
         """Return why no round completes although at least `needed` nodes wait: they fill too few units."""
         counts = domains_of(records, attribute=self.unit_within)
         units = f"units of {_nodes(self.unit)} lie within one {self.unit_within} each"
         return f"{units}, and fewer than {self.needed} nodes fill whole ones: {counts}"
 
-    def admitted(self, count: int) -> int:
+    def round_size(self, count: int) -> int:
         """Return a round's size if `count` nodes have arrived; 0 if too few."""
         return min(count - count % self.unit, self.capacity) if count >= self.needed else 0
 
@@ -149,7 +149,7 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
         if picture.obstacle is None or now >= picture.obstacle.until:
             return act
         until, error = picture.obstacle
-        act = Wait(until=until, progress=hindered(act.progress, f"the store does not take it: {error}"), error=error)
+        act = Wait(until=until, progress=blocked(act.progress, f"the store does not take it: {error}"), error=error)
     progress, unbans = act.progress, _unbans_to_note(picture)
     due = report_due(picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now)
     if unbans or (due is not None and due <= now):
@@ -186,11 +186,11 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
     if head.moves:
-        return Wait(until=None, progress=hindered(progress, MOVES))
+        return Wait(until=None, progress=blocked(progress, MOVES))
     enough = view.enough_since is not None
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
-    placed = len(rules.placed([*view.waiting.values()]))
-    full = rules.admitted(placed) == rules.capacity
+    placed = len(rules.in_whole_units([*view.waiting.values()]))
+    full = rules.round_size(placed) == rules.capacity
     # If the last round has no live member, and no lost member may come back, no further node is expected.
     all_have_come = rules.early_last_call and bool(view.members) and not view.live
     # Nodes of a restarted job may have the former names, but know no round and arrive one by one: wait for the others.
@@ -198,35 +198,35 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     nobody_else = all_have_come and regroup and not view.expected_back
     is_news = view.round is None or view.round.revision < head.lost_store_told
     lost = head.lost_store if is_news else None
-    survivors = survivors_of(view.waiting.values(), lost)
+    survivors = survivor_ranks(view.waiting.values(), lost)
     if lost is not None:
         missing, ends_at = lost.awaited - len(survivors), head.lost_store_at + rules.ttl
         if missing > 0 and now < ends_at:
             of_round = f"of {_nodes(lost.awaited)} of round {lost.round}, whose store was lost"
-            return Wait(until=ends_at, progress=hindered(progress, f"{missing} {of_round}, may still be at work"))
+            return Wait(until=ends_at, progress=blocked(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
     if view.live or not enough:
         # While a last call runs, wake at its end, to report that it is over.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
-    if not rules.admitted(placed):
-        return Wait(until=None, progress=hindered(progress, rules.why_not_placed(view.waiting.values())))
+    if not rules.round_size(placed):
+        return Wait(until=None, progress=blocked(progress, rules.why_no_whole_units(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
             # Once a round has completed in this store, its ranks are the previous ones, not the lost store's.
             ranked = survivors if view.round is None else {}
             complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
-            stuck = hindered(progress, f"rank_order fails with {type(error).__name__}: {error}")
+            stuck = blocked(progress, f"rank_order fails with {type(error).__name__}: {error}")
             return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
         try:
             return replace(complete, members=with_reachable_addresses(complete.members))
         except RendezvousSettingsError as error:
-            return Wait(until=None, progress=hindered(progress, str(error)))
+            return Wait(until=None, progress=blocked(progress, str(error)))
     return Wait(until=ends, progress=progress)
 
 
-def hindered(progress: Progress, problem: str) -> Progress:
+def blocked(progress: Progress, problem: str) -> Progress:
     """Return the progress with a problem that prevents the next round, and without a last call."""
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
@@ -234,7 +234,7 @@ def hindered(progress: Progress, problem: str) -> Progress:
 def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Collection[str]) -> Progress:
     joined, live = len(view.waiting), len(view.live)
     left = None
-    if view.enough_since is not None and rules.admitted(joined) < rules.capacity:
+    if view.enough_since is not None and rules.round_size(joined) < rules.capacity:
         left = max(view.enough_since + rules.last_call - now, 0.0)
     if closed:
         phase = Phase.CLOSED
@@ -247,7 +247,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
     # If there are too few nodes for a round, none is a spare: a spare's join timeout is suspended, but join timeouts
     # must run while nodes are missing (R1).
     here = [*(view.records[node_id] for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
-    room = rules.admitted(len(rules.placed(here)) if rules.unit_within else live + joined)
+    room = rules.round_size(len(rules.in_whole_units(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
     spares_after, spare_ids = _spares_are(view, rules, spares)
     left_out = len(view.left_out)
@@ -324,14 +324,14 @@ def _choose(
 def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[str, int], *, after: int) -> Complete:
     """Return the round to commit. `survivors` maps nodes of the lost store's round `after` (-1: none) to ranks."""
     arrivals = list(view.waiting.values())
-    room = rules.admitted(len(rules.placed(arrivals)))
+    room = rules.round_size(len(rules.in_whole_units(arrivals)))
     previous = {**survivors, **{node_id: member.rank for node_id, member in view.members.items()}}
     kept = [record for record in arrivals if record.node_id in previous]
     newcomers = [record for record in arrivals if record.node_id not in previous]
     # If the run was resized to fewer nodes, the members of the lowest ranks stay, not the first to arrive.
     kept.sort(key=lambda record: previous[record.node_id])
     if rules.unit_within:
-        chosen = list(rules.placed([*kept, *newcomers])[:room])
+        chosen = list(rules.in_whole_units([*kept, *newcomers])[:room])
     else:
         chosen = [*_choose(rules, kept, (), room), *_choose(rules, newcomers, kept, room - len(kept))]
     chosen.sort(key=lambda record: record.arrival)
@@ -342,7 +342,7 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
     reached = next((record for record in ordered if not record.unreached), oldest)
     if reached is not ordered[0] and ordered[0].unreached:
         ordered = (reached, *(record for record in ordered if record is not reached))
-    ordered = tuple(rules.placed(ordered))  # make each unit's ranks adjacent
+    ordered = tuple(rules.in_whole_units(ordered))  # make each unit's ranks adjacent
     if sorted(record.arrival for record in ordered) != [record.arrival for record in chosen]:
         raise RendezvousSettingsError(
             f"rank_order made {len(ordered)} ranks of {_nodes(len(chosen))}; it must give each node it gets once"
@@ -424,7 +424,7 @@ def _nodes(count: int, what: str = "node") -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Me:
+class Joiner:
     """The facts that `follow` needs about a waiting node."""
 
     arrival: int  # the revision of the node's record
@@ -436,7 +436,7 @@ class Me:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parked:
+class KeepWaiting:
     """An answer of `follow`: the node waits until the `Head` changes."""
 
     reason: str
@@ -452,8 +452,8 @@ class Refused:
     spare: bool = False
 
 
-def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
-    """Return the next act of an arrived node: wait (`Parked`), read the returned round, or end (`Refused`)."""
+def follow(me: Joiner, head: Head, *, now: float) -> KeepWaiting | Round | Refused:
+    """Return the next act of an arrived node: wait (`KeepWaiting`), read the returned round, or end (`Refused`)."""
     round = head.round
     if round is not None and round.revision > max(me.arrival, me.passed_over):
         return round  # even if the run is closed now: no commit succeeds after a closing, so the round came first
@@ -467,18 +467,18 @@ def follow(me: Me, head: Head, *, now: float) -> Parked | Round | Refused:
     if spare:
         assert progress is not None
         why = me.left_out if me.node_id in progress.spare_ids else ""
-        return Parked(reason=f"a spare: {why}" if why else _explain_spare(progress), suspended=True)
+        return KeepWaiting(reason=f"a spare: {why}" if why else _explain_spare(progress), suspended=True)
     reason = explain(progress, elapsed=elapsed)
     if head.coordinator is None and progress is not None:
         reason = f"waiting for a new coordinator; at last, {reason}"
     if progress is None or progress.phase is not Phase.LAST_CALL or progress.problem:
-        return Parked(reason=reason)
+        return KeepWaiting(reason=reason)
     # A last call goes on if its coordinator is lost. The join timeout runs again `LAST_CALL_GRACE` after the last call.
     over_at = head.progress_at + (progress.last_call_left or 0.0)
     if now < over_at + LAST_CALL_GRACE:
-        return Parked(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
+        return KeepWaiting(reason=reason, suspended=True, until=over_at + LAST_CALL_GRACE)
     who = f", and {head.coordinator.node_id}, which coordinates," if head.coordinator is not None else ", and nobody"
-    return Parked(
+    return KeepWaiting(
         reason=f"the last call of {_nodes(progress.joined)} was over {now - over_at:.0f} s ago{who} has completed "
         f"{'no' if head.coordinator is not None else 'the'} round since"
     )
@@ -492,7 +492,7 @@ def _explain_spare(progress: Progress) -> str:
     return f"a spare: a round would take {taken} of the {_nodes(there)} that are there"
 
 
-def _is_spare(me: Me, progress: Progress | None) -> bool:
+def _is_spare(me: Joiner, progress: Progress | None) -> bool:
     if progress is not None and me.node_id in progress.spare_ids:
         return True
     if progress is None or progress.spares_after is None:

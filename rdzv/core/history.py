@@ -69,15 +69,15 @@ class Chapter(Record, kw_only=True):
         return {node_id: at for node_id, at in zip(self.node_ids, self.reached_at, strict=False) if at}
 
 
-class Spent(Record, kw_only=True):
+class TimeSpent(Record, kw_only=True):
     """A run's time by use, in seconds."""
 
     trained: float = 0.0  # seconds while all members of a round were live
     regrouped: float = 0.0  # seconds while a member was gone, and there were enough nodes for the next round
     waited: float = 0.0  # seconds while there were too few nodes for a round
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(
+    def __add__(self, other: TimeSpent) -> TimeSpent:
+        return TimeSpent(
             trained=self.trained + other.trained,
             regrouped=self.regrouped + other.regrouped,
             waited=self.waited + other.waited,
@@ -88,7 +88,7 @@ class Past(Record, kw_only=True):
     """The sums of the rounds whose chapters were dropped."""
 
     rounds: int = 0
-    spent: Spent = Spent()  # the time of the dropped rounds, and the time before the first round
+    spent: TimeSpent = TimeSpent()  # the time of the dropped rounds, and the time before the first round
     losses: int = 0
     lost: Mapping[str, int] = MappingProxyType({})  # the ids of the nodes lost most often, with the numbers of losses
     reasons: Mapping[str, int] = MappingProxyType({})  # losses by their most common reasons; "" is an unknown reason
@@ -139,11 +139,11 @@ def gone_before(history: History, number: int, *, here: Container[str], now: flo
     return list(gone.values())
 
 
-def spent(chapter: Chapter, seconds: float) -> Spent:
+def spent(chapter: Chapter, seconds: float) -> TimeSpent:
     """Return how the first `seconds` after a round's completion were spent."""
     trained = seconds if chapter.stopped is None else min(chapter.stopped, seconds)
     waited = min(chapter.short, seconds - trained)
-    return Spent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
+    return TimeSpent(trained=trained, regrouped=seconds - trained - waited, waited=waited)
 
 
 def seconds_between(chapter: Chapter, following: Chapter) -> float:
@@ -185,7 +185,7 @@ def pack_history(history: History) -> bytes:
     return packed
 
 
-class Chronicle:
+class HistoryWriter:
     """A run's history, continued by a coordinator. Once a returned history is stored, the caller calls `written`."""
 
     def __init__(self) -> None:
@@ -272,7 +272,7 @@ class Chronicle:
         history = self._history
         if not history.chapters:
             waited = min(self._short_until(now), after or 0.0)
-            spent_before = Spent(regrouped=(after or 0.0) - waited, waited=waited)
+            spent_before = TimeSpent(regrouped=(after or 0.0) - waited, waited=waited)
             since = None if at is None else at - (after or 0.0)
             if lost_store:
                 moved = Incident(kind="store lost", after=0.0, reason=f"at {lost_store}, before this round", at=at)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.core.history import Spent, seconds_between, spent
+from rdzv.core.history import TimeSpent, seconds_between, spent
 from rdzv.core.state import WITH, Phase
 from rdzv.core.stuck.pace import Pace, StepOf, pace_of
 
@@ -305,7 +305,7 @@ class Account:
 
     run_id: str
     seconds: float  # from the run's beginning until its closing, or until now
-    spent: Spent  # the seconds by use
+    spent: TimeSpent  # the seconds by use
     rounds: int  # completed
     reasons: Mapping[str, int]  # numbers of losses by reason; "other" has rare reasons in dropped chapters
     lost: Mapping[str, int]  # numbers of losses by node id, largest first; not all are remembered

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ASK_WITHIN: Final = 2.0  # seconds for a call to the round's store, after which a member continues without an answer
 # Seconds from the end of a dead member's lease until others are notified: 0.1 to expire the lease, the rest for a new
 # coordinator.
-NEWS_OF_A_LOSS: Final = 1.0
+LOSS_KNOWN_AFTER: Final = 1.0
 
 
 class EndKind(Enum):
@@ -93,11 +93,11 @@ def own_failure(failure: BaseException | str) -> bool | None:
     )
 
 
-def news_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf) -> float:
+def loss_known_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf) -> float:
     """Return the seconds that the first member to fail waits until a loss would be announced.
 
     A death is normally announced after `gone_ttl`, and after `disconnect_ttl` if many seem dead at once. But a store
     that restarts renews each lease for its full `ttl`, also leases of dead members. `back_for` has the seconds since
     this node reconnected to the store; infinity if it did not.
     """
-    return max(disconnect_ttl, ttl - back_for) + NEWS_OF_A_LOSS
+    return max(disconnect_ttl, ttl - back_for) + LOSS_KNOWN_AFTER

@@ -74,7 +74,7 @@ class Resized(Stored, kw_only=True):
     revision: int = 0  #: of this write
 
 
-class Begun(Stored, kw_only=True):
+class BegunStep(Stored, kw_only=True):
     """A member's answer: the largest step that it has begun in a round."""
 
     called = "a member's step"
@@ -98,7 +98,7 @@ def step_of(step: SupportsIndex, name: str = "step") -> int:
     raise RendezvousSettingsError(f"{name}={shown(step)} must be a whole number of at most 64 bits")
 
 
-class Agreement:
+class StopAgreement:
     """The coordinator's side of the agreement: it writes the question, and makes the decision from the answers.
 
     Each write is conditional on the last record seen, so that no two coordinators decide. A new coordinator continues
@@ -108,10 +108,10 @@ class Agreement:
     def __init__(self) -> None:
         self.listens: bool = False  # True: this coordinator has written a question or decision
         self.hears: bool = False  # True: all answers in the store have been read
-        self._answers: dict[str, Begun] = {}  # the last answer of each node, of any round
+        self._answers: dict[str, BegunStep] = {}  # the last answer of each node, of any round
         self._asked: Stop | None = None  # the last record that this coordinator wrote
 
-    def answered(self, node_id: str, begun: Begun | None) -> None:
+    def answered(self, node_id: str, begun: BegunStep | None) -> None:
         """Record a member's answer; None: all answers in the store have been read."""
         if begun is None:
             self.hears = True
@@ -176,12 +176,12 @@ class StepGate:
 
     # ------------------------------------------------------------------------------------------ the member's side
 
-    def passes(self, step: int) -> bool:
-        """Begin this step; return False if the gate is closed: callers wait for the decision, then call `leaves`."""
+    def begin_step(self, step: int) -> bool:
+        """Begin this step; return False if the gate is closed: then wait for the decision, and call `must_leave`."""
         self.begun, self.refused = step, None  # write `begun` before reading `_asked`: see the module
         return not self._asked
 
-    def leaves(self, step: int) -> bool:
+    def must_leave(self, step: int) -> bool:
         """Return True if the member leaves before this step; call this only after the decision."""
         assert self.decided, "callers wait for the decision first"
         return self.stop is None or step >= self.stop

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rdzv.core.absent import AbsenceBook
 from rdzv.core.state import NAMED_MOST, NodeRecord, Progress, ban_among
-from rdzv.core.stopping import Agreement
+from rdzv.core.stopping import StopAgreement
 from rdzv.core.stuck.accusing import Accusations
 from rdzv.errors import RendezvousStateError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.round import Member, Round
     from rdzv.core.state import Ban, Head, LastCoordinator
-    from rdzv.core.stopping import Begun
+    from rdzv.core.stopping import BegunStep
     from store.messages import Event
 
 # How a node's lease ended, in words.
@@ -70,7 +70,7 @@ class Answered(NamedTuple):
     """For `View.learn`: a member's answer which step it has begun; None: all answers in the store are read."""
 
     node_id: str = ""
-    begun: Begun | None = None
+    begun: BegunStep | None = None
 
 
 class View:
@@ -104,7 +104,7 @@ class View:
         self.arrived_at: float | None = None  # when this coordinator saw the last arrival
         self.absences: AbsenceBook = AbsenceBook(expected)
         self.accusations: Accusations = Accusations()
-        self.agreement: Agreement = Agreement()
+        self.agreement: StopAgreement = StopAgreement()
         self._stuck: dict[str, str] = {}  # members to expel, and why
         self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once
         self._unnamed: dict[bool, int] = {True: 0, False: 0}  # the numbers of gone members not in `_missed`, by `left`
@@ -217,7 +217,7 @@ class View:
             return
         self.seen = max(self.seen, event.revision)
         if event.key.startswith(self._accusations_prefix):
-            self.accusations.heed(event)
+            self.accusations.apply(event)
             return
         node_id = event.key[len(self._prefix) :]
         if "/" not in node_id:  # not a marker, nor a key of a run whose prefix begins with this one
@@ -250,7 +250,7 @@ class View:
         if there is not None or node_id in self.members:
             self._miss(node_id, left=record is not None, at=now, why=why, address=there.address if there else "")
 
-    def resized(self, *, needed: int, now: float) -> None:
+    def set_needed(self, *, needed: int, now: float) -> None:
         """Set the fewest nodes of a round."""
         self._needed = needed
         if self.synced:
@@ -299,7 +299,7 @@ class View:
             if node_id not in self.records and node_id not in self._missed:
                 self._miss(node_id, left=unnamed > 0, at=None, why="" if unnamed > 0 else self._why_unseen(node_id))
                 unnamed -= 1
-        self.absences.look_again(self.records)
+        self.absences.resync(self.records)
         self._count(now)
         if said is None:
             return
@@ -322,7 +322,7 @@ class View:
 
     def _place(self, record: NodeRecord) -> None:
         self.records[record.node_id] = record
-        self.absences.came(record.node_id)
+        self.absences.add_arrival(record.node_id)
         member = self.members.get(record.node_id)
         if member is not None and member.arrival == record.arrival:
             self.live.add(record.node_id)
@@ -362,7 +362,7 @@ class View:
 
     def _miss(self, node_id: str, *, left: bool, at: float | None, why: str, address: str = "") -> None:
         is_member = node_id in self.members
-        self.absences.went(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
+        self.absences.add_departure(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
             self._missed.setdefault(node_id, _Missed(left, why))
 

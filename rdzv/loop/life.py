@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from rdzv.core.absent import named
-from rdzv.core.round_life import ASK_WITHIN, Ending, EndKind, Outcome, Phase, gave_up, news_within, own_failure
+from rdzv.core.round_life import ASK_WITHIN, Ending, EndKind, Outcome, Phase, gave_up, loss_known_within, own_failure
 from rdzv.core.state import Closed, NodesLeft, NodesLost
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousError, RoundSupersededError
@@ -50,7 +50,7 @@ BLAME: Final = "rdzv/ended_by"
 LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
 LISTENS_AGAIN: Final = 1.0  # seconds until `listen` asks the store again after an error
 ETCD_LATE: Final = 1.0  # seconds by which etcd may report a lease's end late
-LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_await_news`
+LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_await_known_loss`
 
 
 @dataclass(eq=False)
@@ -215,8 +215,8 @@ class Life:
         self.phase = Phase.FAILED
         if await in_node(self._fails_first(failure)):
             await release()
-            await in_node(self._await_news())
-        self.blames_others = True in self._endings  # the round may have ended during `_await_news`
+            await in_node(self._await_known_loss())
+        self.blames_others = True in self._endings  # the round may have ended during `_await_known_loss`
         return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
 
     async def _leave(self) -> None:
@@ -269,12 +269,12 @@ class Life:
             await suspect(self.node, how or repr(failure))
         return True
 
-    async def _await_news(self) -> None:
+    async def _await_known_loss(self) -> None:
         """Wait until a member's loss is known, or any loss would be known by now."""
         settings = self.node.settings
         on_etcd = settings.endpoint.info.family == "etcd"  # on etcd, only `ttl` ends a dead member's lease
         died_within = settings.ttl + ETCD_LATE if on_etcd else settings.disconnect_ttl
-        left = news_within(disconnect_ttl=died_within, ttl=settings.ttl, back_for=self.node.back_for)
+        left = loss_known_within(disconnect_ttl=died_within, ttl=settings.ttl, back_for=self.node.back_for)
         with anyio.CancelScope() as self._awaits:
             self.changed()
             while left > 0 and not self.ended_abruptly:

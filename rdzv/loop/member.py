@@ -311,13 +311,13 @@ class BodyCalls(MemberOfRound):
             await self._get_out()
         if self.life.ending is None:
             step = self._membership.beats.beat(step)
-            if self.gate.passes(step):
+            if self.gate.begin_step(step):
                 return
             if not self.gate.decided:
                 self._handler.check_usable()  # raise in a forked child, in which no node reports the decision
                 await self._until_decided()
             if self.gate.decided:  # the members agreed on a stop before the round ended otherwise
-                if not (self.gate.leaves(step) or self.life.ended_abruptly):
+                if not (self.gate.must_leave(step) or self.life.ended_abruptly):
                     return
                 self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
         self.gate.refused = step_of(step)

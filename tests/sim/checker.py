@@ -284,7 +284,7 @@ class Checker:
         assert self.enough_at is not None
         if self.last is None and self.lost is not None:
             return  # survivors of a lost store do not wait for the last call
-        full = self.rules.admitted(len(self.waiting())) == self.rules.capacity
+        full = self.rules.round_size(len(self.waiting())) == self.rules.capacity
         nobody_else = self.rules.early_last_call and self.last is not None
         if full or nobody_else or round.size == self.rules.capacity or self.in_office_since > self.enough_at:
             return

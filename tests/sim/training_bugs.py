@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from rdzv.core import decision
 from rdzv.core.decision import Report, decide
-from rdzv.core.stopping import Agreement, StepGate
+from rdzv.core.stopping import StepGate, StopAgreement
 from rdzv.loop.life import Life
 from rdzv.membership import Membership, changes_since
 from rdzv.node.coordinator import term as coordinator
@@ -68,14 +68,14 @@ def _an_early_departure_is_not_noticed() -> Iterator[None]:
 
 @contextmanager
 def _nothing_is_heard_after_newcomers() -> Iterator[None]:
-    then = Agreement.next
+    then = StopAgreement.next
 
-    def next_once(self: Agreement, round: int, standing: Stop | None, **more: Any) -> tuple[Stop, int] | None:
+    def next_once(self: StopAgreement, round: int, standing: Stop | None, **more: Any) -> tuple[Stop, int] | None:
         if standing is not None and standing.decided and standing.round == round:
             return None
         return then(self, round, standing, **more)
 
-    with patch.object(Agreement, "next", next_once):
+    with patch.object(StopAgreement, "next", next_once):
         yield
 
 
@@ -158,13 +158,13 @@ def _two_expels_of_one_picture() -> Iterator[None]:
 
 @contextmanager
 def _its_own_decision_is_forgotten() -> Iterator[None]:
-    wrote = Agreement.wrote
+    wrote = StopAgreement.wrote
 
-    def forget(self: Agreement, stop: Stop) -> None:
+    def forget(self: StopAgreement, stop: Stop) -> None:
         if not stop.decided:
             wrote(self, stop)
 
-    with patch.object(Agreement, "wrote", forget):
+    with patch.object(StopAgreement, "wrote", forget):
         yield
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rdzv import Closed
-from rdzv.core.decision import Complete, JoinClock, Me, Rules, Wait, follow, next_round
+from rdzv.core.decision import Complete, JoinClock, Joiner, Rules, Wait, follow, next_round
 from rdzv.core.ranks import survivors_first
 from rdzv.core.round import Member, Round
 from rdzv.core.state import Coordinator, Head, NodeRecord, Progress
@@ -17,7 +17,7 @@ from rdzv.core.view import View
 from store import Event
 
 if TYPE_CHECKING:
-    from rdzv.core.decision import Parked, Refused
+    from rdzv.core.decision import KeepWaiting, Refused
     from rdzv.core.ranks import RankOrder
 
 __all__ = ["NODES", "HandFed", "round_of"]
@@ -169,11 +169,11 @@ class HandFed:
             progress_at=self.now,
         )
 
-    def me(self, name: str, **known: Any) -> Me:
+    def me(self, name: str, **known: Any) -> Joiner:
         """Return the knowledge that a waiting node has of itself."""
-        return Me(arrival=self.stored[name][0], **known)
+        return Joiner(arrival=self.stored[name][0], **known)
 
-    def follow(self, name: str, **known: Any) -> Parked | Round | Refused:
+    def follow(self, name: str, **known: Any) -> KeepWaiting | Round | Refused:
         """Return the result of `follow` for a waiting node."""
         return follow(self.me(name, **known), self.head(), now=self.now)
 

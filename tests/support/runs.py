@@ -252,7 +252,7 @@ async def connected(handler: Handler) -> Link:
     return await handler.node.loop.start(handler.node.connect())
 
 
-class Heard:
+class LastNote:
     """The items of one handler's `changes()` so far."""
 
     def __init__(self, handler: Handler) -> None:
@@ -287,9 +287,9 @@ class Heard:
         return wanted in self.changes
 
 
-async def listen(run: VirtualRun, handler: Handler) -> Heard:
+async def listen(run: VirtualRun, handler: Handler) -> LastNote:
     """Listen to a handler's changes from now on."""
-    heard = Heard(handler)
+    heard = LastNote(handler)
     run.start(heard.listen(), f"listen to {handler.node_id}")
     await heard.ready.wait()
     return heard

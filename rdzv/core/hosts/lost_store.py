@@ -66,7 +66,7 @@ def _ban_as_of(ban: Ban, now: float) -> Ban:
     return ban if ban.lasts is None else ban.replace(lasts=max(ban.lasts - (now - ban.seen_at), 1.0))
 
 
-def survivors_of(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
+def survivor_ranks(records: Iterable[NodeRecord], lost: LostStore | None) -> dict[str, int]:
     """Return the ids of nodes that were members of the lost store's last round, with their ranks there."""
     if lost is None:
         return {}

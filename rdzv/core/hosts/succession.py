@@ -35,12 +35,12 @@ class Candidacy(NamedTuple):
     place: int
     proven: frozenset[int] = frozenset()
 
-    def heard(self, host: int, answer: Answer) -> Self | None:
+    def after_answer(self, host: int, answer: Answer) -> Self | None:
         """Return the candidacy after the answer of the host at place `host`; None if the candidate must give up."""
         if answer is Answer.SERVES or (answer is Answer.CANDIDATE and host < self.place):
             return None
         return self._replace(proven=self.proven | {host}) if answer in PROOFS else self
 
-    def missing(self, hosts: int) -> list[int]:
+    def possible_hosts(self, hosts: int) -> list[int]:
         """Return the places in the list of `hosts` that may still serve; if none, the candidate may serve."""
         return [host for host in range(hosts) if host != self.place and host not in self.proven]

@@ -42,14 +42,14 @@ class Accusation(Stored, kw_only=True):
 class Accusations(dict[str, Accusation]):
     """All current accusations, by key."""
 
-    def heed(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Apply an event of the watch on an accusation's key."""
         self.pop(event.key, None)
         if event.kind == "put":
             with contextlib.suppress(RendezvousStateError):  # an accusation of a later release may be unreadable
                 self[event.key] = Accusation.unpack(event.value)
 
-    def said(self, key: str) -> str:
+    def reason_at(self, key: str) -> str:
         """Return an accusation's reason; empty if the accusation was deleted."""
         return self[key].why if key in self else ""
 
@@ -58,7 +58,7 @@ class Accusations(dict[str, Accusation]):
         every = self.values()
         return [one for one in every if one.round == round and one.accused == SOMEBODY and one.by in live]
 
-    def standing(self, *, round: int, live: Collection[str]) -> list[Accusation]:
+    def by_live_members(self, *, round: int, live: Collection[str]) -> list[Accusation]:
         """Return the accusations of live members of a round by other live members."""
         return [
             one
@@ -72,7 +72,7 @@ class Accusations(dict[str, Accusation]):
         Expel this member before the next call: its own accusations must not count.
         """
         against: dict[str, dict[str, str]] = {}
-        for one in self.standing(round=round, live=live):
+        for one in self.by_live_members(round=round, live=live):
             against.setdefault(one.accused, {})[one.by] = one.why
         if not against:
             return None

@@ -40,7 +40,7 @@ class BeatNote(Stored, kw_only=True):
 class _Waiting:
     """One wait of a member; a class, as each `get` of a shared store makes one, and generators are far slower."""
 
-    beats: Beats
+    beats: StepLog
     what: Callable[[], str]
 
     def __enter__(self) -> None:
@@ -54,7 +54,7 @@ class _Waiting:
         del self.beats.waits[self]
 
 
-class Beats:
+class StepLog:
     """One member's progress in one round.
 
     The member's thread and its node's thread write different attributes, each as one whole tuple, so that neither reads

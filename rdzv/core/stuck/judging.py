@@ -33,7 +33,7 @@ AWAY_AFTER = 1.0  # seconds that a keep-alive may be late before its member coun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallRules:
-    """The settings of a run for `Stalls`."""
+    """The settings of a run for `StallDetector`."""
 
     stall_timeout: float | None = None  # seconds that a member may begin no step; None: no limit
     first_step_timeout: float | None = None  # the same limit before a member's second step; None: no limit
@@ -51,7 +51,7 @@ class StallRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class LastNote:
     """The last note of a member; `ago`: seconds since it was received."""
 
     note: BeatNote
@@ -60,13 +60,13 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of `Stalls.look`."""
+    """The result of `StallDetector.judge`."""
 
     stuck: Mapping[str, str] = field(default_factory=dict)  # the stuck members, and why
     standstill: str = ""  # a sentence saying that no member makes progress, or empty
 
 
-class Stalls:
+class StallDetector:
     """A coordinator's judge of its members."""
 
     def __init__(self, rules: StallRules) -> None:
@@ -75,7 +75,7 @@ class Stalls:
         self._excused_at = -math.inf  # time without a step counts only from this moment on
         self._looked_at = -math.inf
 
-    def look(self, heard: Mapping[str, Heard], *, round: int, now: float, every: float) -> Verdict:
+    def judge(self, heard: Mapping[str, LastNote], *, round: int, now: float, every: float) -> Verdict:
         """Judge a round's live members by their last notes; call this about every `every` seconds."""
         late = now - self._looked_at > every + AWAY_AFTER  # True after an outage of the store, and in the first call
         if round != self._round or late:
@@ -97,14 +97,14 @@ class Stalls:
             return Verdict(standstill=self._standstill(list(members.values())))
         return Verdict(stuck=stuck)
 
-    def _excuses(self, one: Heard) -> bool:
+    def _excuses(self, one: LastNote) -> bool:
         return one.note.away or one.note.busy > one.ago or one.ago > self._rules.notes_every + AWAY_AFTER
 
-    def _is_quiet(self, one: Heard, now: float) -> bool:
+    def _is_quiet(self, one: LastNote, now: float) -> bool:
         limit = self._rules.limit(first=one.note.first)
         return one.note.age >= limit and now - one.ago - self._excused_at >= limit
 
-    def _make_progress(self, one: Heard, others: list[Heard]) -> bool:
+    def _make_progress(self, one: LastNote, others: list[LastNote]) -> bool:
         if others and not one.note.waits and all(other.note.waits for other in others):
             return True
         step = -math.inf if one.note.step is None else one.note.step
@@ -114,11 +114,11 @@ class Stalls:
             for other in others
         )
 
-    def _was_heard_since(self, one: Heard, other: Heard) -> bool:
+    def _was_heard_since(self, one: LastNote, other: LastNote) -> bool:
         """Return True if `other` has reported since `one` went quiet; else `one` may wait for `other`."""
         return other.ago <= one.ago + one.note.age - FRESH_PART * self._rules.limit(first=one.note.first)
 
-    def _standstill(self, members: list[Heard]) -> str:
+    def _standstill(self, members: list[LastNote]) -> str:
         steps = {one.note.step for one in members}
         (step,) = steps if len(steps) == 1 else (None,)
         limit = self._rules.limit(first=all(one.note.first for one in members))
@@ -126,7 +126,7 @@ class Stalls:
         return f"no member has begun a step for {duration(limit)}{at}; nobody is dropped"
 
 
-def _why(one: Heard, others: list[Heard]) -> str:
+def _why(one: LastNote, others: list[LastNote]) -> str:
     if all(other.note.waits for other in others) and not one.note.waits:
         at = "" if one.note.step is None else f" at {one.note.step:,}"
         return f"no step since {duration(one.note.age + one.ago)}, others wait for it{at}"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.core.stopping import Begun
+from rdzv.core.stopping import BegunStep
 from rdzv.core.stuck.accusing import SOMEBODY
-from rdzv.core.stuck.judging import StallRules, Stalls
+from rdzv.core.stuck.judging import StallDetector, StallRules
 from rdzv.core.view import Answered, Standstill, Stuck
 from rdzv.errors import RendezvousStateError
 from rdzv.node.run.status import read_beats
@@ -44,7 +44,7 @@ async def gather(office: Office, asking: asyncio.Event) -> None:
                 office.bring(Answered())
             elif event.kind == "put":
                 with contextlib.suppress(RendezvousStateError):  # another program wrote the key
-                    office.bring(Answered(event.key.removeprefix(begun), Begun.unpack(event.value)))
+                    office.bring(Answered(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
 
 
 async def look_for_stalls(office: Office, settings: Settings) -> None:
@@ -54,7 +54,7 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
         first_step_timeout=settings.first_step_timeout,
         notes_every=settings.ttl / RENEWALS_PER_TTL,
     )
-    stalls, view = Stalls(rules), office.view
+    stalls, view = StallDetector(rules), office.view
     while rules.on:
         every = max(LOOKS_EVERY, LOOKS_EVERY_PER_NODE * len(view.members))
         await anyio.sleep(every)
@@ -66,7 +66,7 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
         except StoreError:
             continue  # the store did not answer: try again after the next pause
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
-        verdict = stalls.look(heard, round=round.number, now=office.store.time(), every=every)
+        verdict = stalls.judge(heard, round=round.number, now=office.store.time(), every=every)
         if verdict.standstill != view.standstill:
             office.bring(Standstill(round.number, verdict.standstill))
         if verdict.stuck:
@@ -94,7 +94,7 @@ class AccusationWatch:
 
     def _new(self) -> list[tuple[int, str, str]]:
         view, number = self.office.view, self.office.view.number
-        said = view.accusations.standing(round=number, live=view.live)
+        said = view.accusations.by_live_members(round=number, live=view.live)
         if len(view.live) <= ASKED_ABOUT_MOST:
             said += view.accusations.of_somebody(round=number, live=view.live)
         return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
@@ -113,7 +113,7 @@ class AccusationWatch:
                         self.office.bring(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:
-        said = self.office.view.accusations.said(self.office.keys.accusation(accused, by))
+        said = self.office.view.accusations.reason_at(self.office.keys.accusation(accused, by))
         if accused == SOMEBODY:
             return f"its process ended, as {by} noticed first"
         return f"accused by {by}{f': {said}' if said else ''}; and the store does not hear from it"

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.decision import TRY_AGAIN_AFTER, Ask, Complete, Expel, Report, Resize, Wait, decide, explain, hindered
-from rdzv.core.history import Chronicle, History, pack_history
+from rdzv.core.decision import TRY_AGAIN_AFTER, Ask, Complete, Expel, Report, Resize, Wait, blocked, decide, explain
+from rdzv.core.history import History, HistoryWriter, pack_history
 from rdzv.core.ranks import newest_of
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
@@ -83,7 +83,7 @@ class Term:
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
-        self._chronicle = Chronicle()
+        self._chronicle = HistoryWriter()
         self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
         self._hour_changed = asyncio.Event()
         self._asking = asyncio.Event()  # set once members were asked where to stop
@@ -219,7 +219,7 @@ class Term:
         if there is not None and self._part.agreed.take(there.value):
             raise OverruledError(unpack_settings(there.value))
         self._learn(resized_at=act.revision)
-        self._view.resized(needed=self._part.agreed.rules.needed, now=self._store.time())
+        self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
         return 0
 
     async def _decide(self) -> Act:
@@ -233,7 +233,7 @@ class Term:
             if done:
                 return deciding.result()
             slow = f"rank_order has been running for more than {ORDER_WITHIN:g} s"
-            progress = hindered(self._picture.told or Progress(phase=Phase.GATHERING), slow)
+            progress = blocked(self._picture.told or Progress(phase=Phase.GATHERING), slow)
             if progress != self._picture.told:
                 await self._report(Report(progress=progress))
             act = await deciding
@@ -400,7 +400,7 @@ class Term:
                 # Delete the refused round's ranks: the next attempt may not overwrite all of them.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
             if take_settings(result, self._part.agreed):
-                self._view.resized(needed=self._part.agreed.rules.needed, now=self._store.time())
+                self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
             return None
         self._set_hour(hour, at=now)
         committed = round.replace(revision=result.revision)

@@ -16,7 +16,7 @@ import anyio
 
 from rdzv.bootstrap_check import WITHIN, Verdict, answers, check_the_way, judge
 from rdzv.core.absent import named
-from rdzv.core.decision import JoinClock, Me, Parked, Refused, follow
+from rdzv.core.decision import JoinClock, Joiner, KeepWaiting, Refused, follow
 from rdzv.core.round import Participant, Round
 from rdzv.core.state import ban_among
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
@@ -65,12 +65,12 @@ class Joining:
     link: Link
     clock: JoinClock
     be_ready_to_coordinate: Callable[[Link, Part, Role | None], None] = field(kw_only=True)
-    _me: Me = field(init=False)
+    _me: Joiner = field(init=False)
     _tried: float = 0.0  # seconds that this process tried to reach rank 0, without its own pauses
 
-    def _new_me(self, *, was_member: bool, left_out: str = "") -> Me:
+    def _new_joiner(self, *, was_member: bool, left_out: str = "") -> Joiner:
         part = self.part
-        return Me(
+        return Joiner(
             arrival=0, node_id=part.node_id, known_round=part.known_round, was_member=was_member, left_out=left_out
         )
 
@@ -79,7 +79,7 @@ class Joining:
         part, link = self.part, self.link
         # `was_member`: the coordinator admits members of the last round, even if they left it, before newcomers.
         last, mine = link.follower.head.round, part.membership
-        self._me = self._new_me(was_member=bool(last and mine and mine.round.revision == last.revision))
+        self._me = self._new_joiner(was_member=bool(last and mine and mine.round.revision == last.revision))
         part.refusal = None
         try:
             await check_prefix(link.store, part.keys.prefix)
@@ -99,7 +99,7 @@ class Joining:
                 part.given_up = f"round {membership.round.number} was given up: {verdict.why}"
                 log.warning("run %s: %s", part.keys.run_id, part.given_up)
                 self.clock.set(suspended=False, now=anyio.current_time())
-                self._me = self._new_me(was_member=not is_left_out, left_out=part.given_up if is_left_out else "")
+                self._me = self._new_joiner(was_member=not is_left_out, left_out=part.given_up if is_left_out else "")
         except BaseException as error:
             if isinstance(error, StoreReplaced):
                 part.end_membership(f"the store is lost: {error}", dropped=True)
@@ -194,7 +194,7 @@ class Joining:
             while True:
                 if looking is not None and looking.done():
                     await self.leaving.withdraw(link)
-                    self._me = self._new_me(was_member=False)
+                    self._me = self._new_joiner(was_member=False)
                     return None
                 error = follower.error or follower.unreadable or part.refusal
                 if error is not None:
@@ -215,7 +215,7 @@ class Joining:
                         part.known_round = max(part.known_round, round.number)
                     case Refused(closed=closed, spare=spare):
                         raise part.closed_error(closed, spare=spare)
-                    case Parked(reason=reason, suspended=suspended, until=until):
+                    case KeepWaiting(reason=reason, suspended=suspended, until=until):
                         ban = ban_among(follower.head.bans, part.node_id, part.settings.attributes)
                         if ban is not None:
                             raise part.banned_error(ban)
@@ -253,7 +253,7 @@ class Joining:
 
     def _parked_reason(self, now: float) -> str | None:
         answer = follow(self._me, self.link.follower.head, now=now)
-        return answer.reason + self.link.slowness() if isinstance(answer, Parked) else None
+        return answer.reason + self.link.slowness() if isinstance(answer, KeepWaiting) else None
 
     async def _read_rank(self, round: Round) -> int | None:
         part, arrival = self.part, self._me.arrival

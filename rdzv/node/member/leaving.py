@@ -22,7 +22,7 @@ from store.net.callers import is_served_here
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rdzv.core.decision import Me
+    from rdzv.core.decision import Joiner
     from rdzv.node.link.link import Link
     from rdzv.node.member.part import Part
     from store import Condition, TransactionResult
@@ -136,7 +136,7 @@ class Leaving:
         known = membership is not None and membership.round.number == round.number
         return known or round.rank_of(arrival) is not None
 
-    async def give_up(self, link: Link, me: Me) -> Round | None:
+    async def give_up(self, link: Link, me: Joiner) -> Round | None:
         """Delete the record after a timeout. If a newer round was committed before, return that round instead."""
         part = self._part
         if not link.store.connected:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.core.stopping import Begun
+from rdzv.core.stopping import BegunStep
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.arrival import State
 from rdzv.node.member.leaving import announce_move
@@ -74,7 +74,7 @@ class Noticing:
             membership = part.membership
             if membership is not None and membership.over is None:
                 await self._answer_where_to_stop(link, membership)
-                again = earlier(again, part.own_beats.attend(link, membership))
+                again = earlier(again, part.own_beats.report_if_quiet(link, membership))
                 again = earlier(again, await self._notice_drain(link, membership))
         except Exception as error:  # noqa: BLE001  after any error, look again
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
@@ -88,7 +88,7 @@ class Noticing:
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
             return
         if self._answered is not membership and lease is not None:
-            begun = Begun(round=membership.round.number, step=membership.gate.ask())
+            begun = BegunStep(round=membership.round.number, step=membership.gate.ask())
             # If the node's record has changed, the node has left this round: the store rejects its answer.
             await link.store.transact(
                 when=membership.fence(part.keys),

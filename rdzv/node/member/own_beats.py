@@ -23,7 +23,7 @@ LOOKS_PER_LIMIT = 4  # checks of a member's steps per time limit, unless the lim
 NOTES_PER_LIMIT = 3  # notes about a member's steps within a time limit, at least
 
 
-class OwnBeats:
+class StepReporter:
     """A node's reports of its member's steps."""
 
     def __init__(self, settings: Settings) -> None:
@@ -52,7 +52,7 @@ class OwnBeats:
         if self._link is not None:
             self._link.keeping.renew_now()
 
-    def attend(self, link: Link, membership: Membership) -> float | None:
+    def report_if_quiet(self, link: Link, membership: Membership) -> float | None:
         """If the member waits or is quiet for too long, send a note at once; return when to check again."""
         self._link = link
         return earlier(self._attend_wait(link, membership), self._attend_quiet(link, membership))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rdzv.config.settings import describe_difference
 from rdzv.core.addresses import in_zone_of
 from rdzv.core.decision import GIVEN_UP_MOST
-from rdzv.core.stuck.beats import Beats
+from rdzv.core.stuck.beats import StepLog
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -24,7 +24,7 @@ from rdzv.errors import (
 )
 from rdzv.membership import Membership
 from rdzv.node.member.arrival import Arrival, State
-from rdzv.node.member.own_beats import OwnBeats
+from rdzv.node.member.own_beats import StepReporter
 from rdzv.node.run.agreed import Agreed
 from store.printable import escaping, without_durations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rdzv.config.settings import Settings
-    from rdzv.core.decision import Me
+    from rdzv.core.decision import Joiner
     from rdzv.core.hosts.lost_store import Known
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
@@ -76,7 +76,7 @@ class Part:
     refusal: RendezvousError | None = None  # the error that ends this node's wait for a round
     progress: int | None = None  # the last step that the node finished; None if it counts none
     known: Known | None = None  # the node's knowledge of the last lost store; None if none was lost
-    own_beats: OwnBeats = field(init=False)
+    own_beats: StepReporter = field(init=False)
     on_keep_alive: Callable[[], object] = int
     # Called when the node's lease has ended by the node's own clock, as a silent store cannot report that.
     on_lease_lost: Callable[[], object] = int
@@ -85,7 +85,7 @@ class Part:
 
     def __post_init__(self) -> None:
         self.incarnation = f"{self.rng.getrandbits(64):016x}"
-        self.own_beats = OwnBeats(self.settings)
+        self.own_beats = StepReporter(self.settings)
         if self.settings.can_join:
             self.agreed = Agreed(self.settings)
 
@@ -125,7 +125,7 @@ class Part:
             f"{reason}{problem}"
         )
 
-    def refuse_if_closed(self, head: Head, me: Me) -> None:
+    def refuse_if_closed(self, head: Head, me: Joiner) -> None:
         """Raise if the run is closed, unless a round completed after this node's arrival."""
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self.closed_error(head.closed, spare=False)
@@ -174,7 +174,9 @@ class Part:
         self.on_keep_alive()
         return self.own_beats.note(self.membership, away=away)
 
-    def become_member(self, round: Round, rank: int, me: Me, link: Link, *, time: Callable[[], float]) -> Membership:
+    def become_member(
+        self, round: Round, rank: int, me: Joiner, link: Link, *, time: Callable[[], float]
+    ) -> Membership:
         """Become a member of a round that contains this node; `time` is the node's clock, which is thread-safe."""
         self.arrival.taken_in()
         self.lapses = 0
@@ -186,7 +188,7 @@ class Part:
             arrival=me.arrival,
             node_id=self.node_id,
             store_id=link.store.store_id,
-            beats=Beats(round.number, time, expected=self.progress is not None),
+            beats=StepLog(round.number, time, expected=self.progress is not None),
         )
         membership.beats.on_wait = partial(self.loop.call_soon, self.listeners.changed)
         self.known_round = max(self.known_round, round.number)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 
 from rdzv._version import __version__
 from rdzv.core.addresses import addresses_for_record
-from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Me
+from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Joiner
 from rdzv.core.state import Ban, NodeRecord, ban_names
 from rdzv.node.link.link import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.role import Role
@@ -56,7 +56,7 @@ class Recording:
         names = ban_names(part.node_id, part.settings.attributes)
         self._ban_keys = [part.keys.bans + name for name in names[:BANS_LOOKED_FOR_MOST]]
 
-    async def write(self, me: Me) -> tuple[Me, Role | None]:
+    async def write(self, me: Joiner) -> tuple[Joiner, Role | None]:
         """Write this node's record; return its arrival, and the role of coordinator if this node has taken that."""
         part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
@@ -189,7 +189,7 @@ class Recording:
         role.term = result.revision
         return True
 
-    async def _after_refusal(self, me: Me, result: TransactionResult, *, is_newcomer: bool) -> int:
+    async def _after_refusal(self, me: Joiner, result: TransactionResult, *, is_newcomer: bool) -> int:
         """Wait until the cause of a refused write is gone; return the revision that the next attempt replaces."""
         part, link = self._part, self._link
         part.arrival.refused()
@@ -231,7 +231,7 @@ class Recording:
             try:
                 with part.listeners.listening(changed):
                     while not noticing.done():
-                        part.refuse_if_closed(link.follower.head, Me(arrival=0))
+                        part.refuse_if_closed(link.follower.head, Joiner(arrival=0))
                         if not await changed.sleep_until(clock.deadline(link.store.time())):
                             raise part.timeout(link)
             finally:
@@ -239,7 +239,7 @@ class Recording:
         return await link.store.get(there.key)
 
 
-def ending_error(part: Part, link: Link, me: Me) -> StoreEndingError:
+def ending_error(part: Part, link: Link, me: Joiner) -> StoreEndingError:
     """Return the error after which this node looks for the next store. If the run is closed, raise instead."""
     part.refuse_if_closed(link.follower.head, me)
     return StoreEndingError(f"the store at {link.host} is ending: the node that hosts it is done")

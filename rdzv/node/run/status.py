@@ -18,7 +18,7 @@ from rdzv.core.stopping import Drain
 from rdzv.core.stored import pass_over
 from rdzv.core.stuck.accusing import SOMEBODY, Accusation
 from rdzv.core.stuck.beats import BeatNote
-from rdzv.core.stuck.judging import Heard
+from rdzv.core.stuck.judging import LastNote
 from rdzv.core.stuck.pace import StepOf
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from store import Lease, LeaseNotFound, Unsupported
@@ -221,7 +221,7 @@ async def read_steps(
     return steps, awaits
 
 
-async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
+async def read_beats(store: Store, keys: Keys) -> Mapping[str, LastNote]:
     """Return each node's last note, if any, by node id."""
     heard = {}
     for one in await store.notes(keys.nodes):
@@ -230,7 +230,7 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, Heard]:
                 note = BeatNote.unpack(one.note)
             except RendezvousStateError:
                 continue  # another program wrote the note
-            heard[one.key.removeprefix(keys.nodes)] = Heard(note=note, ago=one.age)
+            heard[one.key.removeprefix(keys.nodes)] = LastNote(note=note, ago=one.age)
     return heard
 
 

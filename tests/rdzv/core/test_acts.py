@@ -10,7 +10,7 @@ import pytest
 
 from rdzv.core.decision import Act, Ask, Complete, Expel, Report, Resize, Wait, decide
 from rdzv.core.state import Closed, Head, NodeRecord, Progress, Unban
-from rdzv.core.stopping import Begun, Resized, Stop
+from rdzv.core.stopping import BegunStep, Resized, Stop
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.core.view import Answered, Obstacle, Picture, Standstill, Stuck
 from store import Event
@@ -104,7 +104,7 @@ def test_the_members_are_asked_and_then_told() -> None:
     assert isinstance(act_of(run, **said), Wait), "it is not asked again before the watch brings it"
     run.view.learn(Answered())
     for name, step in (("a", 4), ("b", 5), ("c", None)):
-        run.view.learn(Answered(name, Begun(round=0, step=step)))
+        run.view.learn(Answered(name, BegunStep(round=0, step=step)))
     decision = act_of(run, **said)
     assert isinstance(decision, Ask)
     assert (decision.stop.step, decision.over) == (6, 70)

@@ -11,7 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdzv.core.decision import LAST_CALL_GRACE, JoinClock, Me, Parked, Refused, Rules, Wait, explain, follow, report_due
+from rdzv.core.decision import (
+    LAST_CALL_GRACE,
+    JoinClock,
+    Joiner,
+    KeepWaiting,
+    Refused,
+    Rules,
+    Wait,
+    explain,
+    follow,
+    report_due,
+)
 from rdzv.core.ranks import by_arrival, survivors_first
 from rdzv.core.round import Round
 from rdzv.core.state import (
@@ -169,7 +180,7 @@ def test_every_node_is_told_of_a_failing_order_and_its_join_timeout_runs() -> No
     assert run.progress.problem == ""
     run.now += 1
     answer = run.follow("a")
-    assert isinstance(answer, Parked)
+    assert isinstance(answer, KeepWaiting)
     words = "2 nodes wait for a round, and it cannot be completed: rank_order fails with LookupError: no topology!"
     assert answer.reason.startswith(words)
     assert len(answer.reason) < 300, "every node is sent it"
@@ -210,7 +221,7 @@ def test_below_the_minimum_no_node_is_a_spare() -> None:
     run = HandFed(needed=4, capacity=8, unit=4)
     run.arrive("a", "b", "c")
     assert (run.progress.spares, run.progress.spares_after) == (0, None)
-    assert run.follow("a") == Parked(reason="3 of at least 4 nodes", suspended=False)
+    assert run.follow("a") == KeepWaiting(reason="3 of at least 4 nodes", suspended=False)
 
 
 # Decisions keep to the agreed settings.
@@ -372,56 +383,56 @@ LAST_CALL = SAID.replace(phase=Phase.LAST_CALL)
 assert LAST_CALL.last_call_left is not None
 UNTIL = HEAD.progress_at + LAST_CALL.last_call_left + LAST_CALL_GRACE
 SPARES = SAID.replace(phase=Phase.TRAINING, round=3, live=2, joined=3, spares=3, spares_after=60, capacity=2)
-LATE = Me(arrival=61)
-FEW = Parked(reason="3 of at least 4 nodes")
-COMING = Parked(reason="1 node waiting for round 3's 2 live members to leave")
-SPARE = Parked(reason="a spare: all 2 nodes that a round takes are there", suspended=True)
-CALLING = Parked(reason="last call, 3.2 s left; 3 of at most 8 nodes", suspended=True, until=UNTIL)
-MEMBER = Me(arrival=61, was_member=True)
+LATE = Joiner(arrival=61)
+FEW = KeepWaiting(reason="3 of at least 4 nodes")
+COMING = KeepWaiting(reason="1 node waiting for round 3's 2 live members to leave")
+SPARE = KeepWaiting(reason="a spare: all 2 nodes that a round takes are there", suspended=True)
+CALLING = KeepWaiting(reason="last call, 3.2 s left; 3 of at most 8 nodes", suspended=True, until=UNTIL)
+MEMBER = Joiner(arrival=61, was_member=True)
 
 
 @pytest.mark.parametrize(
     ("me", "known", "answer"),
     [
-        pytest.param(Me(arrival=40), {}, FEW, id="too few"),
+        pytest.param(Joiner(arrival=40), {}, FEW, id="too few"),
         pytest.param(
-            Me(arrival=40),
+            Joiner(arrival=40),
             {"coordinator": None, "progress": None},
-            Parked(reason="waiting for a coordinator"),
+            KeepWaiting(reason="waiting for a coordinator"),
             id="nothing is known",
         ),
         pytest.param(
-            Me(arrival=40), {"progress": LAST_CALL}, CALLING, id="a last call does not count against the timeout"
+            Joiner(arrival=40), {"progress": LAST_CALL}, CALLING, id="a last call does not count against the timeout"
         ),
         pytest.param(
-            Me(arrival=40),
+            Joiner(arrival=40),
             {"coordinator": None},
-            Parked(reason=f"waiting for a new coordinator; at last, {FEW.reason}"),
+            KeepWaiting(reason=f"waiting for a new coordinator; at last, {FEW.reason}"),
             id="the coordinator is gone",
         ),
         pytest.param(
-            Me(arrival=40),
+            Joiner(arrival=40),
             {"coordinator": None, "progress": LAST_CALL},
             replace(CALLING, reason=f"waiting for a new coordinator; at last, {CALLING.reason}"),
             id="nor does a last call whose coordinator is being replaced",
         ),
-        pytest.param(Me(arrival=40), {"round": ROUND}, ROUND, id="a later round"),
-        pytest.param(Me(arrival=51), {"round": ROUND}, FEW, id="before"),
-        pytest.param(Me(arrival=40, passed_over=50), {"round": ROUND}, FEW, id="a round that did not hold us"),
-        pytest.param(Me(arrival=40), {"round": ROUND, "closed": CLOSED}, ROUND, id="the round came first"),
-        pytest.param(Me(arrival=51), {"round": ROUND, "closed": CLOSED}, Refused(closed=CLOSED), id="closed"),
+        pytest.param(Joiner(arrival=40), {"round": ROUND}, ROUND, id="a later round"),
+        pytest.param(Joiner(arrival=51), {"round": ROUND}, FEW, id="before"),
+        pytest.param(Joiner(arrival=40, passed_over=50), {"round": ROUND}, FEW, id="a round that did not hold us"),
+        pytest.param(Joiner(arrival=40), {"round": ROUND, "closed": CLOSED}, ROUND, id="the round came first"),
+        pytest.param(Joiner(arrival=51), {"round": ROUND, "closed": CLOSED}, Refused(closed=CLOSED), id="closed"),
         pytest.param(LATE, {"progress": SPARES}, SPARE, id="a spare"),
         pytest.param(
             LATE,
             {"progress": SPARES.replace(capacity=8, spares=1)},
-            Parked(reason="a spare: a round would take 4 of the 5 nodes that are there", suspended=True),
+            KeepWaiting(reason="a spare: a round would take 4 of the 5 nodes that are there", suspended=True),
             id="a spare beyond the unit",
         ),
         pytest.param(
             LATE, {"progress": SPARES, "closed": CLOSED}, Refused(closed=CLOSED, spare=True), id="a spare, and closed"
         ),
         pytest.param(
-            Me(arrival=60), {"progress": SPARES.replace(spares=2)}, COMING, id="the last one there is room for"
+            Joiner(arrival=60), {"progress": SPARES.replace(spares=2)}, COMING, id="the last one there is room for"
         ),
         pytest.param(
             replace(MEMBER, known_round=3),
@@ -433,12 +444,12 @@ MEMBER = Me(arrival=61, was_member=True)
         pytest.param(
             LATE,
             {"progress": SPARES.replace(joined=0, spares=0)},
-            Parked(reason="round 3 stands with 2 nodes"),
+            KeepWaiting(reason="round 3 stands with 2 nodes"),
             id="old progress about spares that are gone",
         ),
     ],
 )
-def test_a_node_follows_the_head(me: Me, known: dict[str, Any], answer: Parked | Round | Refused) -> None:
+def test_a_node_follows_the_head(me: Joiner, known: dict[str, Any], answer: KeepWaiting | Round | Refused) -> None:
     assert follow(me, replace(HEAD, **known), now=101.0) == answer
 
 
@@ -452,7 +463,7 @@ def test_members_beyond_the_unit_become_spares_after_a_round_without_them() -> N
     assert run.commit() == names[:4]
     assert run.round is not None
     answer = run.follow("n6", known_round=run.round.number, was_member=True, passed_over=run.round.revision)
-    assert isinstance(answer, Parked)
+    assert isinstance(answer, KeepWaiting)
     assert answer.suspended
     assert answer.reason == "a spare: a round would take 4 of the 7 nodes that are there"
 
@@ -546,7 +557,7 @@ def test_no_change_is_told_twice_in_a_row(heard: list[tuple[Progress, bool, bool
 def reason(run: HandFed, name: str) -> str:
     """Return the reason that a waiting node reports."""
     answer = run.follow(name, passed_over=run.round.revision if run.round else 0)
-    assert isinstance(answer, Parked)
+    assert isinstance(answer, KeepWaiting)
     return answer.reason
 
 

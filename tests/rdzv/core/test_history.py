@@ -13,10 +13,10 @@ from rdzv.core.history import (
     CHAPTERS_MOST,
     INCIDENTS_MOST,
     Chapter,
-    Chronicle,
     History,
+    HistoryWriter,
     Incident,
-    Spent,
+    TimeSpent,
     gone_before,
     pack_history,
     seconds_between,
@@ -28,14 +28,16 @@ from tests.support.runs import VirtualRun
 STANDS = Progress(phase=Phase.TRAINING, round=0)
 
 
-def begun(*node_ids: str, now: float = 100.0) -> Chronicle:
+def begun(*node_ids: str, now: float = 100.0) -> HistoryWriter:
     """Return the history writer of a coordinator that has just committed round 0."""
-    chronicle = Chronicle()
+    chronicle = HistoryWriter()
     chronicle.written(chronicle.completed(0, dict.fromkeys(node_ids, ""), known=(), now=now), now=now)
     return chronicle
 
 
-def told(chronicle: Chronicle, progress: Progress, *, now: float, closed: Closed | None = None) -> tuple[Incident, ...]:
+def told(
+    chronicle: HistoryWriter, progress: Progress, *, now: float, closed: Closed | None = None
+) -> tuple[Incident, ...]:
     """Write this progress, and return the incidents of the round; none if nothing is new."""
     chronicle.observe(progress, now=now)
     history = chronicle.continued(progress, closed, now=now)
@@ -110,7 +112,7 @@ def test_each_other_incident_of_a_round_is_recorded_once(
 
 
 def test_a_chapter_keeps_addresses_that_differ_from_the_names() -> None:
-    chronicle = Chronicle()
+    chronicle = HistoryWriter()
     history = chronicle.completed(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
     assert history.chapters[0].addresses == {"a": "10.0.0.1"}
     assert History.unpack(pack_history(history)) == history
@@ -120,7 +122,7 @@ def test_a_successor_continues_the_history_and_marks_the_gap_that_it_did_not_see
     chronicle = begun("a", "b")
     lost = STANDS.replace(lost=1, lost_ids=("b",))
     (incident,) = told(chronicle, lost, now=101)
-    successor = Chronicle()
+    successor = HistoryWriter()
     successor.took_over(chronicle._history, began=None, now=6)
     assert chronicle._history.chapters[-1].incidents == (incident,)
     assert told(successor, lost, now=7) == ()
@@ -151,7 +153,7 @@ def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> No
     assert [chapter.number for chapter in kept.chapters] == list(range(2 * CHAPTERS_MOST, 3 * CHAPTERS_MOST))
     forgotten = 2 * CHAPTERS_MOST
     assert (kept.past.rounds, kept.past.losses, dict(kept.past.lost)) == (forgotten, forgotten, {"b": forgotten})
-    assert kept.past.spent == Spent(trained=6.0 * forgotten, waited=4.0 * forgotten)
+    assert kept.past.spent == TimeSpent(trained=6.0 * forgotten, waited=4.0 * forgotten)
     assert kept.past.reasons == {"": forgotten}
     names = [f"a-node-with-a-long-name-{number}" for number in range(NAMED_MOST)]
     large = [kept.chapters[0].replace(number=number, node_ids=tuple(names)) for number in range(100)]
@@ -163,12 +165,12 @@ def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> No
 
 
 def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() -> None:
-    chronicle = Chronicle()
+    chronicle = HistoryWriter()
     chronicle.took_over(History(), began=None, now=90, waited=5)
     chronicle.observe(Progress(phase=Phase.GATHERING, absent=Absent(waited=5)), now=90)
     chronicle.observe(Progress(phase=Phase.LAST_CALL), now=95)
     first = chronicle.completed(0, {"a": "", "b": ""}, known=(), now=98, at=1_000_000.0)
-    assert first.past.spent == Spent(regrouped=3.0, waited=10.0)
+    assert first.past.spent == TimeSpent(regrouped=3.0, waited=10.0)
     assert first.past.since == 1_000_000.0 - 13
     chronicle.written(first, now=98)
     chronicle.observe(STANDS.replace(live=2), now=99)
@@ -177,7 +179,7 @@ def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() 
     chronicle.observe(STANDS.replace(phase=Phase.LAST_CALL), now=129)
     second = chronicle.completed(1, {"a": "", "c": ""}, known=["a", "b"], now=130, at=1_000_032.0)
     assert (second.chapters[0].stopped, second.chapters[0].short) == (10.0, 20.0)
-    assert spent(second.chapters[0], 32.0) == Spent(trained=10.0, regrouped=2.0, waited=20.0)
+    assert spent(second.chapters[0], 32.0) == TimeSpent(trained=10.0, regrouped=2.0, waited=20.0)
     assert seconds_between(*second.chapters) == 32.0
 
 

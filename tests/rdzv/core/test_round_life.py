@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rdzv.core.round_life import gave_up, news_within, own_failure
+from rdzv.core.round_life import gave_up, loss_known_within, own_failure
 from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededError
 
 HUNG_UP = OSError("peer has hung up")
@@ -45,6 +45,6 @@ def test_an_error_group_is_judged_by_its_leaves(
 
 def test_the_first_to_fail_waits_for_news_as_long_as_a_death_may_go_unnoticed() -> None:
     """Regression: if the store had just come back, a survivor ended with the error that a dead peer had caused."""
-    assert news_within(disconnect_ttl=1, ttl=10) == 2
-    assert news_within(disconnect_ttl=1, ttl=10, back_for=3) == 8
-    assert news_within(disconnect_ttl=1, ttl=10, back_for=60) == 2
+    assert loss_known_within(disconnect_ttl=1, ttl=10) == 2
+    assert loss_known_within(disconnect_ttl=1, ttl=10, back_for=3) == 8
+    assert loss_known_within(disconnect_ttl=1, ttl=10, back_for=60) == 2

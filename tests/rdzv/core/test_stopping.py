@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rdzv.core.stopping import Agreement, Begun, StepGate, Stop, stop_of
+from rdzv.core.stopping import BegunStep, StepGate, Stop, StopAgreement, stop_of
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,15 @@ def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
     gate = StepGate()
     assert gate.ask() is None
     gate.decide(None)
-    assert gate.leaves(0), "with no step begun anywhere all leave at once"
+    assert gate.must_leave(0), "with no step begun anywhere all leave at once"
     gate = StepGate()
-    assert all(gate.passes(step) for step in range(7))
+    assert all(gate.begin_step(step) for step in range(7))
     assert gate.ask() == 6
-    assert not gate.passes(7)
+    assert not gate.begin_step(7)
     gate.decide(9)  # another member was further
-    assert not gate.leaves(7)
-    assert not gate.leaves(8)
-    assert gate.leaves(9)
+    assert not gate.must_leave(7)
+    assert not gate.must_leave(8)
+    assert gate.must_leave(9)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_member_has_stopped_once_it_has_reached_the_agreed_step(
 ) -> None:
     gate = StepGate()
     if begun is not None:
-        gate.passes(begun)
+        gate.begin_step(begun)
     if at_end:
         gate.finish()
     gate.decide(stop)
@@ -87,7 +87,7 @@ def test_in_every_order_of_steps_and_answers_all_members_stop_at_the_same_step(s
             step = next_step[name]
             if step > min(next_step.values()):
                 continue  # a collective: no member is a whole step ahead of another
-            if gate.passes(step) or (gate.decided and not gate.leaves(step)):
+            if gate.begin_step(step) or (gate.decided and not gate.must_leave(step)):
                 next_step[name] += 1
             elif gate.decided:
                 done[name] = step
@@ -106,7 +106,7 @@ def test_no_step_passes_the_gate_after_its_answer_with_two_threads() -> None:
         def walk(gate: StepGate = gate, passed: list[int] = passed, ready: threading.Barrier = ready) -> None:
             ready.wait()
             step = 0
-            while gate.passes(step):
+            while gate.begin_step(step):
                 passed.append(step)
                 step += 1
 
@@ -118,14 +118,14 @@ def test_no_step_passes_the_gate_after_its_answer_with_two_threads() -> None:
         assert max(passed, default=-1) <= (-1 if answer is None else answer)
 
 
-def asked(agreement: Agreement, standing: Stop | None = None, **more: object) -> tuple[Stop, int] | None:
+def asked(agreement: StopAgreement, standing: Stop | None = None, **more: object) -> tuple[Stop, int] | None:
     """Return the next write of the agreement in round 3, whose members are a and b."""
     usual: dict[str, object] = {"why": "b to leave", "for_newcomers": False, "closing": False, "some_have_gone": False}
     return agreement.next(3, standing, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
 
 
-def agreement_that_has_asked() -> Agreement:
-    agreement = Agreement()
+def agreement_that_has_asked() -> StopAgreement:
+    agreement = StopAgreement()
     listened = agreement.listens
     question, over = asked(agreement) or (None, -1)
     assert question == Stop(round=3, why="b to leave")
@@ -138,10 +138,10 @@ def agreement_that_has_asked() -> Agreement:
 
 def test_the_coordinator_asks_and_decides_once_all_members_have_answered() -> None:
     agreement = agreement_that_has_asked()
-    agreement.answered("a", Begun(round=3, step=5))
-    agreement.answered("b", Begun(round=2, step=9))  # an answer of the previous round
+    agreement.answered("a", BegunStep(round=3, step=5))
+    agreement.answered("b", BegunStep(round=2, step=9))  # an answer of the previous round
     assert asked(agreement) is None
-    agreement.answered("b", Begun(round=3, step=4))
+    agreement.answered("b", BegunStep(round=3, step=4))
     assert asked(agreement) == (Stop(round=3, decided=True, step=6, why="b to leave"), 7)
 
 
@@ -154,9 +154,9 @@ def test_a_decision_is_rewritten_only_for_a_better_reason_and_if_no_member_has_b
 
 
 def test_a_successor_continues_from_the_question_in_the_store() -> None:
-    agreement, found = Agreement(), Stop(round=3, why="b to leave", revision=7)
+    agreement, found = StopAgreement(), Stop(round=3, why="b to leave", revision=7)
     for node_id in "ab":
-        agreement.answered(node_id, Begun(round=3, step=None))
+        agreement.answered(node_id, BegunStep(round=3, step=None))
     assert asked(agreement, found, why="") is None, "the answer of one that has left may not be read yet"
     agreement.answered("", None)
     assert asked(agreement, found, why="") == (Stop(round=3, decided=True, step=None, why="b to leave"), 7)
@@ -164,8 +164,8 @@ def test_a_successor_continues_from_the_question_in_the_store() -> None:
 
 def test_in_a_closed_run_all_leave_at_once_if_a_member_has_begun_no_step() -> None:
     agreement = agreement_that_has_asked()
-    agreement.answered("a", Begun(round=3, step=5))
-    agreement.answered("b", Begun(round=3, step=None))
+    agreement.answered("a", BegunStep(round=3, step=5))
+    agreement.answered("b", BegunStep(round=3, step=None))
     decision, _ = asked(agreement, closing=True) or (None, 0)
     assert decision is not None
     assert decision.step is None

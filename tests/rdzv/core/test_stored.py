@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from rdzv.bootstrap_check import Verdict
 from rdzv.core.absent import Absent, Missing
 from rdzv.core.asking import Question
-from rdzv.core.history import Chapter, History, HourNote, Incident, Past, Spent
+from rdzv.core.history import Chapter, History, HourNote, Incident, Past, TimeSpent
 from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Phase, Progress, Unban, pack_settings, unpack_settings
-from rdzv.core.stopping import Begun, Drain, Resized, Stop
+from rdzv.core.stopping import BegunStep, Drain, Resized, Stop
 from rdzv.core.stored import Prose, Stored
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.core.stuck.beats import BeatNote
@@ -34,7 +34,7 @@ NOUNS: tuple[type[Stored], ...] = (
     Accusation,
     Ban,
     BeatNote,
-    Begun,
+    BegunStep,
     Closed,
     Drain,
     History,
@@ -188,7 +188,7 @@ def test_nested_values_are_validated_and_may_have_more_fields() -> None:
         Progress.unpack(msgpack.packb(plain))
     with pytest.raises(RendezvousSettingsError):
         Progress(phase=Phase.GATHERING, absent=Absent(waited="long")).pack()  # type: ignore[arg-type]
-    for kind in (Chapter, Incident, Past, Spent):
+    for kind in (Chapter, Incident, Past, TimeSpent):
         assert not issubclass(kind, Stored), "they stand in no key of their own"
 
 

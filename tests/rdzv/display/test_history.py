@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import jsonschema
 
-from rdzv.core.history import CHAPTERS_MOST, Chapter, History, Incident, Past, Spent, pack_history
+from rdzv.core.history import CHAPTERS_MOST, Chapter, History, Incident, Past, TimeSpent, pack_history
 from rdzv.core.report import account, long_duration
 from rdzv.display.history import as_json, describe, timeline
 from rdzv.display.pages import timeline_page
@@ -68,11 +68,11 @@ def test_forgotten_rounds_are_mentioned() -> None:
 
 def test_the_closing_line_has_the_shares_of_time_and_the_node_lost_most_often() -> None:
     cost = account("job-7", STORY)
-    assert (cost.spent, cost.seconds) == (Spent(trained=34.0, regrouped=4.0, waited=6.0), 44.0)
+    assert (cost.spent, cost.seconds) == (TimeSpent(trained=34.0, regrouped=4.0, waited=6.0), 44.0)
     assert str(cost) == "job-7: 44 s; training 77.3 %, regrouping 9.1 %, waiting for nodes 13.6 %; 1 loss, of b"
     past = Past(
         rounds=90,
-        spent=Spent(trained=50_000.0, regrouped=10.0, waited=490.0),
+        spent=TimeSpent(trained=50_000.0, regrouped=10.0, waited=490.0),
         losses=6,
         lost=MappingProxyType({"gpu-017": 4, "b": 1}),
     )
@@ -100,14 +100,14 @@ def test_counts_by_reason_never_fall_when_rounds_are_forgotten() -> None:
 
 def test_an_open_run_is_counted_until_now_and_its_waits_are_no_training() -> None:
     one = Chapter(number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=NOON)
-    assert account("job", History(chapters=(one,)), now=NOON + 60).spent == Spent(trained=60.0)
-    assert account("job", History(chapters=(one,))).spent == Spent()
+    assert account("job", History(chapters=(one,)), now=NOON + 60).spent == TimeSpent(trained=60.0)
+    assert account("job", History(chapters=(one,))).spent == TimeSpent()
     lost = Incident(kind="lost", after=20.0, count=1, node_ids=("a",))
     stopped = Chapter(
         number=0, size=1, node_ids=("a",), joined=0, joined_ids=(), at=NOON, stopped=20.0, incidents=(lost,)
     )
     cost = account("job", History(chapters=(stopped,)), now=NOON + 60, waited=38.0)
-    assert cost.spent == Spent(trained=20.0, regrouped=2.0, waited=38.0)
+    assert cost.spent == TimeSpent(trained=20.0, regrouped=2.0, waited=38.0)
 
 
 def test_the_json_conforms_to_the_schema() -> None:

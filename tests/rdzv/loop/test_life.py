@@ -14,7 +14,7 @@ from rdzv.core.round import Round
 from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stopping import Stop
-from rdzv.core.stuck.beats import Beats
+from rdzv.core.stuck.beats import StepLog
 from rdzv.loop.life import Life, suspect
 from rdzv.membership import Membership
 from rdzv.testing import ClusterNode, cluster
@@ -24,11 +24,11 @@ ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=Tr
 
 
 def test_a_departure_after_an_agreement_ends_the_round_only_before_the_agreed_step() -> None:
-    membership = Membership(round=ROUND, rank=0, arrival=3, beats=Beats(7, lambda: 0.0, expected=True))
+    membership = Membership(round=ROUND, rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True))
     node = SimpleNamespace(node_id="a")
     ended: list[Ending] = []
     Life(cast("Any", node), membership, ended.append).start()
-    membership.gate.passes(4)
+    membership.gate.begin_step(4)
     stop = Stop(round=7, decided=True, step=6)
     left = Progress(phase=Phase.TRAINING, round=7, departed=1, departed_ids=("b",), live=1)
     membership.take(Head(round=ROUND, progress=left, stop=stop))
@@ -55,7 +55,7 @@ class Driven:
         self.did: list[str] = []
         self.told: list[Ending] = []
         membership = Membership(
-            round=ROUND.replace(size=size), rank=0, arrival=3, beats=Beats(7, lambda: 0.0, expected=True)
+            round=ROUND.replace(size=size), rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True)
         )
         self.life = Life(cast("Any", SimpleNamespace(node_id="a", run_id="job")), membership, self.told.append)
 
@@ -74,7 +74,7 @@ class Driven:
             return True
 
         monkeypatch.setattr(self.life, "claim_end", be_first)
-        monkeypatch.setattr(self.life, "_await_news", await_news)
+        monkeypatch.setattr(self.life, "_await_known_loss", await_news)
         monkeypatch.setattr("rdzv.loop.life.suspect", note)
 
     def conclude(self, failure: BaseException | str | None) -> Outcome:

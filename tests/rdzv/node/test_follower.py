@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Self, cast
 import anyio
 import pytest
 
-from rdzv.core.decision import Me, Parked, Refused, follow
+from rdzv.core.decision import Joiner, KeepWaiting, Refused, follow
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress
-from rdzv.core.stuck.beats import Beats
+from rdzv.core.stuck.beats import StepLog
 from rdzv.membership import Membership
 from rdzv.node.link.follower import Follower
 from rdzv.node.link.wakeup import Wakeup
@@ -102,11 +102,11 @@ async def ended(task: asyncio.Task[None]) -> None:
 async def test_a_spare_that_reads_the_close_with_the_departures_still_ends_as_a_spare(
     at_once: bool, reset: bool
 ) -> None:
-    store, spare = ScriptedStore(), Me(arrival=15, node_id="c", known_round=3)
+    store, spare = ScriptedStore(), Joiner(arrival=15, node_id="c", known_round=3)
     full = PROGRESS.replace(phase=Phase.TRAINING, joined=1, live=2, capacity=2, spares=1, spares_after=12)
     room = full.replace(phase=Phase.CLOSED, live=0, spares=0, spares_after=None)
     follower, task = await following(store, [*SNAPSHOT[:2], put(KEYS.progress, full.pack(), 16), SYNCED])
-    assert isinstance(follow(spare, follower.head, now=0.0), Parked)
+    assert isinstance(follow(spare, follower.head, now=0.0), KeepWaiting)
     closing, left = put(KEYS.closed, CLOSED.pack(), 21), put(KEYS.progress, room.pack(), 22)
     if reset:
         store.say([RESET, *SNAPSHOT[:2], closing, left, SYNCED])
@@ -249,7 +249,7 @@ async def test_a_member_hears_that_it_is_lost_though_later_reports_in_one_read_n
     store = ScriptedStore()
     follower = Follower(cast("Store", store), KEYS, node_id="me")
     round = ROUND.replace(revision=8)
-    membership = Membership(round=round, rank=0, arrival=3, node_id="me", beats=Beats(3, store.time))
+    membership = Membership(round=round, rank=0, arrival=3, node_id="me", beats=StepLog(3, store.time))
     follower.on_change = lambda: membership.take(follower.head)
     later = told.replace(lost=NAMED_MOST + 1)
     task = asyncio.create_task(follower.run())

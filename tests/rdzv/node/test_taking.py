@@ -14,7 +14,7 @@ import pytest
 from rdzv.core.round import Round
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stopping import Stop
-from rdzv.core.stuck.beats import Beats
+from rdzv.core.stuck.beats import StepLog
 from rdzv.loop.life import Life
 from rdzv.membership import Membership
 from rdzv.node.member.noticing import Noticing
@@ -32,7 +32,7 @@ ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=Tr
 
 
 def member(clock: Callable[[], float] = lambda: 0.0) -> Membership:
-    return Membership(round=ROUND, rank=0, arrival=3, node_id="a", beats=Beats(7, clock, expected=True))
+    return Membership(round=ROUND, rank=0, arrival=3, node_id="a", beats=StepLog(7, clock, expected=True))
 
 
 class Looks:

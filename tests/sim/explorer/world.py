@@ -37,7 +37,7 @@ import msgpack
 
 from rdzv.config.settings import Settings, parse
 from rdzv.core.absent import Absent
-from rdzv.core.history import Chronicle, History
+from rdzv.core.history import History, HistoryWriter
 from rdzv.core.keys import Keys
 from rdzv.core.state import Progress
 from rdzv.errors import RoundSupersededError
@@ -697,7 +697,7 @@ def _nothing(_: object) -> tuple[()]:
 
 
 _PASSED_OVER = (
-    *(Absent, Chronicle, History),
+    *(Absent, HistoryWriter, History),
     *(World, Checker, Timeline, Host, _Member, _Connection, _NoLuck),
     *(Settings, Keys, contextvars.Context),
 )

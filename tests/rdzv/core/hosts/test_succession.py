@@ -73,7 +73,7 @@ def heard(it: Candidacy, host: int, answer: Answer, mistake: str) -> Candidacy |
             return None
         if host > it.place and mistake == "it does not wait for a candidate behind it":
             answer = Answer.REFUSED
-    return it.heard(host, answer)
+    return it.after_answer(host, answer)
 
 
 def steps(state: State, mistake: str) -> Iterator[State]:
@@ -101,7 +101,7 @@ def steps(state: State, mistake: str) -> Iterator[State]:
         candidacy = it.candidacy
         if candidacy is None or it.mode is not (Mode.IDLE if asks_first else Mode.CANDIDATE):
             continue
-        missing = candidacy.missing(hosts)
+        missing = candidacy.possible_hosts(hosts)
         if not missing:
             yield with_one(state, place, mode=Mode.SERVES, candidacy=None)
         for other in missing:
@@ -170,6 +170,6 @@ def test_each_mistake_in_the_rule_is_found(mistake: str) -> None:
 
 
 def test_an_operators_word_is_a_proof() -> None:
-    lost = Candidacy(1).heard(0, Answer.LOST)
+    lost = Candidacy(1).after_answer(0, Answer.LOST)
     assert lost is not None
-    assert lost.missing(3) == [2]
+    assert lost.possible_hosts(3) == [2]

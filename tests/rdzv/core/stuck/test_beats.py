@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.core.stuck.beats import FINISHED, BeatNote, Beats
+from rdzv.core.stuck.beats import FINISHED, BeatNote, StepLog
 from store.messages import NOTE_BYTES_MAX
 
 
@@ -17,7 +17,7 @@ class Clock:
 
 def test_a_note_has_the_step_its_age_and_the_rate() -> None:
     clock = Clock()
-    beats = Beats(3, clock)
+    beats = StepLog(3, clock)
     before = beats.counts
     beats.beat(10)
     assert (before, beats.counts) == (False, True)
@@ -36,7 +36,7 @@ def test_a_note_has_the_step_its_age_and_the_rate() -> None:
 
 def test_a_busy_member_counts_as_quiet_only_after_its_stretch() -> None:
     clock = Clock()
-    beats = Beats(0, clock)
+    beats = StepLog(0, clock)
     beats.beat(0)
     checkpoint = beats.be_busy(60, "checkpoint " * 10)
     clock.now += 20
@@ -54,7 +54,7 @@ def test_a_busy_member_counts_as_quiet_only_after_its_stretch() -> None:
 
 def test_the_end_of_one_busy_stretch_does_not_end_another() -> None:
     """Regression: the first of two stretches to end also ended the other, in which the member was then dropped."""
-    beats = Beats(0, Clock())
+    beats = StepLog(0, Clock())
     longer = beats.be_busy(60, "checkpoint")
     shorter = beats.be_busy(10, "evaluation")
     assert (beats.note(away=False).busy, beats.note(away=False).what) == (60.0, "checkpoint")
@@ -66,7 +66,7 @@ def test_the_end_of_one_busy_stretch_does_not_end_another() -> None:
 
 def test_a_member_that_waits_for_others_reports_it_after_a_moment() -> None:
     clock = Clock()
-    beats = Beats(0, clock)
+    beats = StepLog(0, clock)
     with beats.waiting(lambda: "key 'a'"):
         assert not beats.note(away=False).waits
         clock.now += 1
@@ -77,7 +77,7 @@ def test_a_member_that_waits_for_others_reports_it_after_a_moment() -> None:
 
 
 def test_a_member_that_has_finished_belongs_to_no_round() -> None:
-    beats = Beats(4, Clock(), expected=True)
+    beats = StepLog(4, Clock(), expected=True)
     assert beats.counts
     assert beats.note(away=False).step is None
     beats.finish()

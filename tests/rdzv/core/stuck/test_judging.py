@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rdzv.core.stuck.beats import FINISHED, BeatNote
-from rdzv.core.stuck.judging import Heard, StallRules, Stalls, Verdict
+from rdzv.core.stuck.judging import LastNote, StallDetector, StallRules, Verdict
 
 EVERY = 0.5
 
@@ -16,26 +16,26 @@ class Watch:
     """A coordinator that checks twice a second, and has done so for a long time."""
 
     def __init__(self, **rules: Any) -> None:
-        self.stalls = Stalls(StallRules(**{"stall_timeout": 30.0, "notes_every": 3.0, **rules}))
+        self.stalls = StallDetector(StallRules(**{"stall_timeout": 30.0, "notes_every": 3.0, **rules}))
         self.now = 1000.0
         self.look()
         self.pass_quietly(100)
 
-    def pass_quietly(self, seconds: float, **of: Heard) -> None:
+    def pass_quietly(self, seconds: float, **of: LastNote) -> None:
         for _ in range(int(seconds / EVERY)):
             self.now += EVERY
             self.look(**of)
 
-    def look(self, **of: Heard) -> Verdict:
-        return self.stalls.look(of, round=0, now=self.now, every=EVERY)
+    def look(self, **of: LastNote) -> Verdict:
+        return self.stalls.judge(of, round=0, now=self.now, every=EVERY)
 
-    def then(self, **of: Heard) -> Verdict:
+    def then(self, **of: LastNote) -> Verdict:
         self.now += EVERY
         return self.look(**of)
 
 
-def heard(step: int | None, age: float, *, ago: float = 0.1, round: int = 0, **more: Any) -> Heard:
-    return Heard(note=BeatNote(round=round, step=step, age=age, **more), ago=ago)
+def heard(step: int | None, age: float, *, ago: float = 0.1, round: int = 0, **more: Any) -> LastNote:
+    return LastNote(note=BeatNote(round=round, step=step, age=age, **more), ago=ago)
 
 
 def test_the_member_behind_is_stuck_and_those_that_wait_for_it_are_not() -> None:
@@ -95,7 +95,7 @@ def test_a_first_step_has_its_own_limit_or_none() -> None:
     [heard(101, 3, busy=40.0, what="checkpoint"), heard(101, 3, away=True), heard(101, 3, ago=4.5)],
     ids=["busy", "away", "silent"],
 )
-def test_no_member_is_judged_while_one_is_busy_or_disconnected_and_shortly_after(excuse: Heard) -> None:
+def test_no_member_is_judged_while_one_is_busy_or_disconnected_and_shortly_after(excuse: LastNote) -> None:
     watch = Watch()
     quiet = heard(100, 60, waits=False)
     assert watch.then(a=quiet, b=excuse) == Verdict()
@@ -116,6 +116,6 @@ def test_each_round_is_judged_by_its_own_steps() -> None:
     assert watch.then(a=heard(1, 90, round=7), b=heard(2, 1)) == Verdict()
     assert watch.then(a=heard(1, 90), b=heard(2, 90, round=FINISHED)).stuck == {}
     assert (
-        watch.stalls.look({"a": heard(1, 90, round=1), "b": heard(2, 1, round=1)}, round=1, now=watch.now, every=9)
+        watch.stalls.judge({"a": heard(1, 90, round=1), "b": heard(2, 1, round=1)}, round=1, now=watch.now, every=9)
         == Verdict()
     )

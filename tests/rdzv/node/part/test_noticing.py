@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from rdzv.core.decision import Me
+from rdzv.core.decision import Joiner
 from rdzv.core.round import Round
 from rdzv.core.state import Head
-from rdzv.core.stopping import Begun, Stop
+from rdzv.core.stopping import BegunStep, Stop
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.member.arrival import State
 from rdzv.node.member.noticing import Noticing
@@ -40,7 +40,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     answers: list[Any] = []
 
     async def transact(*, when: Any, then: Any) -> None:  # noqa: ARG001
-        answers.extend(Begun.unpack(put.value) for put in then)
+        answers.extend(BegunStep.unpack(put.value) for put in then)
 
     store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact, store_id="it")
     follower = SimpleNamespace(
@@ -54,13 +54,13 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
         part.listeners.changed()
         await asyncio.sleep(1)
         assert not answers
-        membership = part.become_member(round, 0, Me(arrival=3), link, time=asyncio.get_running_loop().time)
+        membership = part.become_member(round, 0, Joiner(arrival=3), link, time=asyncio.get_running_loop().time)
         await asyncio.sleep(1)
     finally:
         await cancel_and_wait(noticing)
         part.port.release()
-    assert answers == [Begun(round=7, step=None)]
-    assert not membership.gate.passes(0), "and it begins no step before the members have agreed"
+    assert answers == [BegunStep(round=7, step=None)]
+    assert not membership.gate.begin_step(0), "and it begins no step before the members have agreed"
 
 
 async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_for_the_answer(
