@@ -212,7 +212,7 @@ class _WayToTcp:
         client.on_connection(self._note_connection)
         # Start the hosted store outside `turn`: the nodes inside may wait for that store.
         try:
-            async with self.node.loop.turn():
+            async with self.node.loop.limit_concurrency():
                 connected = await client.__aenter__()
         except StoreError as error:
             if self._hosting is not None and self._hosting.problem:

@@ -53,7 +53,7 @@ def look_at_beats(membership: Membership, folder: Path) -> None:
 
 async def _follow(node: Node, membership: Membership, folder: Path) -> None:
     while membership.over is None:
-        step = await node.loop.apart(lambda: _last_of(folder))  # a disk that hangs must not block the node
+        step = await node.loop.run_in_thread(lambda: _last_of(folder))  # a disk that hangs must not block the node
         if step is not None:
             membership.beats.beat(step)
         await anyio.sleep(LOOKS_EVERY)

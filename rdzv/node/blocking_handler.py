@@ -97,7 +97,7 @@ class Handler(Known, RendezvousHandler):
         check = node.settings.health_check
         if check is None:
             return None
-        return lambda: self._loop.apart(lambda: asyncio.run(examine(check)))
+        return lambda: self._loop.run_in_thread(lambda: asyncio.run(examine(check)))
 
     def _info(self, membership: Membership) -> RendezvousInfo:
         assert isinstance(self._inner, AsyncHandler)

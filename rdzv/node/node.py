@@ -3,7 +3,7 @@
 A node runs in an event loop that no caller can block (`link.loops.NodeLoop`). Other threads call only the methods
 marked "thread-safe".
 
-From `connect` to `aclose`, a node has a `Link`, its connection to a store. If another store replaces this one, the link
+From `connect` to `aclose`, a node has a `StoreSession`, its connection to a store. If another store replaces it, the link
 and the node's membership end, and `next_rendezvous` makes a new link.
 """
 
@@ -27,14 +27,14 @@ from rdzv.core.keys import Keys
 from rdzv.core.state import Head
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError, RendezvousStateError
 from rdzv.listeners import Listeners
-from rdzv.node.coordinator.candidacy import be_ready_to_coordinate
-from rdzv.node.link.link import Link, StoreEndingError
+from rdzv.node.coordinator.candidacy import start_candidacy
+from rdzv.node.link.link import StoreEndingError, StoreSession
 from rdzv.node.link.ports import HeldPort
 from rdzv.node.member.carrying import learn, tell
 from rdzv.node.member.joining import Joining
 from rdzv.node.member.leaving import Leaving, announce_move
-from rdzv.node.member.noticing import Noticing
-from rdzv.node.member.part import Part
+from rdzv.node.member.noticing import MembershipWatcher
+from rdzv.node.member.part import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
 from store.keeping import RELEASE_WITHIN
 from store.net.process import host_name
@@ -90,7 +90,7 @@ class Node:
         self.node_id: str = settings.node_id or f"{host_name()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
         self.listeners: Listeners = Listeners()  # called at each change of the node's state; any thread may add one
-        self.part: Part = Part(
+        self.part: NodeState = NodeState(
             settings,
             self.keys,
             node_id=self.node_id,
@@ -103,7 +103,7 @@ class Node:
         self._leaving_call = asyncio.Lock()
         self._open_store = open_store
         self._rng = rng
-        self._link: Link | None = None
+        self._link: StoreSession | None = None
         self._link_stack: contextlib.AsyncExitStack | None = None
         self._stack = contextlib.AsyncExitStack()
         self._connecting = asyncio.Lock()
@@ -117,7 +117,7 @@ class Node:
         self.hosts_store: Callable[[], bool] = lambda: False  # True if this process serves the store; thread-safe
         self.store_settings: Callable[[], Settings] = lambda: settings  # the settings; their host is the present store
         self.handed_on: bool = False  # True while this node looks for another store, as the last one is shutting down
-        self._store_gone: StoreError | None = None  # the error of the last store, if given up; see `Link.gone`
+        self._store_gone: StoreError | None = None  # the error of the last store, if given up; see `StoreSession.gone`
         self._unreached: Exception = TimeoutError()  # the error of the last failed attempt to connect
 
     # ------------------------------------------------------------------------------------------ life
@@ -164,7 +164,7 @@ class Node:
             finally:
                 await self._stack.aclose()
 
-    async def connect(self) -> Link:
+    async def connect(self) -> StoreSession:
         """Return the link to the store. If the node has none, or its store is lost, make a new link."""
         self.check_usable()
         if self._link is not None and self._link.follower.error is None:
@@ -186,18 +186,20 @@ class Node:
                     raise self.connection_error(self._store_gone or self._unreached)
             return self._link
 
-    async def _new_link(self) -> Link:
+    async def _new_link(self) -> StoreSession:
         try:
             async with contextlib.AsyncExitStack() as stack:
                 client = await stack.enter_async_context(self._open_store())
-                link = Link(client, self.keys, node_id=self.node_id, closed_ttl=self.settings.closed_ttl, rng=self._rng)
+                link = StoreSession(
+                    client, self.keys, node_id=self.node_id, closed_ttl=self.settings.closed_ttl, rng=self._rng
+                )
                 link.host, link.hosts_store = self.store_settings().endpoint.url, self.hosts_store
                 stack.push_async_callback(link.aclose)
                 link.follower.on_change = functools.partial(self.part.take, link)
                 link.follower.listeners.add(self.listeners)
                 link.spawn(link.follower.run(), f"follow run {self.run_id}")
-                link.spawn(Noticing(self.part, link).run(), f"watch over the membership of node {self.node_id}")
-                link.say_when_away(self._who_waits, self._is_counted)
+                link.spawn(MembershipWatcher(self.part, link).run(), f"watch over node {self.node_id}")
+                link.log_outages(self._who_waits, self._is_counted)
                 if self.hosts_store():
                     link.spawn(self._name_the_host(link.store), f"name the host of the store to run {self.run_id}")
                 link.gives_up_after = self.settings.store_gone_timeout
@@ -235,7 +237,7 @@ class Node:
             if self._link is not None and self._link.follower.synced.is_set():
                 learn(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
-            self.part.arrival.lapsed()
+            self.part.arrival.lease_lost()
             if self.head.round is not None:  # rounds in the next store must get higher numbers
                 self.part.known_round = max(self.part.known_round, self.head.round.number)
         if self._link is not None:
@@ -266,7 +268,7 @@ class Node:
 
     @property
     def store_gone(self) -> StoreError | None:
-        """The error with which the store was given up (`Link.gone`), until the node has a new link."""
+        """The error with which the store was given up (`StoreSession.gone`), until the node has a new link."""
         link = self._link
         return self._store_gone if link is None else link.gone
 
@@ -319,7 +321,7 @@ class Node:
         link = await self.connect()
         while True:
             try:
-                joining = Joining(self.part, self._leaving, link, clock, be_ready_to_coordinate=be_ready_to_coordinate)
+                joining = Joining(self.part, self._leaving, link, clock, start_candidacy=start_candidacy)
                 return await joining.join(examine)
             except StoreReplaced as error:
                 # Join in the new store, where rounds have higher numbers than the caller knows (promise S10).
@@ -337,7 +339,7 @@ class Node:
             if limit.cancelled_caught:
                 raise self.part.timeout(self._link)
 
-    async def _find_store(self, link: Link, error: Exception) -> Link:
+    async def _find_store(self, link: StoreSession, error: Exception) -> StoreSession:
         """Close the link to a lost store; return a link to the next store, which this node may host."""
         while True:
             async with self._connecting:
@@ -412,7 +414,7 @@ class Node:
     def progress(self, step: int | None) -> None:
         self.part.progress = step
 
-    async def tell_what_it_knows(self, link: Link) -> None:
+    async def tell_what_it_knows(self, link: StoreSession) -> None:
         """Write this node's knowledge of a lost store to the store of `link`; raise StoreError on failure."""
         await tell(self.part, link)
 

@@ -14,7 +14,7 @@ from rdzv.core.stopping import StepGate, StopAgreement
 from rdzv.loop.life import Life
 from rdzv.membership import Membership, changes_since
 from rdzv.node.coordinator import term as coordinator
-from rdzv.node.coordinator.candidacy import Candidacy
+from rdzv.node.coordinator.candidacy import Election
 from rdzv.node.coordinator.term import Term
 from rdzv.node.front import queries
 from store import ConditionFailed
@@ -51,12 +51,12 @@ def _a_closed_run_has_no_coordinator() -> Iterator[None]:
             raise ConditionFailed("planted: the run is closed, and so is its office")
         return decide(picture, rules, now=now)
 
-    is_free = Candidacy._is_free.fget  # type: ignore[attr-defined]  # it is a property
+    is_free = Election._is_free.fget  # type: ignore[attr-defined]  # it is a property
 
-    def open_and_free(self: Candidacy) -> bool:
+    def open_and_free(self: Election) -> bool:
         return self.link.follower.head.closed is None and is_free(self)
 
-    with patch.object(coordinator, "decide", resigning), patch.object(Candidacy, "_is_free", property(open_and_free)):
+    with patch.object(coordinator, "decide", resigning), patch.object(Election, "_is_free", property(open_and_free)):
         yield
 
 

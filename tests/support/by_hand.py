@@ -151,10 +151,10 @@ class Town(Desk):
     def __init__(self, engine: Engine | None = None, /, *, token: bytes | None = None, **limits: Any) -> None:
         super().__init__(engine, **limits)
         self.token = token
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, StoreSession] = {}
         self._nonces = 0
 
-    def accept(self) -> Link:
+    def accept(self) -> StoreSession:
         """Take a new connection."""
         peer = len(self.links) + 1
         self._nonces += 1
@@ -164,11 +164,11 @@ class Town(Desk):
             token=self.token,
             limits=self.engine.limits,
         )
-        link = self.links[peer] = Link(self, peer, connection)
+        link = self.links[peer] = StoreSession(self, peer, connection)
         link.to_client += connection.greeting()
         return link
 
-    def received(self, link: Link, data: bytes) -> None:
+    def received(self, link: StoreSession, data: bytes) -> None:
         """Do what these bytes ask for."""
         try:
             for item in link.connection.receive(data):
@@ -188,7 +188,7 @@ class Town(Desk):
             link.to_client += wire.encode_sorry(Sorry(kind, str(error)))
             link.close()
 
-    def _take_in(self, link: Link, session: bytes) -> None:
+    def _take_in(self, link: StoreSession, session: bytes) -> None:
         opened = self.connect(link.peer, session=session)
         assert opened is not None, "tests do not fill the sessions of a town"
         number, previous = opened
@@ -219,7 +219,7 @@ class Town(Desk):
                             self.links[peer].to_client += wire.events_head(watch_id, len(encoded)) + encoded
 
 
-class Link:
+class StoreSession:
     """One connection: the bytes under way in it, both ways."""
 
     def __init__(self, town: Town, peer: int, connection: ServerConnection) -> None:
@@ -251,11 +251,11 @@ class Post:
 
     def __init__(self, *, session: bytes = b"a client's 16 by", token: bytes | None = None) -> None:
         self.connection = ClientConnection(session_id=session, token=token, name="tcp://town")
-        self.link: Link | None = None
+        self.link: StoreSession | None = None
         self.outcomes: dict[int, Response | StoreError] = {}
         self.failure: StoreError | None = None
         self.bye: str | None = None
-        self.lost: Link | None = None  # a connection that the server may not know to be lost
+        self.lost: StoreSession | None = None  # a connection that the server may not know to be lost
         self._nonces = 0
 
     @property
@@ -263,7 +263,7 @@ class Post:
         """True if requests may be sent."""
         return self.connection.welcomed is not None
 
-    def dial(self, town: Town) -> Link:
+    def dial(self, town: Town) -> StoreSession:
         """Make a connection; nothing has been carried yet."""
         assert self.link is None
         self._nonces += 1
@@ -341,7 +341,7 @@ class Post:
             self.notice()
         self.settle()
 
-    def meet(self, town: Town) -> Link:
+    def meet(self, town: Town) -> StoreSession:
         """Connect, and carry everything."""
         link = self.dial(town)
         self.settle()

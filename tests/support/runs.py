@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv import Change, RendezvousInfo
-    from rdzv.node.link.link import Link
+    from rdzv.node.link.link import StoreSession
     from store import Server
     from store.engine.engine import Engine
 
@@ -247,7 +247,7 @@ def rounds_of(handler: Handler, **options: Any) -> AsyncGenerator[Round, None]:
     return rounds_made_by(Round, handler, Options(**options))
 
 
-async def connected(handler: Handler) -> Link:
+async def connected(handler: Handler) -> StoreSession:
     """A handler's node, connected: its link to the store."""
     return await handler.node.loop.start(handler.node.connect())
 

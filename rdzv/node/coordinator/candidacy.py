@@ -17,7 +17,7 @@ from rdzv.node.coordinator.term import Term
 from rdzv.node.link.role import ELECTION_MOST, Role, election_pause
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.agreed import OverruledError, take_settings
+from rdzv.node.run.agreed import SettingsChangedError, adopt_settings
 from store import ConditionFailed, ConnectionLost, Get, Lease, LeaseNotFound, Put, StoreTimeoutError, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-    from rdzv.node.link.link import Link
-    from rdzv.node.member.part import Part
+    from rdzv.node.link.link import StoreSession
+    from rdzv.node.member.part import NodeState
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
 @dataclass(eq=False)
-class Candidacy:
+class Election:
     """One node's candidacy for coordinator of its run."""
 
-    link: Link
-    part: Part
+    link: StoreSession
+    part: NodeState
     _running: asyncio.Task[None] | None = None  # this node's election or term; None if neither runs
     _failed_with: str | None = None
     _lost_terms: int = 0  # how many of this node's terms in a row ended because the role's lease expired
@@ -89,8 +89,8 @@ class Candidacy:
             if role is None:
                 await self._take_role()
             else:
-                await self._hold_office(role, None)
-        except OverruledError as error:
+                await self._lead_with_role(role, None)
+        except SettingsChangedError as error:
             self.part.overruled(error.settings)
             await anyio.sleep_forever()  # this node is about to leave the run, which cancels the task
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
@@ -131,9 +131,9 @@ class Candidacy:
         self.link.answered_in(stopwatch.seconds)
         if taken.succeeded:
             role.term = taken.revision
-            await self._hold_office(role, taken.results[1:])
+            await self._lead_with_role(role, taken.results[1:])
             return
-        if take_settings(taken, agreed):
+        if adopt_settings(taken, agreed):
             return
         self.link.follower.take_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
@@ -145,7 +145,7 @@ class Candidacy:
     def _where_it_stands(self) -> tuple[str, str, str]:
         return self.part.keys.round, self.part.keys.progress, self.part.keys.history
 
-    async def _hold_office(self, role: Role, found: Sequence[object] | None) -> None:
+    async def _lead_with_role(self, role: Role, found: Sequence[object] | None) -> None:
         """Coordinate until the role is lost. `found` has the stored round, progress and history; None if unread."""
         lost = anyio.CancelScope()
 
@@ -173,6 +173,6 @@ class Candidacy:
                 await role.lease.release(within=self.link.release_within)
 
 
-def be_ready_to_coordinate(link: Link, part: Part, role: Role | None) -> None:
+def start_candidacy(link: StoreSession, part: NodeState, role: Role | None) -> None:
     """Make a node a candidate for coordinator. If its arrival has taken the `role`, it coordinates at once."""
-    Candidacy(link, part).begin(role)
+    Election(link, part).begin(role)

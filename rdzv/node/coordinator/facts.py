@@ -23,7 +23,7 @@ from store.net.tasks import together
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
-    from rdzv.node.coordinator.office import Office
+    from rdzv.node.coordinator.office import TermContext
 
 LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
 LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member between looks for stuck members, as the response grows with them
@@ -34,20 +34,20 @@ ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the s
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 
 
-async def gather(office: Office, asking: asyncio.Event) -> None:
+async def gather(office: TermContext, asking: asyncio.Event) -> None:
     """Once `asking` is set, queue members' answers to the question at which step to stop (`core.stopping`)."""
     await asking.wait()
     begun = office.keys.begun
     async with office.store.watch(begun, snapshot=True) as watch:
         async for event in watch:
             if event.kind == "synced":
-                office.bring(Answered())
+                office.queue_facts(Answered())
             elif event.kind == "put":
                 with contextlib.suppress(RendezvousStateError):  # another program wrote the key
-                    office.bring(Answered(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
+                    office.queue_facts(Answered(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
 
 
-async def look_for_stalls(office: Office, settings: Settings) -> None:
+async def look_for_stalls(office: TermContext, settings: Settings) -> None:
     """Report stuck members, and that no member makes progress, to the deciding task; until cancelled."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
@@ -68,10 +68,10 @@ async def look_for_stalls(office: Office, settings: Settings) -> None:
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
         verdict = stalls.judge(heard, round=round.number, now=office.store.time(), every=every)
         if verdict.standstill != view.standstill:
-            office.bring(Standstill(round.number, verdict.standstill))
+            office.queue_facts(Standstill(round.number, verdict.standstill))
         if verdict.stuck:
             found = verdict.stuck.items()
-            office.bring(*(Stuck(round.number, members[node_id].arrival, node_id, why) for node_id, why in found))
+            office.queue_facts(*(Stuck(round.number, members[node_id].arrival, node_id, why) for node_id, why in found))
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class AccusationWatch:
     connections, or sends no keep-alives.
     """
 
-    office: Office
+    office: TermContext
     gone_ttl: float
     _asked: set[tuple[int, str, str]] = field(default_factory=set)  # accusations already investigated
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -110,7 +110,7 @@ class AccusationWatch:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
                     with contextlib.suppress(StoreError):  # if the store does not answer, make no decision
-                        self.office.bring(*await self._doubted(number, accused, by))
+                        self.office.queue_facts(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:
         said = self.office.view.accusations.reason_at(self.office.keys.accusation(accused, by))

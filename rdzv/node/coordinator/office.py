@@ -29,7 +29,7 @@ GIVE_BACK_WITHIN = 2.0  # seconds that a term's end waits for the store to revok
 
 
 @dataclass(eq=False, kw_only=True)
-class Office:
+class TermContext:
     """The shared state of a coordinator's term."""
 
     store: Store
@@ -42,7 +42,7 @@ class Office:
     failed: Exception | None = None  # the error that ended another task of the term
 
     @property
-    def in_office(self) -> tuple[Condition, ...]:
+    def term_holds(self) -> tuple[Condition, ...]:
         """The condition of each write by the coordinator: its term has not ended."""
         return (when.create_revision(self.keys.coordinator) == self.term,)
 
@@ -59,24 +59,24 @@ class Office:
     async def write(self, *writes: Operation, also: Sequence[Condition] = ()) -> int | None:
         """Write in one transaction; return its revision, or None if a condition in `also` does not hold."""
         holder = (Get(self.keys.coordinator),) if also else ()
-        result = await self.store.transact(when=(*self.in_office, *also), then=writes, otherwise=holder)
+        result = await self.store.transact(when=(*self.term_holds, *also), then=writes, otherwise=holder)
         if result.succeeded:
             return result.revision
         if not any(isinstance(one, Entry) and one.create_revision == self.term for one in result.results):
             raise ConditionFailed("this node is no longer the coordinator")
         return None
 
-    async def forget(self, number: int, term: int) -> None:
+    async def delete_round(self, number: int, term: int) -> None:
         """Delete the keys of a round, or of an attempt at it; last the ranks, by which `_clear_away` finds rounds."""
-        await self.store.delete_prefix(self.keys.shared(number, term), when=self.in_office)
-        await self.store.delete_prefix(self.keys.attempt(number, term), when=self.in_office)
+        await self.store.delete_prefix(self.keys.shared(number, term), when=self.term_holds)
+        await self.store.delete_prefix(self.keys.attempt(number, term), when=self.term_holds)
 
-    def bring(self, *facts: Fact) -> None:
+    def queue_facts(self, *facts: Fact) -> None:
         """Queue facts for the deciding task, which applies them before its next decision."""
         self.inbox.extend(facts)
         self.wakeup.changed()
 
-    def begin(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:
+    def spawn(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:
         """Start a task of the term, named `what`. If the task raises, the term ends."""
 
         async def beside() -> None:
@@ -102,20 +102,20 @@ class SharedLease:
         self._known = asyncio.Event()  # set once the first grant or renewal of a lease was tried
         self.used: bool = False  # True if a round has this lease, or may have it after a pending commit
 
-    async def take(self) -> int:
+    async def acquire(self) -> int:
         """Return the id of a lease for a round about to be committed."""
         await self._known.wait()
         if self._lease is None:
             self._lease, self.used = await self._store.grant(self._ttl), False
         return self._lease.id
 
-    async def keep(self, round: Round | None) -> None:
+    async def renew_until_cancelled(self, round: Round | None) -> None:
         """Renew the shared store's lease until cancelled: that of `round`, or a new one."""
         if round is not None and round.lease is not None:
             self._lease, self.used = Lease(self._store, id=round.lease, ttl=self._ttl), True
             await self._renew()
         else:
-            # Grant the lease now, so that no round waits for it. If granting fails now, `take` grants a lease.
+            # Grant the lease now, so that no round waits for it. If granting fails now, `acquire` grants a lease.
             with contextlib.suppress(StoreError):
                 self._lease = await self._store.grant(self._ttl)
         self._known.set()
@@ -132,7 +132,7 @@ class SharedLease:
         except StoreError:
             pass  # the renewal failed, but the lease lasts until the next one
 
-    async def give_back(self) -> None:
+    async def revoke_unused(self) -> None:
         """Revoke the lease if no round uses it; if revoking fails, the lease expires."""
         if self._lease is not None and not self.used:
             with anyio.move_on_after(GIVE_BACK_WITHIN), contextlib.suppress(StoreError):

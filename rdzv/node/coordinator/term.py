@@ -2,7 +2,7 @@
 
 The deciding task calls `decide`, carries out the returned act, applies events until its own write is in its picture of
 the run, and decides anew. The term's other tasks do not change that picture: they queue facts for the deciding task
-(`Office.bring`).
+(`TermContext.queue_facts`).
 
 The store rejects a coordinator's writes once another coordinator's term has begun. The keys of an attempt at a round
 have the term in their names, so a coordinator never reads the attempt of a dead one (promise R7).
@@ -36,8 +36,8 @@ from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round,
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import Obstacle, Picture, View
 from rdzv.node.coordinator.facts import AccusationWatch, gather, look_for_stalls
-from rdzv.node.coordinator.office import Office, SharedLease
-from rdzv.node.run.agreed import OverruledError, take_settings
+from rdzv.node.coordinator.office import SharedLease, TermContext
+from rdzv.node.run.agreed import SettingsChangedError, adopt_settings
 from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.messages import Event
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rdzv.core.decision import Act
-    from rdzv.node.link.link import Link
+    from rdzv.node.link.link import StoreSession
     from rdzv.node.link.role import Role
-    from rdzv.node.member.part import Part
+    from rdzv.node.member.part import NodeState
     from store import Condition
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
@@ -68,7 +68,7 @@ WRITE_BYTES_MOST = 1024 * 1024  # bytes that the coordinator puts into one trans
 class Term:
     """One coordinator's term. Keys on `run_lease` outlive the term."""
 
-    def __init__(self, link: Link, role: Role, part: Part, *, run_lease: Lease) -> None:
+    def __init__(self, link: StoreSession, role: Role, part: NodeState, *, run_lease: Lease) -> None:
         self._store = link.store
         self._keys = part.keys
         self._part = part
@@ -76,7 +76,9 @@ class Term:
         self._role = role
         rules, told = self._part.agreed.rules, self._store.tells_causes
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
-        self._office = Office(store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease)
+        self._office = TermContext(
+            store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease
+        )
         self._picture = Picture(view=self._view, head=self._follower.head)
         self._marked: Complete | None = None  # the round whose ranks were written ahead of its commit
         self._said = ""
@@ -91,14 +93,14 @@ class Term:
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Decide and act until cancelled; raise `ConditionFailed` if the role is lost."""
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
-        begin = self._office.begin
+        begin = self._office.spawn
         tasks = [
             begin("look for stuck members", look_for_stalls, self._office, self._part.settings),
             begin("look into accusations", self._accusations.run),
             begin("watch the nodes", self._watch_nodes),
             begin("gather at which step to stop", gather, self._office, self._asking),
             begin("clear away what is left", _clear_away, self._office, round),
-            begin("keep what is shared", self._shared.keep, round),
+            begin("keep what is shared", self._shared.renew_until_cancelled, round),
         ]
         try:
             with self._follower.listeners.listening(self._office.wakeup):
@@ -108,7 +110,7 @@ class Term:
         finally:
             await cancel_and_wait(*tasks)
             with anyio.CancelScope(shield=True):
-                await self._shared.give_back()
+                await self._shared.revoke_unused()
 
     async def _take_over(self, round: Round | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Restore the previous coordinator's state from the store. The watch opens concurrently."""
@@ -159,7 +161,7 @@ class Term:
     async def _watch_nodes(self) -> None:
         async with self._store.watch(self._keys.nodes, snapshot=True) as watch:
             async for events in watch.batches():
-                self._office.bring(*events)
+                self._office.queue_facts(*events)
 
     async def _decide_for_ever(self) -> None:
         await self._fold_until(0)
@@ -216,8 +218,8 @@ class Term:
 
     async def _resize(self, act: Resize) -> int:
         there = await self._store.get(self._keys.settings)
-        if there is not None and self._part.agreed.take(there.value):
-            raise OverruledError(unpack_settings(there.value))
+        if there is not None and self._part.agreed.accept(there.value):
+            raise SettingsChangedError(unpack_settings(there.value))
         self._learn(resized_at=act.revision)
         self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
         return 0
@@ -227,7 +229,7 @@ class Term:
         deciding_now = partial(decide, self._picture, self._part.agreed.rules, now=self._store.time())
         if not callable(self._part.settings.rank_order):
             return deciding_now()
-        deciding = asyncio.create_task(self._part.loop.apart(deciding_now))
+        deciding = asyncio.create_task(self._part.loop.run_in_thread(deciding_now))
         try:
             done, _ = await asyncio.wait([deciding], timeout=ORDER_WITHIN)
             if done:
@@ -321,7 +323,7 @@ class Term:
             return await self._commit(decision)
         except LimitExceeded as error:
             attempt = self._keys.attempt(decision.number, self._office.term)
-            await self._store.delete_prefix(attempt, when=self._office.in_office)
+            await self._store.delete_prefix(attempt, when=self._office.term_holds)
             if no_more_room:
                 self._learn(obstacle=Obstacle(self._store.time() + TRY_AGAIN_AFTER, error))
             else:
@@ -333,7 +335,7 @@ class Term:
         last = self._view.round
         if last is not None and last is not self._made_room_of:
             self._made_room_of = last
-            await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.in_office)
+            await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.term_holds)
 
     async def _commit(self, decision: Complete) -> int | None:
         """Commit a round, or first write its marker, if it needs one; return None if a condition failed."""
@@ -343,13 +345,13 @@ class Term:
             decision = replace(decision, members=marked.members)  # keep the written ranks, as a new order may differ
         elif marked is not None:
             # Delete the earlier attempt's ranks: the new ranks may fill fewer keys, and leave some of the old.
-            await office.forget(marked.number, office.term)
+            await office.delete_round(marked.number, office.term)
             marked = None
         members = [
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
-        unchanged = (*office.in_office, self._office.round_unchanged)
+        unchanged = (*office.term_holds, self._office.round_unchanged)
         conditions = [
             *unchanged,
             when.value(keys.settings) == self._part.agreed.value,
@@ -399,7 +401,7 @@ class Term:
             if not at_once:
                 # Delete the refused round's ranks: the next attempt may not overwrite all of them.
                 await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
-            if take_settings(result, self._part.agreed):
+            if adopt_settings(result, self._part.agreed):
                 self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
             return None
         self._set_hour(hour, at=now)
@@ -414,7 +416,7 @@ class Term:
             self._say(explain(progress))
         self._follower.take_round(committed)
         if last is not None:
-            await self._store.delete_prefix(keys.attempt(last.number, last.term), when=office.in_office)
+            await self._store.delete_prefix(keys.attempt(last.number, last.term), when=office.term_holds)
         return 0
 
     async def _round_of(self, decision: Complete, members: list[Member]) -> Round:
@@ -429,7 +431,7 @@ class Term:
             buckets=-(-len(members) // BUCKET_SIZE),
             host=first.address,
             port=first.port,
-            lease=await self._shared.take(),
+            lease=await self._shared.acquire(),
             newest=newest_of(decision.members),
             in_steps=any(record.progress is not None for record in decision.members),
             since=((), (), ()) if is_first else since,
@@ -442,11 +444,11 @@ class Term:
     async def _mark(self) -> int:
         """Write the marker, and return its revision. The watch delivers earlier events before the marker."""
         marker = NodeRecord(node_id="", incarnation="", left=True)  # `left` makes readers skip the marker
-        in_office = self._office.in_office
+        in_office = self._office.term_holds
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
 
 
-async def _clear_away(office: Office, round: Round | None) -> None:
+async def _clear_away(office: TermContext, round: Round | None) -> None:
     """Delete the keys of older rounds, and of attempts by dead coordinators; do not list users' keys."""
     keys = office.keys
     attempts: dict[tuple[int, int], None] = {}
@@ -459,14 +461,14 @@ async def _clear_away(office: Office, round: Round | None) -> None:
         for attempt in attempts:
             # Skip this term's attempts, which the deciding task writes and deletes itself.
             if attempt[1] != office.term and (round is None or attempt != (round.number, round.term)):
-                await office.forget(*attempt)
+                await office.delete_round(*attempt)
     except ConditionFailed:
         pass  # another coordinator deletes these keys
     except StoreError as error:
         log.warning("run %s: leftovers of older rounds could not be deleted: %s", keys.run_id, error)
 
 
-def _buckets(office: Office, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
+def _buckets(office: TermContext, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
     """Return the writes of a round's ranks, in keys by node id, and of its roster, in keys by rank."""
     keys, number, term = office.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]

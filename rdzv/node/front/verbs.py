@@ -52,21 +52,21 @@ MEET_AGAIN: Final = b"meet again"
 _MUST_END: set[object] = set()
 
 
-def goes_on(verb: Verb) -> Verb:
+def runs_to_completion(verb: Verb) -> Verb:
     """Mark a verb that must complete even if its caller is cancelled or interrupted."""
     _MUST_END.add(verb)
     return verb
 
 
 def must_end(verb: object) -> bool:
-    """Return True if a verb is marked by `goes_on`."""
+    """Return True if a verb is marked by `runs_to_completion`."""
     return verb in _MUST_END
 
 
 # ------------------------------------------------------------------------------------------ this node and its round
 
 
-@goes_on
+@runs_to_completion
 async def leave(node: Node) -> None:
     """Leave this round; the node may join again. If the node is in no round, do nothing.
 
@@ -120,7 +120,7 @@ async def roster(node: Node, membership: Membership) -> list[Participant]:
     return await node.ask_the_store(lambda store: read_roster(store, node.keys, membership.round))
 
 
-@goes_on
+@runs_to_completion
 async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None) -> None:
     """Keep a small state of the run, such as a sampler's position, under a name from round to round.
 
@@ -150,7 +150,7 @@ def _check_text(name: str, given: object) -> None:
         raise RendezvousSettingsError(f"{name}={given!r:.80} must be text")
 
 
-@goes_on
+@runs_to_completion
 async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None) -> None:
     """Accuse the member with this rank of not answering, for example after a failed collective.
 
@@ -229,7 +229,7 @@ def _has_failed(task: asyncio.Task[int]) -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
-@goes_on
+@runs_to_completion
 async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     """Change the run's shared counters; return them. If another node was faster, `change` runs again."""
     if node.membership is None:
@@ -280,13 +280,13 @@ async def store_host(node: Node) -> str:
     return entry.value.decode(errors="replace") if entry is not None else ""
 
 
-@goes_on
+@runs_to_completion
 async def set_closed(node: Node, reason: str = "") -> None:
     """Close the run for every node, for good. The first reason is shown for as long as the store keeps the run."""
     await _close(node, reason)
 
 
-@goes_on
+@runs_to_completion
 async def give_up(node: Node, reason: str, *, status: int = 0) -> None:
     """Close the run because it cannot continue. Every launcher exits with `status`; see `GiveUp`."""
     status, remark = exit_status(status)
@@ -320,7 +320,7 @@ def of_run(
     async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await node.ask_the_store(lambda store: call(_run(node, store), *args, **kwargs))
 
-    return goes_on(verb) if must_end else verb
+    return runs_to_completion(verb) if must_end else verb
 
 
 resize = of_run(Run.resize, must_end=True)
@@ -333,7 +333,7 @@ history = of_run(Run.history)
 ping = of_run(Run.ping)
 
 
-@goes_on
+@runs_to_completion
 async def drain(node: Node, within: float = 120.0, reason: str = "", *, node_id: str | None = None) -> None:
     """Announce that this node, or another one, will leave; before, the members of its round stop together.
 

@@ -16,7 +16,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.live.changes import settled, summary_of, without_ages
 from rdzv.core.report import account, as_of, report
 from rdzv.listeners import Listeners
-from rdzv.node.link.follower import Follower
+from rdzv.node.link.follower import HeadWatcher
 from rdzv.node.run.status import read_hour, read_run, read_steps, reason_of
 from store import StoreError
 from store.net.tasks import cancel_and_wait
@@ -39,7 +39,7 @@ class FollowedRun:
         self._store = store
         self._keys = keys
         self._on_change = on_change
-        self._follower = Follower(store, keys)
+        self._follower = HeadWatcher(store, keys)
         self._follower.on_change = self._mark
         self._has_changed = True
         self._read: tuple[RunStatus, History] | None = None

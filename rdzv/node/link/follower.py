@@ -45,7 +45,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 ASK_AGAIN_AFTER = 0.5  # seconds from a failed attempt to open the watch to the next
 
 
-class Follower:
+class HeadWatcher:
     """Keeps `head`, a run's state that every node watches, up to date."""
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str = "") -> None:
@@ -76,7 +76,7 @@ class Follower:
         """Set this node's attributes, to notice bans of an attribute."""
         self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names(self._node_id, attributes))
 
-    def tell(self) -> None:
+    def notify_listeners(self) -> None:
         """Update the membership by `on_change`, then notify the listeners. Nothing here waits."""
         self.on_change()
         self.listeners.changed()
@@ -89,7 +89,7 @@ class Follower:
         except Exception as error:  # noqa: BLE001  after any error, end the waits for the head
             self.error = error
             self.synced.set()
-            self.tell()
+            self.notify_listeners()
             log.debug("the head of run %s is not followed any more: %s", self._keys.run_id, error)
 
     async def _follow(self) -> None:
@@ -103,7 +103,7 @@ class Follower:
                         for event in events:
                             self._take(event)
                             self.seen = max(self.seen, event.revision)
-                        self.tell()
+                        self.notify_listeners()
             except (ConnectionLost, StoreTimeoutError) as error:
                 if self.opened_in is not None or self._store.failure is not None:
                     raise
@@ -116,20 +116,20 @@ class Follower:
     def take_round(self, round: Round) -> None:
         """Replace the known round if this one is later."""
         if self._take_round(round):
-            self.tell()
+            self.notify_listeners()
 
     def take_coordinator(self, there: object, *, revision: int) -> None:
         """Set the coordinator from its key, read at `revision`, unless the watch has seen that revision."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)
-            self.tell()
+            self.notify_listeners()
 
     def take_closing(self, closed: Closed) -> None:
         """Record that the run is closed, before the watch delivers that."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
-            self.tell()
+            self.notify_listeners()
 
     # ------------------------------------------------------------------------------------ from the watch
 
@@ -232,9 +232,9 @@ class Follower:
 
 
 @contextlib.asynccontextmanager
-async def following(store: Store, keys: Keys) -> AsyncIterator[Follower]:
+async def following(store: Store, keys: Keys) -> AsyncIterator[HeadWatcher]:
     """Follow the head of a run without a node; yield once the head is read, or raise StoreError."""
-    follower = Follower(store, keys)
+    follower = HeadWatcher(store, keys)
     task = asyncio.create_task(follower.run(), name=f"follow run {keys.run_id}")
     try:
         await follower.synced.wait()

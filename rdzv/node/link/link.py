@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.node.link.follower import Follower
+from rdzv.node.link.follower import HeadWatcher
 from rdzv.node.run.lease import take_run_lease
 from store import ConnectionLost, Lease, LeaseNotFound, StoreError
 from store.keeping import RELEASE_WITHIN, Keeping
@@ -46,13 +46,13 @@ class StoreEndingError(StoreError):
     """The host of the store is shutting down: the node must find the next store."""
 
 
-class Link:
+class StoreSession:
     """The state of one connection to one store."""
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
         self.store = store  # the store client, which the caller closes
         self.keeping: Keeping = Keeping(store)
-        self.follower: Follower = Follower(store, keys, node_id=node_id)
+        self.follower: HeadWatcher = HeadWatcher(store, keys, node_id=node_id)
         self.known_run_lease: Lease | None = None  # the run's own lease; None if not yet read or granted
         # Ends this node's candidacy for coordinator within a number of seconds; None if the node is no candidate.
         self.resign: Callable[[float], Awaitable[None]] | None = None
@@ -120,7 +120,7 @@ class Link:
         """If no process listens at the store's address, a hint that a node may have hosted the store; else ""."""
         return f"; {IF_HOSTED}" if not self.store.connected and self.store.last_problem == NOBODY_LISTENS else ""
 
-    async def in_reach_again(self, *, within: float, answering: bool = False) -> bool:
+    async def wait_until_connected(self, *, within: float, answering: bool = False) -> bool:
         """Wait until the store is connected (`answering`: answers), or lost; return False after `within` seconds."""
         with anyio.move_on_after(within) as limit:
             while self.store.failure is None and (not self.store.connected or (answering and self._silent)):
@@ -128,7 +128,7 @@ class Link:
                 await self._reach_changed.wait()
         return not limit.cancelled_caught
 
-    def say_when_away(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
+    def log_outages(self, who_waits: Callable[[], str], is_counted: Callable[[], bool]) -> None:
         """From now on, log when the store has been disconnected or silent for a while, and its return.
 
         `who_waits` returns in words what this node waits for, or "". Between keep-alives the link checks that the store
@@ -178,7 +178,7 @@ class Link:
         """From `say_at` on, warn ever more rarely; log the store's return, or give it up if its process is gone."""
         run_id, within, said = self._keys.run_id, self.gives_up_after, False
         gone_since, told = math.inf, False
-        while not await self.in_reach_again(
+        while not await self.wait_until_connected(
             within=min(say_at - self.store.time(), math.inf if self.store.durable else LOOK_WHETHER_GONE_EVERY),
             answering=True,
         ):

@@ -58,11 +58,11 @@ class NodeLoop:
         with contextlib.suppress(RendezvousStateError):
             self.start(work())
 
-    async def apart(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Run user code here; `NodeThread` runs it in another thread, so that it delays no lease."""
         return work()
 
-    def turn(self) -> contextlib.AbstractAsyncContextManager[None]:
+    def limit_concurrency(self) -> contextlib.AbstractAsyncContextManager[None]:
         """Return a context to enter in the loop; `NodeThread` limits how many nodes are in it at once."""
         return contextlib.nullcontext()
 
@@ -93,12 +93,12 @@ class NodeThread(NodeLoop):
             work.close()
             raise RendezvousStateError(f"the node thread has ended: {error}") from None
 
-    async def apart(self, work: Callable[[], T]) -> T:
+    async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Run user code in a new thread."""
         return await in_thread(work)
 
     @contextlib.asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def limit_concurrency(self) -> AsyncIterator[None]:
         """Limit how many nodes of this process take a costly step at once: connecting, arriving, reading the rank.
 
         If thousands of nodes took such a step together, the loop would be busy for seconds, and renew no lease.

@@ -15,7 +15,7 @@ from store.keeping import HeldLease
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
-    from rdzv.node.link.link import Link
+    from rdzv.node.link.link import StoreSession
 
 ROLE_TTL = 3.0  # the role's least TTL, in seconds: a paused coordinator may delay the run for that long
 ROUND_TRIPS_PER_TERM = 10  # round trips that the role's TTL covers at least; taking over needs three
@@ -30,7 +30,7 @@ ROLE_DISCONNECT_TTL = 0.4  # seconds, at least, until a disconnected coordinator
 class Role:
     """The role of coordinator, which a transaction gives to this node if no other node has it."""
 
-    def __init__(self, link: Link, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:
+    def __init__(self, link: StoreSession, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:
         needed = max(ROLE_TTL, ROUND_TRIPS_PER_TERM * link.round_trip, SECONDS_PER_NODE * nodes)
         # While the store fails over to another server, no coordinator can renew its lease: keep the role until then.
         wanted = min(needed * 2.0 ** min(lost_terms, LOST_TERMS_MOST), TERM_MOST) + link.store.fail_over

@@ -78,7 +78,7 @@ class Arrival(Generic[L]):
         """The revision of the stored record; 0 without one."""
         return self.record.arrival if self.record is not None else 0
 
-    def stands(self, revision: int) -> bool:
+    def is_current(self, revision: int) -> bool:
         """Return True if the record of this revision is stored, as far as the node knows."""
         return self.record is not None and self.record.arrival == revision and self.state is not State.WITHDRAWN
 
@@ -104,19 +104,19 @@ class Arrival(Generic[L]):
         self._sent = None
         self._happens(Happening.REFUSED if self.record is None else Happening.KEPT)
 
-    def taken_in(self) -> None:
+    def accepted(self) -> None:
         """Handle a round that contains the stored record."""
         self._happens(Happening.TAKE_IN)
 
-    def gone(self) -> None:
+    def removed(self) -> None:
         """Handle the disappearance of the record from the store."""
         self._happens(Happening.GONE)
         self.record = self._sent = None
 
-    def lapsed(self) -> None:
+    def lease_lost(self) -> None:
         """Handle the expiry of the lease, and of the record with it."""
         self.lease = None
-        self.gone()
+        self.removed()
 
     @property
     def in_doubt(self) -> bool:
@@ -124,7 +124,7 @@ class Arrival(Generic[L]):
         return self.state is State.SENT
 
     def withdraw(self) -> None:
-        """Handle the beginning of the record's deletion; `gone` handles its end."""
+        """Handle the beginning of the record's deletion; `removed` handles its end."""
         self._happens(Happening.WITHDRAW)
 
     def _happens(self, happening: Happening) -> None:

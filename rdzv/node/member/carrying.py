@@ -12,14 +12,14 @@ from store import Delete, Put, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from rdzv.node.link.link import Link
-    from rdzv.node.member.part import Part
+    from rdzv.node.link.link import StoreSession
+    from rdzv.node.member.part import NodeState
     from store.messages import Operation
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
-def learn(part: Part, link: Link) -> None:
+def learn(part: NodeState, link: StoreSession) -> None:
     """Set `part.known` from this link, whose store is lost, unless the node knows of a later lost store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
@@ -38,7 +38,7 @@ def learn(part: Part, link: Link) -> None:
         part.known = Known(link.store.store_id, lost)
 
 
-async def tell(part: Part, link: Link) -> None:
+async def tell(part: NodeState, link: StoreSession) -> None:
     """Write this node's knowledge of a lost store to the new store, unless the new store has better knowledge."""
     known, keys, store = part.known, part.keys, link.store
     if known is None or known.store_id == store.store_id or link.was_told:

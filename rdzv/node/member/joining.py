@@ -24,7 +24,7 @@ from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.carrying import tell
 from rdzv.node.member.health import report_health
 from rdzv.node.member.part import NOT_WAITING
-from rdzv.node.member.record import Recording, ending_error
+from rdzv.node.member.record import ArrivalWriter, ending_error
 from rdzv.node.run.agreed import check_prefix
 from rdzv.node.run.lease import has_no_room
 from rdzv.node.run.status import find_member
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from rdzv.membership import Membership
-    from rdzv.node.link.link import Link
+    from rdzv.node.link.link import StoreSession
     from rdzv.node.link.role import Role
     from rdzv.node.member.leaving import Leaving
-    from rdzv.node.member.part import Part
+    from rdzv.node.member.part import NodeState
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
@@ -60,11 +60,11 @@ LOOK_AGAIN_FIRST, LOOK_AGAIN_MOST = 10.0, 600.0
 class Joining:
     """One call of `next_rendezvous` over one connection to a store: makes a node a member of the next round."""
 
-    part: Part
+    part: NodeState
     leaving: Leaving
-    link: Link
+    link: StoreSession
     clock: JoinClock
-    be_ready_to_coordinate: Callable[[Link, Part, Role | None], None] = field(kw_only=True)
+    start_candidacy: Callable[[StoreSession, NodeState, Role | None], None] = field(kw_only=True)
     _me: Joiner = field(init=False)
     _tried: float = 0.0  # seconds that this process tried to reach rank 0, without its own pauses
 
@@ -122,7 +122,7 @@ class Joining:
             raise part.drained_error(leaving)
         while True:
             try:
-                if not part.arrival.stands(self._me.arrival):
+                if not part.arrival.is_current(self._me.arrival):
                     await self._arrive()
                 membership = await self._wait_for_round()
                 if membership is not None:
@@ -148,7 +148,7 @@ class Joining:
                     if clock.left(now) < TRY_AGAIN_AFTER:
                         raise part.timeout(link) from error
                     await anyio.sleep(TRY_AGAIN_AFTER)
-                elif await link.in_reach_again(within=clock.left(now)):
+                elif await link.wait_until_connected(within=clock.left(now)):
                     await anyio.sleep(min(part.rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
 
     async def _arrive(self) -> None:
@@ -157,11 +157,11 @@ class Joining:
         part.reason = "waiting for the store to take its arrival"
         with anyio.CancelScope(deadline=now + self.clock.left(now)):
             await tell(part, link)
-            async with self.part.loop.turn():
-                self._me, role = await Recording(part, link, self.clock).write(self._me)
+            async with self.part.loop.limit_concurrency():
+                self._me, role = await ArrivalWriter(part, link, self.clock).write(self._me)
             # Only after the run has accepted this node and its settings may the node coordinate.
             if link.resign is None:
-                self.be_ready_to_coordinate(link, part, role)
+                self.start_candidacy(link, part, role)
             link.keep_run()
             return
         raise part.timeout(link)
@@ -200,13 +200,13 @@ class Joining:
                 if error is not None:
                     raise error
                 me = self._me
-                if not part.arrival.stands(me.arrival):
+                if not part.arrival.is_current(me.arrival):
                     return None
                 now = link.store.time()
                 match follow(me, follower.head, now=now):
                     case Round() as round:
                         rank = round.rank_of(me.arrival) if round.arrivals else await self._read_rank(round)
-                        if not part.arrival.stands(me.arrival):
+                        if not part.arrival.is_current(me.arrival):
                             # the node lost its lease during the read, and with it its place in that round
                             continue
                         if rank is not None:
@@ -257,7 +257,7 @@ class Joining:
 
     async def _read_rank(self, round: Round) -> int | None:
         part, arrival = self.part, self._me.arrival
-        async with self.part.loop.turn():
+        async with self.part.loop.limit_concurrency():
             member = await find_member(self.link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
         return None if member is None else member.rank
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rdzv.core.decision import Joiner
-    from rdzv.node.link.link import Link
-    from rdzv.node.member.part import Part
+    from rdzv.node.link.link import StoreSession
+    from rdzv.node.member.part import NodeState
     from store import Condition, TransactionResult
 
 HAND_OVER_WITHIN = 0.5  # seconds that a departing coordinator waits until its departure is reported
@@ -32,7 +32,7 @@ HAND_OVER_TRIPS = 2  # round trips added to `HAND_OVER_WITHIN`: the report, and 
 WITHDRAW_TRIPS = 4  # round trips of a withdrawal: two writes, and the report of the departure
 
 
-async def announce_move(part: Part, link: Link, *, after: float = 0.0) -> None:
+async def announce_move(part: NodeState, link: StoreSession, *, after: float = 0.0) -> None:
     """If this node hosts the store and another host may follow, announce the store's end: then no round completes."""
     if not (part.settings.endpoint.has_successors and link.hosts_store()) or link.follower.head.moves:
         return
@@ -46,17 +46,17 @@ async def announce_move(part: Part, link: Link, *, after: float = 0.0) -> None:
 class Leaving:
     """Withdraws a node's record from the store."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: NodeState) -> None:
         self._part = part
         self._withdrawing = asyncio.Lock()
 
-    async def leave(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
+    async def leave(self, link: StoreSession | None, *, within: float = RELEASE_WITHIN) -> None:
         """Withdraw the record, and stop coordinating."""
         await self.withdraw(link, within=within)
         if link is not None:
             await link.step_down(within=within if link.store.connected else 0.0)
 
-    async def withdraw(self, link: Link | None, *, within: float = RELEASE_WITHIN) -> None:
+    async def withdraw(self, link: StoreSession | None, *, within: float = RELEASE_WITHIN) -> None:
         """Delete the node's record as a voluntary departure. If the deletion takes too long, let the lease expire."""
         part = self._part
         async with self._withdrawing:  # a timeout and the closing of the handler may withdraw concurrently
@@ -74,9 +74,9 @@ class Leaving:
             finally:
                 if link is not None:
                     link.stop_renewing_run()
-                part.arrival.gone()
+                part.arrival.removed()
 
-    async def _take_back(self, link: Link, within: float) -> bool:
+    async def _take_back(self, link: StoreSession, within: float) -> bool:
         part = self._part
         drain = link.follower.head.drains.get(part.node_id)
         drained = "" if drain is None else f"drained{f': {drain.reason}' if drain.reason else ''}"
@@ -85,13 +85,13 @@ class Leaving:
             stopped = part.membership is not None and part.membership.gate.has_stopped
             arrival = part.arrival.revision
             await self._say_and_go(link, arrival, stopped=stopped, why=part.leaves_because or drained)
-            await self._see_departure_reported(link, arrival)
+            await self._wait_for_departure_report(link, arrival)
             return True
         return False
 
     async def _say_and_go(
         self,
-        link: Link,
+        link: StoreSession,
         arrival: int,
         *conditions: Condition,
         otherwise: Sequence[Get] = (),
@@ -113,7 +113,7 @@ class Leaving:
             await link.store.delete(key, when=(when.mod_revision(key) == result.revision,))
         return result
 
-    async def _see_departure_reported(self, link: Link, arrival: int) -> None:
+    async def _wait_for_departure_report(self, link: StoreSession, arrival: int) -> None:
         """If this node coordinates, wait until it has reported its departure: its successor would report a loss."""
         reported = Wakeup()
         within = HAND_OVER_WITHIN + HAND_OVER_TRIPS * link.round_trip
@@ -136,7 +136,7 @@ class Leaving:
         known = membership is not None and membership.round.number == round.number
         return known or round.rank_of(arrival) is not None
 
-    async def give_up(self, link: Link, me: Joiner) -> Round | None:
+    async def give_up(self, link: StoreSession, me: Joiner) -> Round | None:
         """Delete the record after a timeout. If a newer round was committed before, return that round instead."""
         part = self._part
         if not link.store.connected:
@@ -148,5 +148,5 @@ class Leaving:
             (entry,) = result.results
             if isinstance(entry, Entry) and (known is None or entry.mod_revision != known.revision):
                 return Round.unpack(entry.value, revision=entry.mod_revision)
-        part.arrival.gone()
+        part.arrival.removed()
         return None

@@ -19,18 +19,18 @@ from store.printable import escaping
 if TYPE_CHECKING:
     from rdzv.core.state import Ban, NodeRecord
     from rdzv.membership import Membership
-    from rdzv.node.link.link import Link
-    from rdzv.node.member.part import Part
+    from rdzv.node.link.link import StoreSession
+    from rdzv.node.member.part import NodeState
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 LOOK_AGAIN_AFTER = 1.0  # seconds until the next check after a failed one
 
 
-class Noticing:
+class MembershipWatcher:
     """Reacts to the events that concern a node, while its link to a store is open."""
 
-    def __init__(self, part: Part, link: Link) -> None:
+    def __init__(self, part: NodeState, link: StoreSession) -> None:
         self._part = part
         self._link = link
         self._follower = link.follower
@@ -69,7 +69,7 @@ class Noticing:
             missed = follower.resets
             # No event reports the deletion of a waiting node's record: check it each time.
             if missed != self._resets or part.arrival.state is State.STANDING:
-                await self._see_whether_it_stands(link)
+                await self._check_record_exists(link)
                 self._resets = missed
             membership = part.membership
             if membership is not None and membership.over is None:
@@ -82,7 +82,7 @@ class Noticing:
             again = anyio.current_time() + LOOK_AGAIN_AFTER
         return again
 
-    async def _answer_where_to_stop(self, link: Link, membership: Membership) -> None:
+    async def _answer_where_to_stop(self, link: StoreSession, membership: Membership) -> None:
         """If the coordinator asks where to stop, write which step the member has begun, once in a round."""
         part, stop, lease = self._part, membership.head.stop, self._part.arrival.lease
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
@@ -96,7 +96,7 @@ class Noticing:
             )
             self._answered = membership
 
-    async def _notice_drain(self, link: Link, membership: Membership) -> float | None:
+    async def _notice_drain(self, link: StoreSession, membership: Membership) -> float | None:
         """At a drain's deadline delete the member's record; before the deadline, return the deadline.
 
         Before the deadline, a node that hosts the store announces the store's move to another host. The record is not
@@ -109,37 +109,37 @@ class Noticing:
             return leaving.until
         if leaving is None or record is None or part.arrival.state is not State.TAKEN_IN:
             return None  # if a record is being sent, its answer wakes this task
-        if await self._delete(link, record) and membership.over is None and part.arrival.stands(record.arrival):
+        if await self._delete(link, record) and membership.over is None and part.arrival.is_current(record.arrival):
             reason = f": {leaving.reason}" if leaving.reason else ""
-            part.put_out(link, f"it was to leave, and its time is over{reason}")
+            part.removed_by_operator(link, f"it was to leave, and its time is over{reason}")
         return None
 
-    async def _delete(self, link: Link, record: NodeRecord) -> bool:
+    async def _delete(self, link: StoreSession, record: NodeRecord) -> bool:
         key = self._part.keys.node(self._part.node_id)
         with contextlib.suppress(ConditionFailed):
             return await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
         return False
 
-    async def _notice_ban(self, link: Link, ban: Ban) -> None:
+    async def _notice_ban(self, link: StoreSession, ban: Ban) -> None:
         """Handle a ban of this node that came after its arrival. Even a lifted ban may have deleted the record."""
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
             record = part.arrival.record
-            part.put_out(link, f"this node is {ban}")
+            part.removed_by_operator(link, f"this node is {ban}")
             if record is not None:
                 await self._delete(link, record)  # delete the record, as the operator may have failed to
         else:
-            await self._see_whether_it_stands(link)
+            await self._check_record_exists(link)
 
-    async def _see_whether_it_stands(self, link: Link) -> None:
+    async def _check_record_exists(self, link: StoreSession) -> None:
         """Check that this node's record is still stored: an operator may have deleted it."""
         part = self._part
         record = part.arrival.record
         if record is None or part.arrival.state not in (State.STANDING, State.TAKEN_IN):
             return
         entry = await link.store.get(part.keys.node(part.node_id))
-        if not part.arrival.stands(record.arrival) or (entry is not None and entry.mod_revision == record.arrival):
+        if not part.arrival.is_current(record.arrival) or (entry is not None and entry.mod_revision == record.arrival):
             return
-        part.arrival.gone()
+        part.arrival.removed()
         part.end_membership("its record was deleted; it may have been banned for a while", dropped=True)
         part.listeners.changed()

@@ -13,7 +13,7 @@ from store.printable import escaping, in_words
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
-    from rdzv.node.link.link import Link
+    from rdzv.node.link.link import StoreSession
 
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
@@ -30,7 +30,7 @@ class StepReporter:
         self._limits = (settings.stall_timeout, settings.first_step_timeout)
         # On etcd, where each note is a write, send notes only if the settings have a time limit for steps.
         self._on = settings.endpoint.info.family == "tcp" or any(limit is not None for limit in self._limits)
-        self._link: Link | None = None
+        self._link: StoreSession | None = None
         # The membership whose member was last reported as quiet, and the time since which it was quiet; None before.
         self._told: tuple[Membership, float] | None = None
         self._renewed_every = settings.ttl / RENEWALS_PER_TTL
@@ -52,12 +52,12 @@ class StepReporter:
         if self._link is not None:
             self._link.keeping.renew_now()
 
-    def report_if_quiet(self, link: Link, membership: Membership) -> float | None:
+    def report_if_quiet(self, link: StoreSession, membership: Membership) -> float | None:
         """If the member waits or is quiet for too long, send a note at once; return when to check again."""
         self._link = link
         return earlier(self._attend_wait(link, membership), self._attend_quiet(link, membership))
 
-    def _attend_wait(self, link: Link, membership: Membership) -> float | None:
+    def _attend_wait(self, link: StoreSession, membership: Membership) -> float | None:
         """Log a member's long wait in the round's store, and send a note of it without awaiting the next keep-alive."""
         beats = membership.beats
         beats.wait_is_watched = False  # a wait that begins after the next line must call `on_wait`
@@ -77,7 +77,7 @@ class StepReporter:
             link.keeping.renew_now()
         return link.store.time() + min(self._say_wait_after - waited, SAY_WAIT_AFTER)
 
-    def _attend_quiet(self, link: Link, membership: Membership) -> float | None:
+    def _attend_quiet(self, link: StoreSession, membership: Membership) -> float | None:
         beats, now = membership.beats, link.store.time()
         limits = [limit for limit in self._limits if limit is not None]
         if not limits:

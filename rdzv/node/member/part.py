@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rdzv.core.round import Round
     from rdzv.core.state import Ban, Closed, Head, Leaving
     from rdzv.listeners import Listeners
-    from rdzv.node.link.link import Link
+    from rdzv.node.link.link import StoreSession
     from rdzv.node.link.loops import NodeLoop
     from rdzv.node.link.ports import HeldPort
     from store.keeping import HeldLease
@@ -50,7 +50,7 @@ NOT_WAITING = "not waiting for anything"
 
 
 @dataclass(eq=False)
-class Part:
+class NodeState:
     """One node's state in one run."""
 
     settings: Settings
@@ -112,7 +112,7 @@ class Part:
             log.info("run %s, node %s: %s", self.keys.run_id, self.node_id, reason)
         self._reason, self._reason_now = reason, reason_now
 
-    def timeout(self, link: Link | None) -> RendezvousTimeoutError:
+    def timeout(self, link: StoreSession | None) -> RendezvousTimeoutError:
         """Return the error for a timed-out `next_rendezvous`."""
         away = link is None or not link.store.connected
         problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
@@ -164,7 +164,7 @@ class Part:
     def lease_lost(self, lease: HeldLease, reason: str) -> None:
         """Handle the loss of a lease. If this node's record was on it, that record and the membership are lost."""
         if self.arrival.lease is lease:
-            self.arrival.lapsed()
+            self.arrival.lease_lost()
             self.end_membership(reason, dropped=True)
             self.on_lease_lost()
             self.listeners.changed()
@@ -175,10 +175,10 @@ class Part:
         return self.own_beats.note(self.membership, away=away)
 
     def become_member(
-        self, round: Round, rank: int, me: Joiner, link: Link, *, time: Callable[[], float]
+        self, round: Round, rank: int, me: Joiner, link: StoreSession, *, time: Callable[[], float]
     ) -> Membership:
         """Become a member of a round that contains this node; `time` is the node's clock, which is thread-safe."""
-        self.arrival.taken_in()
+        self.arrival.accepted()
         self.lapses = 0
         self.lapsed_in = -1
         ((host, _), *_) = self.settings.endpoint.hosts
@@ -198,7 +198,7 @@ class Part:
         self.listeners.changed()
         return membership
 
-    def take(self, link: Link) -> None:
+    def take(self, link: StoreSession) -> None:
         """Update the membership from the run's head."""
         membership = self.membership
         if membership is None or membership.over is not None:
@@ -214,13 +214,13 @@ class Part:
         if membership.record_gone:
             self._forget_record(link, by_decision=membership.expelled)
 
-    def put_out(self, link: Link, why: str) -> None:
+    def removed_by_operator(self, link: StoreSession, why: str) -> None:
         """Handle the removal of this node's record by a ban or a drain."""
         self.end_membership(why, dropped=True)
         self._forget_record(link, by_decision=True)
 
-    def _forget_record(self, link: Link, *, by_decision: bool) -> None:
-        self.arrival.gone()
+    def _forget_record(self, link: StoreSession, *, by_decision: bool) -> None:
+        self.arrival.removed()
         if by_decision:  # a decision removes this record only; an outage ends others' leases, too
             self.lapsed_in = -1
         link.spawn(link.step_down(), f"decide nothing more of {self.keys.run_id}")

@@ -33,8 +33,8 @@ from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from rdzv.node.link.link import Link
-    from rdzv.node.member.part import Part
+    from rdzv.node.link.link import StoreSession
+    from rdzv.node.member.part import NodeState
     from store import TransactionResult
     from store.messages import Operation
 
@@ -46,10 +46,10 @@ LAPSES_MOST = 4  # each further lease lost in one wait doubles the next TTL, up 
 TTL_MOST = 30.0  # seconds of a longer TTL, at most: a dead node may count as live for that long
 
 
-class Recording:
+class ArrivalWriter:
     """Writes a node's record for one call of `next_rendezvous` over one connection to a store."""
 
-    def __init__(self, part: Part, link: Link, clock: JoinClock) -> None:
+    def __init__(self, part: NodeState, link: StoreSession, clock: JoinClock) -> None:
         self._part = part
         self._link = link
         self._clock = clock
@@ -76,7 +76,7 @@ class Recording:
                 result, sent_at = await self._send(record, lease, role, run, expected=expected)
             except LeaseNotFound:
                 part.note_lapse()
-                part.arrival.lapsed()  # handle the expiry now, as `lease` reports it only later
+                part.arrival.lease_lost()  # handle the expiry now, as `lease` reports it only later
                 link.known_run_lease = None
                 expected = 0
                 continue
@@ -239,20 +239,20 @@ class Recording:
         return await link.store.get(there.key)
 
 
-def ending_error(part: Part, link: Link, me: Joiner) -> StoreEndingError:
+def ending_error(part: NodeState, link: StoreSession, me: Joiner) -> StoreEndingError:
     """Return the error after which this node looks for the next store. If the run is closed, raise instead."""
     part.refuse_if_closed(link.follower.head, me)
     return StoreEndingError(f"the store at {link.host} is ending: the node that hosts it is done")
 
 
-async def new_record(part: Part, link: Link) -> NodeRecord:
+async def new_record(part: NodeState, link: StoreSession) -> NodeRecord:
     """Return a record of this node; first wait until the store has reported the address of this session."""
     settings, store = part.settings, link.store
     address, sends_from, store_at, server, machine = settings.address, "", "", "", ""
     if address is None:
         if settings.endpoint.info.family == "tcp" and not link.store.connected:
             # Wait for the address that the store sees, as other hosts may not resolve this host's name.
-            await link.in_reach_again(within=math.inf)
+            await link.wait_until_connected(within=math.inf)
         if link.store.failure is not None:
             raise link.store.failure
         address = store.observed_address or host_name()
@@ -285,7 +285,7 @@ async def new_record(part: Part, link: Link) -> NodeRecord:
     )
 
 
-def came_from(part: Part) -> tuple[int, int] | None:
+def came_from(part: NodeState) -> tuple[int, int] | None:
     """If this node was in the lost store's last round, return that round's revision and this node's rank."""
     known, last = part.known, part.membership
     if not part.settings.endpoint.has_successors or known is None or last is None:

@@ -46,7 +46,7 @@ class Agreed:
             ttl=settings.ttl,
         )
 
-    def take(self, there: bytes) -> str:
+    def accept(self, there: bytes) -> str:
         """Accept the run's settings; if this node's differ by more than a resize, return the difference instead."""
         theirs = unpack_settings(there)
         difference = describe_difference(self._ours, theirs)
@@ -63,7 +63,7 @@ class Agreed:
 
     def forget(self) -> None:
         """Return to this node's own settings, as no other node is in the run."""
-        assert self.take(pack_settings(self._ours)) == "", "they do not differ from themselves"
+        assert self.accept(pack_settings(self._ours)) == "", "they do not differ from themselves"
 
 
 async def agree_on_settings(
@@ -77,7 +77,7 @@ async def agree_on_settings(
     """
     if there is None:
         await store.compare_and_set(keys.settings, agreed.value, expected_revision=0, lease=lease)
-    elif difference := agreed.take(there.value):
+    elif difference := agreed.accept(there.value):
         records = (await read_nodes(store, keys)).values()
         if any(record.incarnation != incarnation for record in records):
             now = await store.get(keys.settings)
@@ -100,7 +100,7 @@ async def check_prefix(store: Store, prefix: str) -> None:
             refuse(f"prefix={shown(prefix)} is among the keys of the run {shown(run)}; choose another")
 
 
-class OverruledError(Exception):
+class SettingsChangedError(Exception):
     """The run's settings have changed, and no longer fit this node's."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -108,11 +108,11 @@ class OverruledError(Exception):
         self.settings = settings
 
 
-def take_settings(refused: TransactionResult, agreed: Agreed) -> bool:
-    """If changed settings caused a refusal, adopt them and return True, or raise OverruledError if they do not fit."""
+def adopt_settings(refused: TransactionResult, agreed: Agreed) -> bool:
+    """If changed settings caused a refusal, adopt them and return True; raise SettingsChangedError if they do not fit."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:
         return False
-    if agreed.take(entry.value):
-        raise OverruledError(unpack_settings(entry.value))
+    if agreed.accept(entry.value):
+        raise SettingsChangedError(unpack_settings(entry.value))
     return True

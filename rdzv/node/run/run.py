@@ -166,7 +166,7 @@ class Run:
             now: Also remove them from their round at once. Waiting nodes are removed in any case.
             lasts: Seconds after which the ban expires; None: when lifted.
         """
-        name, attribute = _name_of_ban(node_id, where)
+        name, attribute = _ban_target(node_id, where)
 
         async def find() -> dict[str, int]:
             if where is None:
@@ -183,7 +183,7 @@ class Run:
 
         Return True if there was such a ban. If an attribute's ban is lifted, nodes banned by their id stay banned.
         """
-        name, attribute = _name_of_ban(node_id, where)
+        name, attribute = _ban_target(node_id, where)
         note = Unban(who=f"{WITH}{attribute}" if attribute else node_id, reason=reason, by=self.by).pack()
         while (ban := await self.store.get(self.keys.bans + name)) is not None:
             done = await self.store.transact(
@@ -311,7 +311,7 @@ def _check_node_id(node_id: str) -> None:
         refuse(f"node_id={shown(node_id)} must be {NAME.limit}")
 
 
-def _name_of_ban(node_id: str, where: Any) -> tuple[str, str]:
+def _ban_target(node_id: str, where: Any) -> tuple[str, str]:
     """Return a ban's name, and the banned attribute as "rack=17", or "" if the ban is of a node."""
     if (where is None) == (node_id == ""):
         given = "neither" if where is None else "both"

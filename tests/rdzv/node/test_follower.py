@@ -15,7 +15,7 @@ from rdzv.core.round import Round
 from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress
 from rdzv.core.stuck.beats import StepLog
 from rdzv.membership import Membership
-from rdzv.node.link.follower import Follower
+from rdzv.node.link.follower import HeadWatcher
 from rdzv.node.link.wakeup import Wakeup
 from store import ConnectionLost, StoreTimeoutError
 from store.messages import Event
@@ -84,8 +84,8 @@ SNAPSHOT = [
 ]
 
 
-async def following(store: ScriptedStore, *said: list[Event] | Exception) -> tuple[Follower, asyncio.Task[None]]:
-    follower = Follower(cast("Store", store), KEYS)
+async def following(store: ScriptedStore, *said: list[Event] | Exception) -> tuple[HeadWatcher, asyncio.Task[None]]:
+    follower = HeadWatcher(cast("Store", store), KEYS)
     task = asyncio.create_task(follower.run())
     store.say(*said)
     await asyncio.sleep(0.1)
@@ -247,7 +247,7 @@ async def test_a_member_hears_that_it_is_lost_though_later_reports_in_one_read_n
     told = PROGRESS.replace(round=3, lost=NAMED_MOST, lost_ids=tuple(f"n{number}" for number in range(NAMED_MOST)))
     expelled = told.once_expelled("me", address="", why="it stood still")
     store = ScriptedStore()
-    follower = Follower(cast("Store", store), KEYS, node_id="me")
+    follower = HeadWatcher(cast("Store", store), KEYS, node_id="me")
     round = ROUND.replace(revision=8)
     membership = Membership(round=round, rank=0, arrival=3, node_id="me", beats=StepLog(3, store.time))
     follower.on_change = lambda: membership.take(follower.head)

@@ -30,8 +30,8 @@ from tests.support.virtual_time import now
 if TYPE_CHECKING:
     from rdzv.core.round import Member
     from rdzv.node.handler import Handler
-    from rdzv.node.link.link import Link
-    from rdzv.node.member.part import Part
+    from rdzv.node.link.link import StoreSession
+    from rdzv.node.member.part import NodeState
 
 pytestmark = pytest.mark.virtual_time
 
@@ -218,7 +218,7 @@ async def test_a_lease_lost_before_the_arrival_is_sent_makes_the_node_take_anoth
         b_joining = await run.join(b)
         make, lost = room_of_record.new_record, False
 
-        async def make_late(part: Part, link: Link) -> NodeRecord:
+        async def make_late(part: NodeState, link: StoreSession) -> NodeRecord:
             nonlocal lost
             if part.node_id == "a" and not lost:
                 lost = True

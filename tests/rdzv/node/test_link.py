@@ -9,12 +9,12 @@ import anyio
 import pytest
 
 from rdzv import Dropped, RendezvousConnectionError
-from rdzv.node.link.link import ANSWERS_KEPT, Link
+from rdzv.node.link.link import ANSWERS_KEPT, StoreSession
 from tests.support.runs import VirtualRun, connected, listen
 
 
 def test_one_delayed_answer_does_not_make_the_store_slow() -> None:
-    link = Link.__new__(Link)
+    link = StoreSession.__new__(StoreSession)
     link._answered_in = []
     link.follower = SimpleNamespace(opened_in=0.01)  # type: ignore[assignment]
     for count in range(ANSWERS_KEPT):
@@ -85,7 +85,7 @@ async def test_the_return_of_a_store_is_logged_if_its_absence_was(caplog: pytest
             run.network.partition("a")
             await asyncio.sleep(absence)
             run.network.heal()
-            await link.in_reach_again(within=60)
+            await link.wait_until_connected(within=60)
             await asyncio.sleep(1)
             assert len(told_back(caplog)) == told
 

@@ -70,7 +70,7 @@ def test_user_code_run_in_a_thread_delays_no_node() -> None:
     going_on = threading.Event()
 
     async def apart() -> bool:
-        return await loop.apart(lambda: going_on.wait(10))
+        return await loop.run_in_thread(lambda: going_on.wait(10))
 
     slow = loop.start(apart())
     thread = loop.start(where()).wait(10)  # it answers while the other call is under way
@@ -84,7 +84,7 @@ def test_user_code_run_in_a_thread_delays_no_node() -> None:
 async def test_a_node_loop_uses_the_given_loop_or_the_running_one(given: bool) -> None:
     loop: NodeLoop = NodeLoop(asyncio.get_running_loop() if given else None)
     assert await loop.start(where()) is threading.current_thread()
-    assert await loop.apart(time.monotonic) > 0
+    assert await loop.run_in_thread(time.monotonic) > 0
     loop.leave()  # it belongs to another user, and goes on
     assert await loop.start(where()) is threading.current_thread()
 
@@ -97,7 +97,7 @@ async def test_few_nodes_connect_at_a_time_and_a_stuck_one_delays_others_only_br
     loop, entered, began = NodeThread(), list[float](), asyncio.get_running_loop().time()
 
     async def node(seconds: float) -> None:
-        async with loop.turn():
+        async with loop.limit_concurrency():
             entered.append(asyncio.get_running_loop().time() - began)
             await asyncio.sleep(seconds)
 

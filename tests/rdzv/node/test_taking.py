@@ -17,14 +17,14 @@ from rdzv.core.stopping import Stop
 from rdzv.core.stuck.beats import StepLog
 from rdzv.loop.life import Life
 from rdzv.membership import Membership
-from rdzv.node.member.noticing import Noticing
+from rdzv.node.member.noticing import MembershipWatcher
 from tests.guarantees.test_r21_one_loop import a_run, begin, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdzv.core.round_life import Ending
-    from rdzv.node.link.link import Link
+    from rdzv.node.link.link import StoreSession
 
 virtual_time = pytest.mark.virtual_time
 
@@ -133,15 +133,15 @@ async def test_a_decision_and_a_departure_in_one_read_are_no_loss(
     monkeypatch: pytest.MonkeyPatch, seconds: float, held_up: str
 ) -> None:
     """Regression: a separate task set the decision later. A healthy job ended in the middle of a step, or hung."""
-    heed = Noticing._answer_where_to_stop
+    heed = MembershipWatcher._answer_where_to_stop
 
-    async def late(self: Noticing, link: Link, membership: Membership) -> None:
+    async def late(self: MembershipWatcher, link: StoreSession, membership: Membership) -> None:
         stop = link.follower.head.stop
         if self._part.node_id in held_up and stop is not None and stop.decided and seconds:
             await anyio.sleep(seconds)
         await heed(self, link, membership)
 
-    monkeypatch.setattr(Noticing, "_answer_where_to_stop", late)
+    monkeypatch.setattr(MembershipWatcher, "_answer_where_to_stop", late)
     async with a_run(ttl=10) as run:
         trainers = {name: begin(run, name) for name in "abc"}
         await until(lambda: all(one.step >= 5 and one.played[-1][2] == 3 for one in trainers.values()))

@@ -9,14 +9,14 @@ from rdzv.core.keys import Keys
 from rdzv.listeners import Listeners
 from rdzv.node.link.loops import NodeLoop
 from rdzv.node.link.ports import HeldPort
-from rdzv.node.member.part import Part
+from rdzv.node.member.part import NodeState
 
 KEYS = Keys("/rdzv", "job")
 
 
-def part_of(url: str = "tcp://head/job?min_nodes=2") -> Part:
+def part_of(url: str = "tcp://head/job?min_nodes=2") -> NodeState:
     """Return the state of node a in the run at this URL; it has not arrived."""
-    return Part(
+    return NodeState(
         parse(url, {}, {}),
         KEYS,
         node_id="a",

@@ -19,7 +19,7 @@ def arrival(*, in_state: State) -> Arrival[str]:
     if in_state not in (State.ABSENT, State.SENT):
         assert made.written(7)
     if in_state in (State.TAKEN_IN, State.WITHDRAWN):
-        made.taken_in()
+        made.accepted()
     if in_state is State.WITHDRAWN:
         made.withdraw()
     return made
@@ -57,9 +57,9 @@ def test_a_record_is_sent_only_on_a_lease_that_is_kept() -> None:
 def test_a_written_record_is_current_at_its_revision_until_it_is_withdrawn() -> None:
     one = arrival(in_state=State.STANDING)
     assert one.record == RECORD.replace(arrival=7)
-    assert (one.revision, one.stands(7), one.stands(6)) == (7, True, False)
+    assert (one.revision, one.is_current(7), one.is_current(6)) == (7, True, False)
     one.withdraw()
-    assert not one.stands(7)
+    assert not one.is_current(7)
 
 
 @pytest.mark.parametrize("how", ["lapsed", "withdraw"])
@@ -77,4 +77,4 @@ def test_a_member_whose_arrival_is_refused_is_still_a_member() -> None:
     one.send(RECORD)
     one.refused()
     assert one.state is State.TAKEN_IN
-    assert one.stands(7)
+    assert one.is_current(7)

@@ -14,7 +14,7 @@ from rdzv.core.state import Head
 from rdzv.core.stopping import BegunStep, Stop
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.member.arrival import State
-from rdzv.node.member.noticing import Noticing
+from rdzv.node.member.noticing import MembershipWatcher
 from store.messages import Request, Transact
 from store.net.tasks import cancel_and_wait
 from tests.rdzv.node.part.parts import part_of
@@ -47,7 +47,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
         head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, has_attributes=set
     )
     link = cast("Any", SimpleNamespace(store=store, follower=follower))
-    noticing = asyncio.create_task(Noticing(part, link).run())
+    noticing = asyncio.create_task(MembershipWatcher(part, link).run())
     try:
         await asyncio.sleep(0)
         follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to join"))
@@ -68,9 +68,9 @@ async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_fo
 ) -> None:
     """Regression: it looked again without pause, and kept the thread of all nodes of the process busy."""
     looks = 0
-    look = Noticing._look
+    look = MembershipWatcher._look
 
-    async def counted(self: Noticing) -> float | None:
+    async def counted(self: MembershipWatcher) -> float | None:
         nonlocal looks
         looks += 1
         assert looks < 1000, "it spins"
@@ -89,7 +89,7 @@ async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_fo
         coming = run.start(a.next_rendezvous())
         await asyncio.sleep(1)
         assert a.node.part.arrival.state is State.SENT
-        monkeypatch.setattr(Noticing, "_look", counted)
+        monkeypatch.setattr(MembershipWatcher, "_look", counted)
         await operator.drain(within=5, node_id="a")
         with pytest.raises(RendezvousGracefulExitError):
             await coming

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from rdzv.errors import RendezvousSettingsError
-from rdzv.node.link.link import Link
+from rdzv.node.link.link import StoreSession
 from rdzv.node.member.record import TTL_MOST, new_record, node_ttl
 from store import Create, Limits, Put
 from store.messages import Request, Transact
@@ -49,7 +49,7 @@ class AwayStore:
 
 
 async def address_said(store: AwayStore, url: str = "tcp://head/job?min_nodes=2") -> asyncio.Task[Any]:
-    link = Link(cast("Any", store), KEYS, node_id="a", closed_ttl=60.0, rng=random.Random(1))
+    link = StoreSession(cast("Any", store), KEYS, node_id="a", closed_ttl=60.0, rng=random.Random(1))
     part = part_of(url)
 
     async def say() -> Any:

@@ -11,7 +11,7 @@ from rdzv.node.link.role import ROLE_DISCONNECT_TTL, Role
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
-    from rdzv.node.link.link import Link
+    from rdzv.node.link.link import StoreSession
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,6 @@ def test_the_roles_disconnect_ttl_is_at_most_that_of_members(
         "reconnects_in": reconnects_in,
         "round_trip": 0.0,
     }
-    link = cast("Link", SimpleNamespace(store=store, **way))
+    link = cast("StoreSession", SimpleNamespace(store=store, **way))
     settings = cast("Settings", SimpleNamespace(disconnect_ttl=members, gone_ttl=0.1))
     assert Role(link, settings, nodes=2).grant.disconnect_ttl == expected
