@@ -46,7 +46,7 @@ PURE_ROOMS_ELSEWHERE = (
     "store.etcd.transactions",
     "rdzv.errors",
     "rdzv.display.status",
-    "rdzv.http.door",
+    "rdzv.http.access_rules",
     "rdzv.listeners",
     "rdzv.membership",
     "rdzv.shared_store.arguments",

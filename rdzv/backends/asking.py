@@ -38,7 +38,7 @@ FRAME_HEAD_BYTES: Final = 4
 PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}  # a host's lowest answer counts
 
 
-class Asked(NamedTuple):
+class Reply(NamedTuple):
     """A host's answer; `candidate` is the random name of a candidate, else empty."""
 
     answer: Answer
@@ -56,7 +56,7 @@ class Host:
     def __str__(self) -> str:
         return host_and_port(self.address.host, self.address.port)
 
-    async def ask(self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> Asked:
+    async def ask(self, tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> Reply:
         """Ask each address of the host's name; the host refuses only if all addresses refuse."""
         with anyio.move_on_after(within):
             try:
@@ -64,12 +64,12 @@ class Host:
                 while found is None:
                     found = await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True)
             except (OSError, UnicodeError) as error:
-                return Asked(Answer.SILENT, error=error)
+                return Reply(Answer.SILENT, error=error)
             answers = await together(*(self._ask_at(one, tls) for one in found))
             return min(answers, key=lambda asked: PRECEDENCE.get(asked.answer, len(PRECEDENCE)))
-        return Asked(Answer.SILENT)
+        return Reply(Answer.SILENT)
 
-    async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, word: Word | None = None) -> Asked:
+    async def _ask_at(self, resolved: Resolved, tls: ssl.SSLContext | None, word: HostLost | None = None) -> Reply:
         """Connect to one address, and read the first message; if a candidate sent it, send `word` back."""
         family, kind, protocol, _, address = resolved
         sock, writer = None, None
@@ -85,18 +85,18 @@ class Host:
                 await read_frame(reader)
             return asked
         except ConnectionRefusedError:
-            return Asked(Answer.REFUSED)
+            return Reply(Answer.REFUSED)
         except (OSError, EOFError, ProtocolError) as error:
             # A missing loopback address (::1 without IPv6) counts as refusing: no process can listen there.
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
-            return Asked(Answer.REFUSED) if is_nowhere else Asked(Answer.SILENT, error=error)
+            return Reply(Answer.REFUSED) if is_nowhere else Reply(Answer.SILENT, error=error)
         finally:
             if writer is not None:
                 writer.transport.abort()
             elif sock is not None:
                 sock.close()
 
-    async def tell(self, word: Word, tls: ssl.SSLContext | None) -> bool:
+    async def tell(self, word: HostLost, tls: ssl.SSLContext | None) -> bool:
         """Send an operator's word to the candidate at this host; return True if it was accepted."""
         with anyio.move_on_after(ANSWERS_WITHIN):
             for one in await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True) or ():
@@ -105,7 +105,7 @@ class Host:
         return False
 
 
-class Word(NamedTuple):
+class HostLost(NamedTuple):
     """An operator's word that a host is lost, authenticated by the token."""
 
     host: str
@@ -125,17 +125,17 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(size)
 
 
-def _meaning(said: Greeting | Sorry) -> Asked:
+def _meaning(said: Greeting | Sorry) -> Reply:
     if isinstance(said, Greeting):
-        return Asked(Answer.SERVES)
+        return Reply(Answer.SERVES)
     if said.kind == CANDIDATE:
-        return Asked(Answer.CANDIDATE, said.message)
-    return Asked(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a rejection by a full server means: it serves
+        return Reply(Answer.CANDIDATE, said.message)
+    return Reply(Answer.ENDED if said.kind == ENDED else Answer.SERVES)  # a rejection by a full server means: it serves
 
 
-async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Asked]:
+async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: float = ANSWERS_WITHIN) -> list[Reply]:
     """Ask all hosts concurrently, until one serves; hosts without an answer by then count as silent."""
-    found = [Asked(Answer.SILENT)] * len(hosts)
+    found = [Reply(Answer.SILENT)] * len(hosts)
 
     async def ask(place: int) -> None:
         found[place] = await hosts[place].ask(tls, within=within)
@@ -148,7 +148,7 @@ async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: 
     return found
 
 
-def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
+def in_words(hosts: Sequence[Host], found: Sequence[Reply]) -> str:
     """Describe why no host serves yet."""
     of = list(zip(hosts, found, strict=True))
     silent = [(host, asked.error) for host, asked in of if asked.answer is Answer.SILENT]
@@ -160,7 +160,7 @@ def in_words(hosts: Sequence[Host], found: Sequence[Asked]) -> str:
     return f"{named} does not answer{wait}; it may be at work. If it is off: rdzv lost URL {silent[0][0]}"
 
 
-class DialOfMany(TcpDial):
+class MultiHostDial(TcpDial):
     """A client's connections to the one of several hosts that serves the store."""
 
     def __init__(self, settings: Settings, credentials: Credentials) -> None:
@@ -188,7 +188,7 @@ class DialOfMany(TcpDial):
         raise RefusedByStore(in_words(self.hosts, found))
 
 
-def find_blocking(dial: DialOfMany, *, within: float) -> None:
+def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
     """Find the host that serves; raise RendezvousConnectionError if none does within these seconds."""
 
     async def find() -> str:
@@ -216,14 +216,14 @@ async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict
     """Return the answer of each host; empty if the URL has only one."""
     if not settings.endpoint.has_successors:
         return {}
-    dial = DialOfMany(settings, credentials)
+    dial = MultiHostDial(settings, credentials)
     found = await together(*(host.ask(dial.tls) for host in dial.hosts))
     return {str(host): asked.answer for host, asked in zip(dial.hosts, found, strict=True)}
 
 
 async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> str:
     """Tell all candidates that a host is lost; return the result in words, or raise a `RendezvousError`."""
-    dial = DialOfMany(settings, credentials)
+    dial = MultiHostDial(settings, credentials)
     hosts, tls = dial.hosts, dial.tls
     meant = [host for host in hosts if lost in {str(host), host.address.host}]
     if len(meant) != 1 or len(hosts) == 1:
@@ -232,7 +232,7 @@ async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> 
         )
     answers = await answers_of_hosts(settings, credentials)
     serving = [host for host, one in answers.items() if one is Answer.SERVES]
-    answer, word = answers[str(meant[0])], Word(str(meant[0]), credentials.token)
+    answer, word = answers[str(meant[0])], HostLost(str(meant[0]), credentials.token)
     if serving and answer is not Answer.SERVES:
         raise RendezvousStateError(f"{serving[0]} serves the store: nothing waits for {lost}")
     if answer is not Answer.SILENT:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 import store.sync
-from rdzv.backends.asking import DialOfMany, find_blocking
+from rdzv.backends.asking import MultiHostDial, find_serving_host
 from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.hosting import CALL_TIMEOUT, Hosting
 from rdzv.backends.monitoring import metrics_server
@@ -119,7 +119,7 @@ def create_tcp(parameters: RendezvousParameters) -> Handler:
 
 def tcp_handler(settings: Settings) -> Handler:
     """Return a handler over a TCP store, which this process may host."""
-    way = _WayToTcp(with_expected_nodes(settings))
+    way = _TcpConnector(with_expected_nodes(settings))
     return Handler(way.node, open_store=way.client, open_blocking_store=way.blocking_client)
 
 
@@ -134,7 +134,7 @@ def client_of(settings: Settings, credentials: Credentials, **options: Any) -> C
 
 def _dial(settings: Settings, credentials: Credentials) -> TcpDial:
     if settings.endpoint.has_successors:
-        return DialOfMany(settings, credentials)
+        return MultiHostDial(settings, credentials)
     return TcpDial(_address(settings), credentials.client_tls(), renew=credentials.renew)
 
 
@@ -162,7 +162,7 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
     }
 
 
-class _WayToTcp:
+class _TcpConnector:
     """A node, and its connections to the TCP store, which this process may host."""
 
     __slots__ = ("_begin_metrics", "_credentials", "_dial", "_hosting", "_of_node", "_rng", "_settings", "node")
@@ -180,7 +180,7 @@ class _WayToTcp:
 
     def _at_its_host(self) -> Settings:
         """Return the settings; of several hosts in the URL, keep only the one where the store was found."""
-        found = self._dial.found if isinstance(self._dial, DialOfMany) else None
+        found = self._dial.found if isinstance(self._dial, MultiHostDial) else None
         if found is None:
             return self._settings
         endpoint = replace(self._settings.endpoint, hosts=((found.address.host, found.address.port),))
@@ -192,8 +192,8 @@ class _WayToTcp:
 
     def blocking_client(self) -> store.sync.Client:
         credentials = self._credentials
-        if isinstance(self._dial, DialOfMany) and self._dial.found is None:
-            find_blocking(self._dial, within=CALL_TIMEOUT)
+        if isinstance(self._dial, MultiHostDial) and self._dial.found is None:
+            find_serving_host(self._dial, within=CALL_TIMEOUT)
         return store.sync.Client(
             _address(self._at_its_host()),
             token=lambda: credentials.token,
@@ -224,7 +224,7 @@ class _WayToTcp:
     def _note_connection(self, connected: bool) -> None:
         """End the search for a host when connected; with several hosts, begin it again when disconnected."""
         if connected and self._hosting is not None:
-            self._hosting.settle()
+            self._hosting.note_store_found()
         elif isinstance(self._hosting, Succession) and self.node.needs_store:
             self._hosting.resume()
 

@@ -173,7 +173,7 @@ async def _refuse_newcomers(client: Store, keys: Keys, since: int) -> tuple[int,
     return revision, ", ".join(newcomers)
 
 
-class Starting(ABC):
+class StoreStarter(ABC):
     """The task that decides, while no store is found, whether this process starts its run's store."""
 
     def __init__(
@@ -220,7 +220,7 @@ class Starting(ABC):
             name = f"find or host the store of run {self._settings.run_id}"
             self._task = asyncio.create_task(self._attempts(), name=name)
 
-    def settle(self) -> None:
+    def note_store_found(self) -> None:
         """Record that a store was found, so that this process starts none."""
         self._settled.set()
 
@@ -238,14 +238,14 @@ class Starting(ABC):
 
     async def aclose(self) -> None:
         """End the attempts to find or start a store, or the hosted store."""
-        self.settle()
+        self.note_store_found()
         if self._task is not None:
             await asyncio.wait([self._task])
             if self._host is not None:
                 await self._host.aclose(self._open_client)
 
 
-class Hosting(Starting):
+class Hosting(StoreStarter):
     """Decides whether this process starts the store at the URL's one host, when its node first looks for the store.
 
     If the URL's name has no address yet, or if the port is taken, `Hosting` tries again until a store is found.
@@ -263,7 +263,7 @@ class Hosting(Starting):
     async def begin_again(self) -> None:
         """Let the next `begin` decide again: the store found is shutting down, and has rejected this node."""
         if self._task is not None and not self.hosts:
-            self.settle()
+            self.note_store_found()
             await asyncio.wait([self._task])
             self._task = None
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
-def http_room(name: str, parameter: str) -> Any:
+def http_module(name: str, parameter: str) -> Any:
     """Return a module of `rdzv.http`; without the extra, raise an error that names the parameter."""
     try:
         return importlib.import_module(f"rdzv.http.{name}")
@@ -42,7 +42,7 @@ def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> 
     tls, insecure = credentials.server_tls(renews=True), settings.insecure
     # Serve the metrics on loopback only, unless clients are authenticated or `insecure` is set.
     host = "" if insecure or token is not None or (tls is not None and settings.ca is not None) else "localhost"
-    serve_node = http_room("node", "metrics_port").serve_node
+    serve_node = http_module("node", "metrics_port").serve_node
     serve = partial(serve_node, node, host, settings.metrics_port, token=token, tls=tls, insecure=insecure)
     tasks: list[asyncio.Task[None]] = []
 
@@ -63,7 +63,7 @@ def serve_embedded(
     the store would be open to every machine.
     """
     port_of_page, insecure = settings.http_port, settings.insecure
-    app = None if port_of_page is None else http_room("app", "http_port")  # without the extra, raise before the start
+    app = None if port_of_page is None else http_module("app", "http_port")  # without the extra, raise before the start
     token, tls = credentials.token and credentials.renewed_token, credentials.server_tls(renews=True)
     store_serving = store.sync.serve(
         address,

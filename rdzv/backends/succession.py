@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.backends.asking import DialOfMany, Word, ask_all, in_words, read_frame
+from rdzv.backends.asking import HostLost, MultiHostDial, ask_all, in_words, read_frame
 from rdzv.backends.bind_address import NotResolvedError, PortTakenError
-from rdzv.backends.hosting import HostedStore, Starting, address_to_listen_on, serve_on
+from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_on
 from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
 from store import ProtocolError
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Sequence
 
-    from rdzv.backends.asking import Asked, Host
+    from rdzv.backends.asking import Host, Reply
     from rdzv.backends.bind_address import BindAddress
     from rdzv.backends.credentials import Credentials
     from rdzv.backends.hosting import OpenClient
@@ -51,14 +51,14 @@ ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is as
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive
 
 
-class Succession(Starting):
+class Succession(StoreStarter):
     """Decides when this process serves its run's store."""
 
     def __init__(
         self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
     ) -> None:
         super().__init__(settings, credentials, open_client, rng)
-        dial = DialOfMany(settings, credentials)
+        dial = MultiHostDial(settings, credentials)
         self._hosts, self._first_tls = dial.hosts, dial.tls
         self._lost: set[str] = set()  # hosts that an operator has reported as lost
 
@@ -71,7 +71,7 @@ class Succession(Starting):
                 if Answer.SERVES in answers:
                     return None
                 place = await self._own_place(answers)
-                if place is not None and (host := await self._stand(*place)) is not None:
+                if place is not None and (host := await self._run_as_candidate(*place)) is not None:
                     return host
                 if self._settled.is_set():
                     return None
@@ -83,7 +83,7 @@ class Succession(Starting):
             self.problem = f"the store cannot be started at {self._settings.endpoint.url}: {describe(error)}"
             raise RendezvousConnectionError(self.problem) from error
 
-    async def _pause(self, hosts: Sequence[Host], found: Sequence[Asked], since: float) -> None:
+    async def _pause(self, hosts: Sequence[Host], found: Sequence[Reply], since: float) -> None:
         """Pause before the next questions; after `SAY_AFTER` without a store, log why no host serves."""
         away = anyio.current_time() - since
         if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self.problem:
@@ -119,7 +119,7 @@ class Succession(Starting):
                 return None
             raise
 
-    async def _stand(self, place: int, bound: BindAddress) -> HostedStore | None:
+    async def _run_as_candidate(self, place: int, bound: BindAddress) -> HostedStore | None:
         """Be a candidate; return the store once this process may serve, None if it must give way."""
         port = self._hosts[place].address.port
         try:
@@ -175,7 +175,7 @@ class Succession(Starting):
                 with anyio.fail_after(SAY_AFTER):
                     body = await read_frame(reader)
                 for host in map(str, self._hosts):
-                    if hmac.compare_digest(body, Word(host, self._credentials.token).to(name)):
+                    if hmac.compare_digest(body, HostLost(host, self._credentials.token).to(name)):
                         log.warning("run %s: an operator says that %s is lost", self._settings.run_id, host)
                         self._lost.add(host)
                         writer.write(said)

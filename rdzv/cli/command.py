@@ -192,11 +192,11 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
 
 def _end_by_ctrl_c() -> None:
     """Cancel the command at Ctrl-C; end this process at another Ctrl-C, a second or more later."""
-    wish, task, was_told = Wish(), asyncio.current_task(), False
+    wish, task, was_told = SignalFilter(), asyncio.current_task(), False
 
     def interrupt() -> None:
         nonlocal was_told
-        if wish.is_new(signal.SIGINT):
+        if wish.accept(signal.SIGINT):
             if was_told:
                 os._exit(128 + signal.SIGINT)
             was_told = True
@@ -206,7 +206,7 @@ def _end_by_ctrl_c() -> None:
     handle_signal(signal.SIGINT, interrupt)
 
 
-class Wish:
+class SignalFilter:
     """The last obeyed signal; its repetition within a second is ignored, as `timeout` and Slurm send signals twice."""
 
     heeded_at: ClassVar[float] = -math.inf  # when this process last obeyed one of `ENDING`
@@ -215,26 +215,26 @@ class Wish:
         self._number = 0
         self._at = -math.inf
 
-    def is_new(self, number: int) -> bool:
+    def accept(self, number: int) -> bool:
         """Record the signal and return True; return False if it repeats the last one, as those of `ENDING` do."""
         alike = number == self._number or {number, self._number} <= ENDING
         if alike and time.monotonic() - self._at < AGAIN_AFTER:
             return False
         self._number, self._at = number, time.monotonic()
         if number in ENDING:
-            Wish.heeded_at = self._at
+            SignalFilter.heeded_at = self._at
         return True
 
 
 async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> int:
-    Wish.heeded_at = -math.inf
+    SignalFilter.heeded_at = -math.inf
     if threading.current_thread() is threading.main_thread():
         _end_by_ctrl_c()
     try:
         return await _run(command, options)
     finally:
         # A loop that ends, or Python at exit, restores default actions: a pair's second signal would kill this process.
-        if Wish.heeded_at > -math.inf:
+        if SignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
             _handle_ending(_end_if_again)  # ends a Python that waits at exit for a reader of its output
             signal.set_wakeup_fd(-1)
@@ -247,7 +247,7 @@ def _handle_ending(action: Callable[[int, object], None] | signal.Handlers) -> N
 
 
 def _end_if_again(number: int, _: object) -> None:
-    if time.monotonic() - Wish.heeded_at >= AGAIN_AFTER:
+    if time.monotonic() - SignalFilter.heeded_at >= AGAIN_AFTER:
         os._exit(128 + number)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from rdzv.cli.command import CLOSED, FAILED, NO_CONNECTION, OF_RUN, TIMED_OUT, WRONG_USAGE, Argument, command
 from rdzv.cli.launcher import launch, slurm
-from rdzv.cli.launcher.job import Job, Then, arguments
+from rdzv.cli.launcher.job import ExitAction, Job, arguments
 from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 THEN: Final = {
-    OF_RUN + FAILED: Then.REPLACE,
-    OF_RUN + WRONG_USAGE: Then.OVER,
-    OF_RUN + CLOSED: Then.OVER,
-    OF_RUN + TIMED_OUT: Then.RESTART,
-    OF_RUN + NO_CONNECTION: Then.RESTART,
+    OF_RUN + FAILED: ExitAction.REPLACE,
+    OF_RUN + WRONG_USAGE: ExitAction.OVER,
+    OF_RUN + CLOSED: ExitAction.OVER,
+    OF_RUN + TIMED_OUT: ExitAction.RESTART,
+    OF_RUN + NO_CONNECTION: ExitAction.RESTART,
 }
 """The action that the caller of a failed launcher should take, by the launcher's exit status."""
 

@@ -23,9 +23,9 @@ import anyio
 import store
 from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.monitoring import http_room
+from rdzv.backends.monitoring import http_module
 from rdzv.backends.succession import Succession
-from rdzv.cli.command import DONE, ENDING, Argument, Wish, argument_type, command, flag, handle_signal, option
+from rdzv.cli.command import DONE, ENDING, Argument, SignalFilter, argument_type, command, flag, handle_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
 from rdzv.config.parameters import Parameter
@@ -119,10 +119,10 @@ async def _serve(options: argparse.Namespace) -> int:
         says_who_may_come = options.insecure or token is not None or options.ca is not None
         host = EVERY_ADDRESS if says_who_may_come else LOOPBACK
 
-    wish = Wish()
+    wish = SignalFilter()
 
     def asked_to_stop(number: signal.Signals) -> None:
-        if not wish.is_new(number):
+        if not wish.accept(number):
             return
         if stop.is_set():
             os._exit(AT_ONCE)
@@ -147,7 +147,7 @@ async def _serve(options: argparse.Namespace) -> int:
     )
     async with serving as server, contextlib.AsyncExitStack() as stack:
         if options.http_port is not None:
-            serve, prefix = http_room("app", "--http-port").serve, SCHEMES["tcp"].prefix
+            serve, prefix = http_module("app", "--http-port").serve, SCHEMES["tcp"].prefix
             http = serve(
                 server, host, options.http_port, token=token, tls=tls, insecure=options.insecure, prefix=prefix
             )

@@ -23,7 +23,7 @@ class Source(Enum):
     RDZV_CONF = " in --rdzv-conf"
     KEYWORD = ""
 
-    def spell(self, name: str) -> str:
+    def name_of(self, name: str) -> str:
         """Return a parameter's name as written in this place."""
         return f"RDZV_{name.upper()}" if self is Source.ENVIRONMENT else name
 
@@ -49,12 +49,12 @@ class Parameter:
         try:
             return self.kind.convert(raw)
         except (ValueError, TypeError, OverflowError) as error:
-            written = source.spell(written or self.name)
+            written = source.name_of(written or self.name)
             value = "(not shown)" if self.is_secret else shown(raw)
-            detail = f", but {error}" if isinstance(error, value_types.Unfit) else ""
+            detail = f", but {error}" if isinstance(error, value_types.InvalidValue) else ""
             raise RendezvousSettingsError(
                 f"{written}={value}{source.value} must be {self.kind.limit}{detail}; "
-                f"write for example {source.spell(self.name)}={self.kind.example}"
+                f"write for example {source.name_of(self.name)}={self.kind.example}"
             ) from None
 
 

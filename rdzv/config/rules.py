@@ -25,7 +25,7 @@ def check_that_it_applies(parameter: Parameter, endpoint: Endpoint) -> None:
         )
 
 
-def check_together(it: Any) -> None:
+def check_consistent(it: Any) -> None:
     """Raise an error if two values of a `settings.Settings` contradict each other."""
     least, most = it.min_nodes, it.max_nodes
     if least is None and most is not None:

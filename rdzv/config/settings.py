@@ -30,7 +30,7 @@ from rdzv.config import value_types as kinds
 from rdzv.config.config_errors import refuse, shown, suggest
 from rdzv.config.endpoint import SCHEMES, Endpoint, split_url
 from rdzv.config.parameters import KEEP_ALIVE, RUN_ID, Parameter, Source, parameter
-from rdzv.config.rules import capacity_of, check_that_it_applies, check_together, needed_of
+from rdzv.config.rules import capacity_of, check_consistent, check_that_it_applies, needed_of
 from rdzv.config.value_types import duration, whole_number
 from store.limits import Limits  # noqa: TC001  so that the annotations can be evaluated
 from store.messages import GONE_TTL
@@ -204,7 +204,7 @@ class Settings:
                     check_that_it_applies(one, self.endpoint)
             elif value is None and one.derive is not None:
                 object.__setattr__(self, name, one.derive(self))
-        check_together(self)
+        check_consistent(self)
 
     @property
     def can_join(self) -> bool:
@@ -286,7 +286,7 @@ _BY_WRITTEN_NAME: Final[Mapping[str, Parameter]] = {
 }
 
 _IN_THE_ENVIRONMENT: Final[Mapping[str, str]] = {
-    Source.ENVIRONMENT.spell(name): name
+    Source.ENVIRONMENT.name_of(name): name
     for name, parameter in PARAMETERS.items()
     if Source.ENVIRONMENT in parameter.sources
 }

@@ -32,7 +32,7 @@ WORDS_FOR_TRUE: Final = frozenset({"1", "true", "t", "yes", "y", "on"})
 WORDS_FOR_FALSE: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 
-class Unfit(ValueError):
+class InvalidValue(ValueError):
     """Raised by `Kind.convert` to add a detail to the error."""
 
 
@@ -126,7 +126,7 @@ def _names(raw: Any) -> tuple[str, ...]:
     listed = [name.strip() for name in raw.split(",")] if isinstance(raw, str) else raw
     names = tuple(dict.fromkeys(map(_name, listed)))
     if len(names) > NAMES_MOST:
-        raise Unfit(f"these are {len(names)}")
+        raise InvalidValue(f"these are {len(names)}")
     return names
 
 
@@ -163,11 +163,11 @@ def _payload(raw: Any) -> Any:
         packed = msgpack.packb(raw)
         copy = msgpack.unpackb(packed, strict_map_key=False)
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Unfit(f"msgpack cannot carry it ({error})") from error
+        raise InvalidValue(f"msgpack cannot carry it ({error})") from error
     if len(packed) > PAYLOAD_BYTES_MAX:
-        raise Unfit(f"it has {len(packed)}")
+        raise InvalidValue(f"it has {len(packed)}")
     if _is_deeper(copy, PAYLOAD_LEVELS_MAX):
-        raise Unfit("it is nested more deeply")
+        raise InvalidValue("it is nested more deeply")
     return copy
 
 
@@ -181,7 +181,7 @@ def _pairs(raw: Any) -> dict[Any, Any]:
         if not colon:
             raise ValueError
         if name in pairs:
-            raise Unfit(f"{shown(name)} is there twice")
+            raise InvalidValue(f"{shown(name)} is there twice")
         pairs[name] = value
     return pairs
 
@@ -189,7 +189,7 @@ def _pairs(raw: Any) -> dict[Any, Any]:
 def _attributes(raw: Any) -> Mapping[str, str]:
     attributes = {_text(name): _text(value) for name, value in _pairs(raw).items()}
     if len(msgpack.packb(attributes)) > ATTRIBUTES_BYTES_MAX:
-        raise Unfit("these are more")
+        raise InvalidValue("these are more")
     return MappingProxyType(attributes)
 
 
@@ -200,7 +200,7 @@ def _limits(raw: Any) -> Limits:
     pairs = _pairs(raw)
     for name in pairs:
         if name not in types:
-            raise Unfit(f"there is no limit {shown(name)}{suggest(str(name), types)}")
+            raise InvalidValue(f"there is no limit {shown(name)}{suggest(str(name), types)}")
     chosen = {
         name: plain_number(value, types[name]) if isinstance(value, str) else types[name](value)
         for name, value in pairs.items()
@@ -208,7 +208,7 @@ def _limits(raw: Any) -> Limits:
     try:
         return Limits(**chosen)
     except ValueError as error:
-        raise Unfit(str(error)) from error
+        raise InvalidValue(str(error)) from error
 
 
 def _rank_order(raw: Any) -> Any:

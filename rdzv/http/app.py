@@ -16,10 +16,10 @@ from rdzv.core.live.changes import message
 from rdzv.core.report import account
 from rdzv.display.history import as_json, timeline
 from rdzv.display.pages import live_page
-from rdzv.http.door import door_at
+from rdzv.http.access_rules import access_rules_for
 from rdzv.http.listening import health, listening
-from rdzv.http.looking import SPACED, Runs, client_of
 from rdzv.http.metrics import CONTENT_TYPE, Metrics
+from rdzv.http.run_reader import SPACED, RunReader, client_of
 from rdzv.node.link.wakeup import Wakeup
 from store.net.address import host_and_port
 from store.net.tasks import cancel_and_wait
@@ -47,9 +47,9 @@ async def serve(
     prefix: str,
 ) -> AsyncIterator[str]:
     """Serve HTTP, with the store's own settings, for the runs whose keys begin with `prefix`; yield the URL."""
-    host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
+    host, door = access_rules_for(host, token=token, secure=tls is not None, insecure=insecure)
     async with client_of(server, token=token) as client:
-        site = _Site(server, Runs(client, prefix=prefix))
+        site = _Site(server, RunReader(client, prefix=prefix))
         measuring = asyncio.create_task(site.metrics.process.measure_loop(), name="measure the loop's lag")
         try:
             async with listening(site.routes(), door, server.table, host, port, tls) as bound:
@@ -62,7 +62,7 @@ async def serve(
 
 
 class _Site:
-    def __init__(self, server: Server, runs: Runs) -> None:
+    def __init__(self, server: Server, runs: RunReader) -> None:
         self._server = server
         self.runs = runs
         self.metrics = Metrics()

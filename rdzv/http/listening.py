@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.to_thread
 from aiohttp import web
 
-from rdzv.http.looking import NoSuchRun
+from rdzv.http.run_reader import NoSuchRun
 from store import StoreError
 from store.limits import Limits
 from store.net.sockets import bound_sockets
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-    from rdzv.http.door import Door
+    from rdzv.http.access_rules import AccessRules
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,9 +54,9 @@ async def health(_: web.Request) -> web.Response:
 
 
 @dataclass
-class _Visitors:
+class _HttpConnections:
     _table: ConnectionTable
-    _by_handler: dict[asyncio.BaseProtocol, _Visitor] = field(default_factory=dict)
+    _by_handler: dict[asyncio.BaseProtocol, _HttpConnection] = field(default_factory=dict)
 
     @web.middleware
     async def serve_one(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -74,7 +74,7 @@ class _Visitors:
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
         """Return a new connection's protocol: aiohttp's `handler`, registered in the table, under TLS if given."""
         cost = VISITOR_BYTES + (TLS_BYTES if tls is not None else 0)
-        visitor = _Visitor(self._table, handler, self._by_handler, cost)
+        visitor = _HttpConnection(self._table, handler, self._by_handler, cost)
         if tls is None:
             return visitor
         farewell = b"HTTP/1.1 400 this is HTTPS\r\n\r\n"
@@ -82,12 +82,12 @@ class _Visitors:
 
 
 @dataclass(eq=False)
-class _Visitor(asyncio.Protocol):
+class _HttpConnection(asyncio.Protocol):
     """One HTTP connection; it registers in the connection table, and forwards every event to aiohttp."""
 
     _table: ConnectionTable
     _inner: asyncio.Protocol
-    _by_handler: dict[asyncio.BaseProtocol, _Visitor]
+    _by_handler: dict[asyncio.BaseProtocol, _HttpConnection]
     _cost: int  # the connection's memory, in bytes
     _transport: asyncio.BaseTransport | None = None
 
@@ -129,10 +129,15 @@ class _Visitor(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def listening(
-    routes: Iterable[web.RouteDef], door: Door, table: ConnectionTable, host: str, port: int, tls: ssl.SSLContext | None
+    routes: Iterable[web.RouteDef],
+    door: AccessRules,
+    table: ConnectionTable,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None,
 ) -> AsyncIterator[int]:
     """Serve routes on `host` ("" is every address), and yield the port; raise OSError if `port` cannot be bound."""
-    visitors = _Visitors(table)
+    visitors = _HttpConnections(table)
     # The access rules run first, so that a client with a wrong token does not count as authenticated.
     application = web.Application(middlewares=[_guarded(door), visitors.serve_one], client_max_size=BODY_BYTES_MOST)
     application.add_routes(routes)
@@ -158,7 +163,7 @@ async def listening(
         await runner.cleanup()
 
 
-def _guarded(door: Door) -> Any:
+def _guarded(door: AccessRules) -> Any:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:

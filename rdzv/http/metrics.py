@@ -87,7 +87,7 @@ Sample = tuple[tuple[str, ...], float]
 """The values of a metric's labels, in order, and the metric's value."""
 
 
-class OfProcess:
+class ProcessMetrics:
     """The metrics of any process, in their own registry: its release, its resources, and its loop's `lag`."""
 
     def __init__(self, lag: str) -> None:
@@ -116,7 +116,7 @@ class Metrics:
     """A store's metrics."""
 
     def __init__(self) -> None:
-        self.process: OfProcess = OfProcess("rdzv_loop_lag_seconds")
+        self.process: ProcessMetrics = ProcessMetrics("rdzv_loop_lag_seconds")
         self._requests = Histogram(
             "rdzv_store_request_seconds",
             "How long requests took to carry out, by kind and outcome.",

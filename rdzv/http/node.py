@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
-from rdzv.http.door import door_at
+from rdzv.http.access_rules import access_rules_for
 from rdzv.http.listening import health, listening, own_table
-from rdzv.http.metrics import CONTENT_TYPE, OfProcess, family
+from rdzv.http.metrics import CONTENT_TYPE, ProcessMetrics, family
 from rdzv.node.link.wakeup import Wakeup
 from store.net.address import host_and_port
 from store.printable import escaping
@@ -41,7 +41,7 @@ async def serve_node(
     node: Node, host: str, port: int, *, token: Secret, tls: ssl.SSLContext | None, insecure: bool
 ) -> None:
     """Serve a node's metrics in the node's loop, from the node's first arrival until cancelled."""
-    host, door = door_at(host, token=token, secure=tls is not None, insecure=insecure)
+    host, door = access_rules_for(host, token=token, secure=tls is not None, insecure=insecure)
     metrics = _NodeMetrics(node)
     node.listeners.add(metrics)
     try:
@@ -66,7 +66,7 @@ class _NodeMetrics:
     """One node's metrics; make an instance in the node's loop."""
 
     def __init__(self, node: Node) -> None:
-        self.process = OfProcess("rdzv_node_loop_lag_seconds")
+        self.process = ProcessMetrics("rdzv_node_loop_lag_seconds")
         self._node = node
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()

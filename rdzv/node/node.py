@@ -3,8 +3,8 @@
 A node runs in an event loop that no caller can block (`link.loops.NodeLoop`). Other threads call only the methods
 marked "thread-safe".
 
-From `connect` to `aclose`, a node has a `StoreSession`, its connection to a store. If another store replaces it, the link
-and the node's membership end, and `next_rendezvous` makes a new link.
+From `connect` to `aclose`, a node has a `StoreSession`, its connection to a store. If another store replaces it, the
+link and the node's membership end, and `next_rendezvous` makes a new link.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class OutOfTime(SharedStoreTimeoutError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Company:
+class MembershipQueries:
     """Functions by which a shared store learns of this member's and the others' state."""
 
     superseded: Callable[[], str | None] = lambda: None  # returns why this node is no longer a member
@@ -57,11 +57,11 @@ class Company:
     # Returns a context for a request that waits for members, given a function that returns the awaited keys in words.
     waiting: Callable[[Callable[[], str]], AbstractContextManager[object]] = nullcontext
     interrupted: Callable[[], object] = lambda: None  # called before a call raises that the round is over
-    roster: Roster | None = None
+    roster: MemberNames | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roster:
+class MemberNames:
     """Names members missing at a barrier.
 
     `read` unpacks the value of `key(rank)` into names by rank. `absence` returns "lost 41 s ago", or "".
@@ -84,14 +84,14 @@ class Roster:
 
 
 @dataclass(slots=True)
-class Fencing:
+class FencedCall:
     """Makes the requests of one operation, with the fence and the time limit."""
 
     call: Callable[[Request[Any], float], Awaitable[Any]]  # makes a request, with a limit in seconds
     _: KW_ONLY
     prefix: str  # the prefix of all keys of the round's store
     fence: tuple[Condition, ...]
-    company: Company
+    company: MembershipQueries
     seconds: float  # the limit of all waits of the operation together
     now: Callable[[], float]  # the clock by which `call` waits
     _deadline: float = field(init=False)
@@ -149,7 +149,7 @@ class Fencing:
         if reason is not None:
             raise self._superseded_error(reason)
 
-    def give_up(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
+    def raise_timeout(self, message: str, *, keys: tuple[str, ...]) -> NoReturn:
         """Raise the error of a wait for missing keys, which may never come if members are lost or the round is over."""
         lost, timed_out = self._lost(), SharedStoreTimeoutError(message, keys=keys, timeout=self.seconds)
         if not (lost or self._wait_ended) or self.now() >= self._deadline:

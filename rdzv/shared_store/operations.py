@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import timedelta
 
-    from rdzv.shared_store.fencing import Company, Fencing, Roster
+    from rdzv.shared_store.fencing import FencedCall, MemberNames, MembershipQueries
     from store.messages import Operation
 
 MARK: Final = b"\x00queue"  # the value of a queue's mark; no text or number begins with a zero byte
@@ -53,11 +53,11 @@ class RoundKeys(ABC):
 
     prefix: str
     lease: int | None
-    _company: Company
+    _company: MembershipQueries
 
     @abstractmethod
-    def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
-        """Return the `Fencing` of one operation."""
+    def _begin(self, timeout: timedelta | float | None = None) -> FencedCall:
+        """Return the `FencedCall` of one operation."""
 
     @abstractmethod
     def _unique(self) -> str:
@@ -100,7 +100,7 @@ class Operations(RoundKeys):
         except OutOfTime:
             missing = await _missing(ask, names, held)
             if missing:
-                _give_up(ask, names, missing)
+                _raise_timeout(ask, names, missing)
 
     async def check(self, keys: Iterable[str]) -> bool:
         """Return True if all keys exist now."""
@@ -229,7 +229,7 @@ class Operations(RoundKeys):
                     there = found.value.decode() if found is not None else "none"
                     missing = await _missing_at_barrier(ask, roster, came, size, there) if roster is not None else ""
                     text = f"the barrier {shown(key)} timed out after {ask.seconds:g} s: {there} of {size} came"
-                    ask.give_up(text + missing, keys=(f"{key}/last_member",))
+                    ask.raise_timeout(text + missing, keys=(f"{key}/last_member",))
         try:
             inside = await _counted(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
             if inside <= 0:  # the last caller to leave deletes the keys, as programs may use many barriers
@@ -241,7 +241,7 @@ class Operations(RoundKeys):
             # All callers came in time, so this one passes, although the store has not counted it out in time.
 
 
-async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
+async def _get_all(ask: FencedCall, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
     try:
         return [entry.value for entry in (await ask(Wait(keys=held))).entries if entry is not None]
     except OutOfTime:
@@ -249,11 +249,11 @@ async def _get_all(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
         # If no key is missing, the keys came late; `_read` returns None if one was deleted again.
         found = None if missing else await _read(ask, held)
         if found is None:
-            _give_up(ask, names, missing or names)
+            _raise_timeout(ask, names, missing or names)
         return found
 
 
-async def _missing(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
+async def _missing(ask: FencedCall, names: tuple[str, ...], held: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keys that do not exist, or all keys if there is no time to ask."""
     if not held:
         return ()
@@ -264,7 +264,7 @@ async def _missing(ask: Fencing, names: tuple[str, ...], held: tuple[str, ...]) 
     return tuple(dict.fromkeys(name for name, key in zip(names, held, strict=True) if key not in there))
 
 
-async def _read(ask: Fencing, held: tuple[str, ...]) -> list[bytes] | None:
+async def _read(ask: FencedCall, held: tuple[str, ...]) -> list[bytes] | None:
     """Return the keys' values at one revision, or None if some do not exist."""
     distinct = tuple(dict.fromkeys(held))
     result = await ask(Transact(when=tuple(map(when.exists, distinct)), then=tuple(map(Get, distinct))))
@@ -283,7 +283,7 @@ async def _write(store: RoundKeys, writes: Mapping[str, Put | Append]) -> None:
         raise ValueError(f"{named(queues)} holds a queue's items, not a value; give the value a key of its own")
 
 
-async def _pop(ask: Fencing, item: Entry, marks: tuple[str, str], *, is_last: bool) -> bytes | None:
+async def _pop(ask: FencedCall, item: Entry, marks: tuple[str, str], *, is_last: bool) -> bytes | None:
     """Take this item; return None if another caller took it, or if the queue must be read again."""
     unchanged = when.mod_revision(item.key) == item.mod_revision
     take = Get(item.key), Delete(item.key)
@@ -302,12 +302,12 @@ async def _pop(ask: Fencing, item: Entry, marks: tuple[str, str], *, is_last: bo
     return _taken(await ask(Transact(when=(unchanged, seen), then=take)))
 
 
-async def _wait_for_push(ask: Fencing, key: str, mark: str) -> None:
+async def _wait_for_push(ask: FencedCall, key: str, mark: str) -> None:
     try:
         listing = await ask(Wait(keys=(mark,)))
     except OutOfTime:
         message = f"nothing was pushed to the queue {shown(key)} within {ask.seconds:g} s"
-        ask.give_up(message, keys=(key,))
+        ask.raise_timeout(message, keys=(key,))
     if any(entry is not None and entry.value != MARK for entry in listing.entries):
         raise _no_queue(key)
 
@@ -316,17 +316,17 @@ def _escaped(key: str) -> str:
     return key.replace("%", "%25").replace("/", "%2F")
 
 
-async def _keys_under(ask: Fencing, prefix: str) -> list[str]:
+async def _keys_under(ask: FencedCall, prefix: str) -> list[str]:
     return [entry.key for entry in (await ask(List(prefix=prefix, keys_only=True))).entries if entry is not None]
 
 
-async def _keys_of_values(ask: Fencing, prefix: str) -> list[str]:
+async def _keys_of_values(ask: FencedCall, prefix: str) -> list[str]:
     keys = await _keys_under(ask, prefix)
     marks = {key.removeprefix(prefix + MARKS) for key in keys if key.startswith(prefix + MARKS)}
     return sorted({key.removeprefix(prefix + VALUES) for key in keys if key.startswith(prefix + VALUES)} - marks)
 
 
-async def _missing_at_barrier(ask: Fencing, roster: Roster, came_prefix: str, size: int, there: str) -> str:
+async def _missing_at_barrier(ask: FencedCall, roster: MemberNames, came_prefix: str, size: int, there: str) -> str:
     came = {key.removeprefix(came_prefix) for key in await _keys_under(ask, came_prefix)}
     if str(len(came)) != there:
         return ""  # the missing ranks are unknown: for example, one rank has called twice
@@ -337,7 +337,7 @@ async def _missing_at_barrier(ask: Fencing, roster: Roster, came_prefix: str, si
     return roster.describe_missing(missing, names)
 
 
-async def _counted(ask: Fencing, operations: tuple[Operation, ...]) -> int:
+async def _counted(ask: FencedCall, operations: tuple[Operation, ...]) -> int:
     """Carry out operations; return the count of the first."""
     return cast("int", (await ask(Transact(when=(), then=operations))).results[0])
 
@@ -354,10 +354,10 @@ def _taken(result: TransactionResult) -> bytes | None:
     return result.results[0].value if result.succeeded and isinstance(result.results[0], Entry) else None
 
 
-def _give_up(ask: Fencing, names: tuple[str, ...], missing: tuple[str, ...]) -> NoReturn:
+def _raise_timeout(ask: FencedCall, names: tuple[str, ...], missing: tuple[str, ...]) -> NoReturn:
     of_all = f" ({len(missing)} of {len(names)} keys)" if len(names) > 1 else ""
     message = f"wait timed out after {ask.seconds:g} s, still missing: {named(missing)}{of_all}"
-    ask.give_up(message, keys=missing)
+    ask.raise_timeout(message, keys=missing)
 
 
 def _no_queue(key: str) -> ValueError:

@@ -27,7 +27,7 @@ import anyio
 
 from rdzv.config.config_errors import shown
 from rdzv.errors import RendezvousStateError
-from rdzv.shared_store.fencing import Company, Fencing, keys_awaited
+from rdzv.shared_store.fencing import FencedCall, MembershipQueries, keys_awaited
 from rdzv.shared_store.operations import Operations, RoundKeys
 from store.calls import blocking
 from store.errors import ConnectionLost, WaitEnded
@@ -83,22 +83,22 @@ class _Twin(RoundKeys, Generic[C]):
         fence: tuple[Condition, ...],
         lease: int | None = None,
         timeout: timedelta | float = DEFAULT_TIMEOUT,
-        company: Company | None = None,
+        company: MembershipQueries | None = None,
     ) -> None:
         self._client: C = client
         self.prefix: str = prefix  # of all its keys; it ends in "/"
         self.fence: tuple[Condition, ...] = fence
         self.lease: int | None = lease  # the lease of every key written, if any
         self._timeout = _seconds(timeout)
-        self._company: Company = company or Company()
+        self._company: MembershipQueries = company or MembershipQueries()
         self._under_way: dict[anyio.CancelScope, bool] = {}  # running calls; True if a member's loss ends the call
 
     @abstractmethod
     async def _ask(self, request: Request[Any], left: float) -> Response:
         """Make one request within `left` seconds."""
 
-    def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
-        return Fencing(
+    def _begin(self, timeout: timedelta | float | None = None) -> FencedCall:
+        return FencedCall(
             self._ask,
             prefix=self.prefix,
             fence=self.fence,

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from rdzv.core.view import View
 from rdzv.node.coordinator import term as coordinator
-from rdzv.shared_store.fencing import Fencing
+from rdzv.shared_store.fencing import FencedCall
 from rdzv.shared_store.store import SharedStore
 from store.messages import Guarded, Put, Transact
 from store.server.dispatcher import Dispatcher
@@ -132,7 +132,7 @@ def _as_if_members_still() -> Iterator[None]:
     """Keep nodes from checking their own membership, so that only the fence is left."""
     with (
         patch.object(SharedStore, "end_calls", _not_superseded),
-        patch.object(Fencing, "check_membership", _not_superseded),
+        patch.object(FencedCall, "check_membership", _not_superseded),
     ):
         yield
 

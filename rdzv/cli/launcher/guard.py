@@ -39,9 +39,9 @@ PASSED_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sig
 
 def main(control: int, files: int, command: list[str], signals: str = "") -> NoReturn:
     """Run a command until the command or the launcher ends."""
-    close_others(control)
+    close_inherited_files(control)
     if signals:
-        take_signals(signals)
+        restore_signals(signals)
     try:
         fork_guarded(control, files)
     except OSError as error:
@@ -55,7 +55,7 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
         os._exit(CANNOT_EXECUTE)
 
 
-def close_others(keep: int) -> None:
+def close_inherited_files(keep: int) -> None:
     """Close all files but standard streams and `keep`: a daemon must not keep open pipes that uvloop has leaked."""
     with contextlib.suppress(OSError):  # the system has no /dev/fd
         for file in map(int, os.listdir("/dev/fd")):
@@ -65,14 +65,14 @@ def close_others(keep: int) -> None:
 
 
 def signals_here() -> str:
-    """Return the signals that this process blocks and ignores, except two that Python ignores, for `take_signals`."""
+    """Return the signals that this process blocks and ignores, but two that Python ignores, for `restore_signals`."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     of_python = {signal.SIGPIPE, signal.SIGXFSZ}
     ignored = {each for each in signal.valid_signals() - of_python if signal.getsignal(each) is signal.SIG_IGN}
     return "/".join(",".join(str(int(each)) for each in sorted(some)) for some in (blocked, ignored))
 
 
-def take_signals(signals: str) -> None:
+def restore_signals(signals: str) -> None:
     """Block and ignore the signals that `signals_here` has returned in the launcher."""
     blocked, ignored = ([int(number) for number in some.split(",") if number] for some in signals.split("/"))
     for number in ignored:

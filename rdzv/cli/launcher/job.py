@@ -41,7 +41,7 @@ class OnChange(Enum):
     CHECKPOINT = "checkpoint"
 
 
-class Then(Enum):
+class ExitAction(Enum):
     """The next actions for the caller of a failed launcher; the help of `--exit-codes` explains each."""
 
     RESTART = "restart"
@@ -73,10 +73,10 @@ def _on_change(text: str) -> OnChange:
     return OnChange(text)
 
 
-def _exit_codes(text: str) -> dict[Then, int]:
+def _exit_codes(text: str) -> dict[ExitAction, int]:
     try:
         parts = [each.partition("=") for each in text.split(",")]
-        codes = {Then(name): plain_number(status, int) for name, _, status in parts}
+        codes = {ExitAction(name): plain_number(status, int) for name, _, status in parts}
     except ValueError:
         codes = {}
     if not codes or not all(0 < status < SIGNALLED for status in codes.values()):
@@ -135,7 +135,7 @@ class Job:
         f"process had written the file {CHECKPOINT_FILE}, or told of a second step; 0: never",
         0,
     )
-    exit_codes: Mapping[Then, int] | None = _option(
+    exit_codes: Mapping[ExitAction, int] | None = _option(
         "--exit-codes restart=N,replace=N,over=N",
         _exit_codes,
         "end with these statuses instead, by what is to be done with this node: start it again here (the store is out "
@@ -178,7 +178,7 @@ class Job:
     )
     allow_chaos: bool = _flag("--allow-chaos", "let rdzv chaos kill this node, to rehearse a failure", default=False)
 
-    def status_for(self, then: Then, otherwise: int) -> int:
+    def status_for(self, then: ExitAction, otherwise: int) -> int:
         """Return the exit status that `--exit-codes` names for an action, else `otherwise`."""
         return (self.exit_codes or {}).get(then, otherwise)
 
@@ -196,18 +196,18 @@ def arguments() -> Iterator[Argument]:
             yield Argument(*by.names, **by.settings, dest=each.name)
 
 
-class Place(NamedTuple):
+class Ranks(NamedTuple):
     """The ranks of this node's processes."""
 
     first_rank: int
     world_size: int
 
 
-def place_of(rank: int, participants: Sequence[Participant], nproc: int) -> Place:
+def ranks_of(rank: int, participants: Sequence[Participant], nproc: int) -> Ranks:
     """Return the ranks of the processes of the node with this rank; `participants` are by rank."""
     counts = [_count_of(participant) for participant in participants]
     assert counts[rank] == nproc, "a node reads of itself what it has written"
-    return Place(first_rank=sum(counts[:rank]), world_size=sum(counts))
+    return Ranks(first_rank=sum(counts[:rank]), world_size=sum(counts))
 
 
 def _count_of(participant: Participant) -> int:
@@ -220,7 +220,7 @@ def _count_of(participant: Participant) -> int:
     return int(text)
 
 
-def environment_of(job: Job, info: RendezvousInfo, place: Place, *, local_rank: int, restarts: int) -> dict[str, str]:
+def environment_of(job: Job, info: RendezvousInfo, place: Ranks, *, local_rank: int, restarts: int) -> dict[str, str]:
     """Return a process's environment variables, except paths; `rdzv.connect` reads none of them as a parameter."""
     host, port = info.bootstrap_address
     return {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
-from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, place_of
+from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, ranks_of
 from rdzv.cli.launcher.processes import Process
 from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import MOVES, Change, Draining, NodesWaiting, StoreEnding, leaving_in_words
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rdzv import Handler
-    from rdzv.cli.launcher.job import Job, Place
+    from rdzv.cli.launcher.job import Job, Ranks
     from rdzv.cli.launcher.preload import PreloadServer
     from rdzv.cli.launcher.stacks import WorkerStacks
     from rdzv.membership import RendezvousInfo
@@ -51,7 +51,7 @@ LOOK_AGAIN: Final = 0.05  # seconds between checks of the checkpoint file; no po
 
 
 @dataclass(slots=True, kw_only=True)
-class Workplace:
+class LauncherContext:
     """The state that all rounds of a launcher share; processes are forked from `preloaded`, if any."""
 
     job: Job
@@ -68,7 +68,7 @@ Wished = NodesWaiting | Draining | Resized | StoreEnding  # announced changes, w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class CheckpointWait:
     """A wait for a newer checkpoint than `checkpoint`, at most until the time `until`."""
 
     wished: Wished
@@ -80,7 +80,7 @@ class Wait:
 class JobRound:
     """One node's processes in one round."""
 
-    def __init__(self, workplace: Workplace, handler: Handler, info: RendezvousInfo, *, restarts: int) -> None:
+    def __init__(self, workplace: LauncherContext, handler: Handler, info: RendezvousInfo, *, restarts: int) -> None:
         membership = handler.membership
         assert membership is not None, "next_rendezvous has just made this node a member"
         self._workplace = workplace
@@ -95,7 +95,7 @@ class JobRound:
         self._heard: asyncio.Queue[Wished | Process | Ending] = asyncio.Queue()
         self._passed_on: set[int] = set()
         self._loop = asyncio.get_running_loop()
-        self.life: Life = Life(handler.node, membership, self._hear_of_ending, finished=SUCCEEDED)
+        self.life: Life = Life(handler.node, membership, self._on_round_end, finished=SUCCEEDED)
         self.achieved: bool = False  # the job has written a checkpoint or reported a second step in this round
         self.failed: tuple[str, int] | None = None  # a description of this node's failed process, and the exit status
 
@@ -103,7 +103,7 @@ class JobRound:
         """Run the command until the round ends; return the outcome, or the passed-on signal that ended a process."""
         info, job = self._info, self._job
         try:
-            place = place_of(info.rank, await info.participants(), job.nproc)
+            place = ranks_of(info.rank, await info.participants(), job.nproc)
         except RoundSupersededError as error:
             self.life.end(Ending(kind=EndKind.DROPPED, reason="the round is over before it began"))
             return await self.life.conclude(error, in_node=self._handler.call, release=self._ask_all_to_end)
@@ -123,14 +123,14 @@ class JobRound:
                 serving.callback(store.close)
             return await self._run_at(place)
 
-    async def _run_at(self, place: Place) -> Outcome | signal.Signals:
+    async def _run_at(self, place: Ranks) -> Outcome | signal.Signals:
         await self._start(place)
         start_to_follow(self._handler, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
-            listening.start_soon(self._hear_wishes, changes)
+            listening.start_soon(self._watch_changes, changes)
             listening.start_soon(self._handler.call, self.life.listen())
             for process in self._processes:
-                listening.start_soon(self._hear_of_end, process)
+                listening.start_soon(self._on_process_end, process)
             self.life.start()
             failure = await self._end()
             outcome: Outcome | signal.Signals
@@ -142,7 +142,7 @@ class JobRound:
         self.achieved = self._has_achieved()
         return outcome
 
-    async def _start(self, place: Place) -> None:
+    async def _start(self, place: Ranks) -> None:
         preloaded = self._workplace.preloaded
         if preloaded is not None and not await preloaded.is_ready():
             preloaded = None
@@ -168,22 +168,22 @@ class JobRound:
     def _error_file(self, local_rank: int) -> Path:
         return self._workplace.checkpoint_file.with_name(f"error-{local_rank}")
 
-    def _hear_of_ending(self, ending: Ending) -> None:
+    def _on_round_end(self, ending: Ending) -> None:
         self._loop.call_soon_threadsafe(self._heard.put_nowait, ending)
 
-    async def _hear_wishes(self, changes: AsyncIterator[Change]) -> None:
+    async def _watch_changes(self, changes: AsyncIterator[Change]) -> None:
         async for change in changes:
             if isinstance(change, Wished):
                 self._heard.put_nowait(change)
 
-    async def _hear_of_end(self, process: Process) -> None:
+    async def _on_process_end(self, process: Process) -> None:
         await process.wait()
         self._heard.put_nowait(process)
 
     # -------------------------------------------------------------------------------------- the round's end
 
     async def _end(self) -> signal.Signals | GiveUp | str | None:
-        wait: Wait | None = None
+        wait: CheckpointWait | None = None
         while wait is None or not self._is_over(wait):
             heard: Wished | Process | Ending | None = None
             with anyio.move_on_after(None if wait is None else LOOK_AGAIN):  # a timeout takes no item from the queue
@@ -193,7 +193,7 @@ class JobRound:
                     pass
                 case Ending():
                     return None
-                case Process() if wait is not None and self._tells:
+                case Process() if wait is not None and self._reports_own_end:
                     self._running -= 1  # the process was asked to end, so its status does not matter
                 case Process() if heard.status:
                     return self._ended_by_signal(heard) or self._failure_of(heard)
@@ -204,39 +204,39 @@ class JobRound:
                 case _ if self._job.on_change is not OnChange.TERM:
                     wait = await self._wait(heard, wait)
                 case _ if (why := self._why_to_meet(heard)) is not None:
-                    wait = Wait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
-        if not self._tells:
-            await self.say_it_ends()
+                    wait = CheckpointWait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
+        if not self._reports_own_end:
+            await self.report_end()
         self.life.end(Ending(kind=EndKind.AGREED, reason=wait.why))
         return None
 
-    async def say_it_ends(self) -> None:
+    async def report_end(self) -> None:
         """Report that this node ends the round, before its processes end and so make other nodes' processes fail."""
         await self._handler.call(self.life.claim_end())
 
     @property
-    def _tells(self) -> bool:
+    def _reports_own_end(self) -> bool:
         return self._job.on_change is OnChange.USR1
 
-    async def _wait(self, wished: Wished, wait: Wait | None) -> Wait | None:
+    async def _wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
         """Begin or continue a wait for a checkpoint; a drain limits the wait to the time that the drain has left."""
         why = self._why_to_meet(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
-            return None if gone and not self._tells else wait
+            return None if gone and not self._reports_own_end else wait
         within = min(self._job.grace, wished.seconds_left) if isinstance(wished, Draining) else self._job.grace
         until = anyio.current_time() + within
         if wait is not None:
             return replace(wait, until=min(until, wait.until))
         log.info("%s, for a checkpoint of the job, at most %g s", printable(why), within)
-        wait = Wait(wished=wished, why=why, until=until, checkpoint=self._checkpoint())
-        if self._tells:
-            await self.say_it_ends()
+        wait = CheckpointWait(wished=wished, why=why, until=until, checkpoint=self._checkpoint())
+        if self._reports_own_end:
+            await self.report_end()
             for process in self._processes:
                 process.send(signal.SIGUSR1)
         return wait
 
-    def _is_over(self, wait: Wait) -> bool:
+    def _is_over(self, wait: CheckpointWait) -> bool:
         return not self._running or anyio.current_time() >= wait.until or self._checkpoint() != wait.checkpoint
 
     def _why_to_meet(self, change: Wished) -> str | None:

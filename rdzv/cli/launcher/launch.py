@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.cli.command import ENDING, Wish, handle_signal
+from rdzv.cli.command import ENDING, SignalFilter, handle_signal
 from rdzv.cli.launcher import guard
-from rdzv.cli.launcher.job import NPROC, SIGNALLED, Then
-from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, Workplace
+from rdzv.cli.launcher.job import NPROC, SIGNALLED, ExitAction
+from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, LauncherContext
 from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.config.settings import parse
@@ -85,7 +85,7 @@ async def run(job: Job) -> int:
 class _Launcher:
     def __init__(self, job: Job, folder: Path) -> None:
         self._job = job
-        self._workplace = Workplace(
+        self._workplace = LauncherContext(
             job=job,
             checkpoint_file=folder / "checkpoint",
             beats=folder / "beats",
@@ -94,7 +94,7 @@ class _Launcher:
         )
         self._tally = Tally()
         self._signal: signal.Signals | None = None
-        self._wish = Wish()
+        self._wish = SignalFilter()
         self._scope = anyio.CancelScope()  # a signal cancels this scope
         self._drains = asyncio.Event()
         self._round: JobRound | None = None
@@ -152,7 +152,7 @@ class _Launcher:
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
         """Stop the processes and leave; at a second request exit at once, and the guards kill the processes."""
-        is_new = self._wish.is_new(number)
+        is_new = self._wish.accept(number)
         if self._signal is not None and is_new:
             os._exit(SIGNALLED + number)
         if self._signal is not None or (self._drains.is_set() and not is_new):
@@ -174,7 +174,7 @@ class _Launcher:
         if self._round is None or self._drains.is_set() or self._signal is not None:
             self._asked_to_stop(number)
         else:
-            if not self._wish.is_new(number):
+            if not self._wish.accept(number):
                 self._round.ask_to_end(NO_SIGNAL)
             self._drains.set()
 
@@ -199,7 +199,7 @@ class _Launcher:
             self._pass_on_now(number)
 
     def _pass_on_now(self, number: signal.Signals) -> None:
-        if number in ENDING and not self._wish.is_new(number):
+        if number in ENDING and not self._wish.accept(number):
             return
         if self._round is not None and self._round.pass_on(number):
             log.info("%s was passed on", number.name)
@@ -258,13 +258,13 @@ class _Launcher:
                 info = await _meet(handler)
             except RendezvousGracefulExitError as error:
                 log.info("%s", error)
-                return self._job.status_for(Then.REPLACE, 0) if handler.is_draining else 0
+                return self._job.status_for(ExitAction.REPLACE, 0) if handler.is_draining else 0
             except RendezvousClosedError as error:
                 if was_open and error.reason == SUCCEEDED and not error.given_up:
                     return 0
                 if error.given_up and error.status:
                     say_error(f"rdzv run: {printable(str(error))}")
-                    return self._job.status_for(Then.OVER, error.status)
+                    return self._job.status_for(ExitAction.OVER, error.status)
                 if not was_open:
                     say_error("rdzv run: rdzv reopen opens a closed run again; or give the job a run of its own")
                 raise
@@ -277,7 +277,7 @@ class _Launcher:
                 status = self._job.give_up_status
                 log.error("run %s, round %d: %s", info.run_id, info.round, verdict)
                 await handler.give_up(verdict, status=status)
-                return self._job.status_for(Then.OVER, status)
+                return self._job.status_for(ExitAction.OVER, status)
             ended = await self._follow(handler, info, *await self._play(handler, info))
             if ended is not None:
                 return ended
@@ -296,7 +296,7 @@ class _Launcher:
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, Outcome):
                     # A signal or a defect in this launcher has ended the round: no other node must be blamed.
-                    await current.say_it_ends()
+                    await current.report_end()
                 await current.stop(self._signal or signal.SIGTERM)
                 self._round = None
         assert isinstance(outcome, Outcome)
@@ -318,7 +318,7 @@ class _Launcher:
             return 0
         if outcome is Outcome.GIVE_UP:
             log.error("%s: given up: %s", where, how)
-            return self._job.status_for(Then.OVER, status)
+            return self._job.status_for(ExitAction.OVER, status)
         if life.ending is not None and life.ending.kind is EndKind.CLOSED:
             return None  # the next `next_rendezvous` raises the error with the details
         is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.is_draining
@@ -329,7 +329,7 @@ class _Launcher:
         failed = is_ours or life.has_failed
         await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))
         if not is_ours:
-            return self._job.status_for(Then.REPLACE, 0) if leaves else None
+            return self._job.status_for(ExitAction.REPLACE, 0) if leaves else None
         if self._tally.restarts <= self._job.max_restarts:
             log.warning("%s: %s; restart %d of %d", where, how, self._tally.restarts, self._job.max_restarts)
             return None
@@ -338,7 +338,7 @@ class _Launcher:
             f"rdzv run: {where}: {how}, and --max-restarts {self._job.max_restarts} allows no restart; see "
             f"what it wrote, or allow more"
         )
-        return self._job.status_for(Then.REPLACE, status if status >= 0 else SIGNALLED - status)
+        return self._job.status_for(ExitAction.REPLACE, status if status >= 0 else SIGNALLED - status)
 
 
 async def _reap_orphans() -> None:
@@ -356,14 +356,14 @@ def _reap_if_orphan(pid: int) -> None:
 
 
 async def _meet(handler: Handler) -> RendezvousInfo:
-    telling = asyncio.create_task(_tell_what_is_waited_for(handler), name="tell what is waited for")
+    telling = asyncio.create_task(_print_wait_reasons(handler), name="tell what is waited for")
     try:
         return await handler.next_rendezvous()
     finally:
         await cancel_and_wait(telling)
 
 
-async def _tell_what_is_waited_for(handler: Handler) -> None:
+async def _print_wait_reasons(handler: Handler) -> None:
     told, told_at, pause = "", -math.inf, SAID_AGAIN_AFTER
     while True:
         await anyio.sleep(EXPLAINED_AFTER)

@@ -49,8 +49,8 @@ REQUEST_BYTES_MAX = 16 * 1024 * 1024  # above Linux's limit for environment and 
 def serve(requests: socket.socket, folder: str, modules: list[str], standby: int, signals: str) -> Prepare:
     """Import modules and fork a worker per request; return only in workers, with a function that prepares the code."""
     guard, startup = _load("guard"), _load("worker_startup")
-    guard.close_others(requests.fileno())
-    guard.take_signals(signals)
+    guard.close_inherited_files(requests.fileno())
+    guard.restore_signals(signals)
     here = ""  # empty if the working folder was deleted
     with contextlib.suppress(OSError):
         here = os.getcwd()  # read now: a module may change the working folder

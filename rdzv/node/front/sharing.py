@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv.core.round import BUCKET_SIZE, Participant
-from rdzv.shared_store.fencing import Company, Roster
+from rdzv.shared_store.fencing import MemberNames, MembershipQueries
 from rdzv.shared_store.store import SharedStore
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
         prefix=keys.shared(round.number, round.term),
         fence=membership.fence(keys),
         lease=round.lease,
-        company=Company(
+        company=MembershipQueries(
             superseded=lambda: membership.over,
             lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else None,
             waiting=membership.beats.waiting,
             interrupted=membership.gate.interrupt,
-            roster=Roster(
+            roster=MemberNames(
                 rank=membership.rank,
                 key=lambda rank: keys.roster(round.number, round.term, rank // BUCKET_SIZE),
                 read=lambda roster: {one.rank: one.node_id for one in Participant.unpack_all(roster)},

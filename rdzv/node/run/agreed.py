@@ -109,7 +109,7 @@ class SettingsChangedError(Exception):
 
 
 def adopt_settings(refused: TransactionResult, agreed: Agreed) -> bool:
-    """If changed settings caused a refusal, adopt them and return True; raise SettingsChangedError if they do not fit."""
+    """If changed settings caused a refusal, adopt them and return True; SettingsChangedError if they do not fit."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:
         return False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import store
-from rdzv.backends.asking import Asked, DialOfMany, Host, Word, ask_all, find_blocking, tell_lost
+from rdzv.backends.asking import Host, HostLost, MultiHostDial, Reply, ask_all, find_serving_host, tell_lost
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.succession import Succession
 from rdzv.config.settings import parse
@@ -91,7 +91,7 @@ async def test_a_candidate_says_so_and_serves_once_the_others_refuse() -> None:
             assert asked.answer is Answer.CANDIDATE
             assert asked.candidate
         finally:
-            candidate.settle()
+            candidate.note_store_found()
             await candidate.aclose()
         assert (await host_at(own).ask(None)).answer is Answer.REFUSED, "it listens no more"
 
@@ -106,7 +106,7 @@ async def test_only_one_of_several_processes_serves() -> None:
         assert sum(one.hosts for one in several) == 1
     finally:
         for one in several:
-            one.settle()
+            one.note_store_found()
         for one in several:
             if one._host is not None:
                 await one._host.end()
@@ -126,7 +126,7 @@ async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_ove
         found = [await host_at(port).ask(None) for port in hosts]
         (port,) = [port for port, asked in zip(hosts, found, strict=True) if asked.answer is Answer.SERVES]
         async with store.connect(f"tcp://127.0.0.1:{port}", token=TOKEN):
-            one.settle()
+            one.note_store_found()
             await one._host.aclose(lambda _: store.connect("tcp://127.0.0.1:1", timeout=0.2))
             assert (await host_at(port).ask(None)).answer is Answer.REFUSED
 
@@ -142,7 +142,7 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host() -> None
                 await tell_lost(settings, Credentials(settings), "elsewhere")
             with pytest.raises(RendezvousStateError, match="is a candidate, so its machine is not lost"):
                 await tell_lost(settings, Credentials(settings), f"127.0.0.1:{own}")
-            forged = Word(f"127.0.0.1:{mute}", b"another token")
+            forged = HostLost(f"127.0.0.1:{mute}", b"another token")
             assert not await host_at(own).tell(forged, None)
             assert not candidate.hosts
             told = await tell_lost(settings, Credentials(settings), f"127.0.0.1:{mute}")
@@ -151,7 +151,7 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host() -> None
                 while not candidate.hosts:  # noqa: ASYNC110 - its end is only seen by looking
                     await asyncio.sleep(0.01)
         finally:
-            candidate.settle()
+            candidate.note_store_found()
             if candidate._task is not None:
                 await asyncio.wait([candidate._task])
             if candidate._host is not None:
@@ -161,9 +161,9 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host() -> None
 def test_a_blocking_caller_without_a_node_is_told_why_no_host_serves() -> None:
     ports = [free_port(), free_port()]
     settings = parse(f"tcp://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/job", {"min_nodes": 1}, {})
-    dial = DialOfMany(settings, Credentials(settings))
+    dial = MultiHostDial(settings, Credentials(settings))
     with pytest.raises(RendezvousConnectionError, match=rf"none of 127.0.0.1:{ports[0]}, .* nobody listens there"):
-        find_blocking(dial, within=0.5)
+        find_serving_host(dial, within=0.5)
 
 
 async def test_a_store_that_cannot_be_started_is_an_error_before_the_node_joins() -> None:
@@ -178,15 +178,15 @@ async def test_hosts_of_which_none_serves_are_asked_ever_more_rarely(monkeypatch
     """Regression: each node of a job whose hosts are not up yet made some sixty connections a second."""
     asked: list[float] = []
 
-    async def none_serves(hosts: list[Host], *_: object, **__: object) -> list[Asked]:
+    async def none_serves(hosts: list[Host], *_: object, **__: object) -> list[Reply]:
         asked.append(asyncio.get_running_loop().time())
-        return [Asked(Answer.SILENT)] * len(hosts)
+        return [Reply(Answer.SILENT)] * len(hosts)
 
     monkeypatch.setattr("rdzv.backends.succession.ask_all", none_serves)
     waiting = succession([free_port(), free_port()])
     await waiting.begin()
     await asyncio.sleep(60)
-    waiting.settle()
+    waiting.note_store_found()
     await waiting.aclose()
     assert sum(at - asked[0] < 1.0 for at in asked) >= 15, "at first the others wait for the host"
     assert sum(at - asked[0] > 30.0 for at in asked) <= 62

@@ -133,25 +133,25 @@ assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGTERM, signal.S
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(ENDING, ENDING)))
-@pytest.mark.parametrize(("pause", "is_new"), [(0.0, False), (0.004, False), (0.3, False), (1.5, True)])
+@pytest.mark.parametrize(("pause", "accept"), [(0.0, False), (0.004, False), (0.3, False), (1.5, True)])
 def test_a_signal_repeated_within_a_second_counts_once(
     first: signal.Signals, second: signal.Signals, pause: float, is_new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
     monkeypatch.setattr("rdzv.cli.command.time.monotonic", lambda: now)
-    wish = command.Wish()
-    assert wish.is_new(first)
+    wish = command.SignalFilter()
+    assert wish.accept(first)
     now += pause
-    assert wish.is_new(second) is is_new
+    assert wish.accept(second) is is_new
     now = 100.0 + pause + 0.8
-    assert wish.is_new(second) is (pause == 0.3), "counted from the one that was heeded"
+    assert wish.accept(second) is (pause == 0.3), "counted from the one that was heeded"
 
 
 def test_a_warning_and_a_termination_signal_count_separately() -> None:
-    wish = command.Wish()
-    assert wish.is_new(signal.SIGUSR1)
-    assert not wish.is_new(signal.SIGUSR1)
-    assert wish.is_new(signal.SIGTERM)
+    wish = command.SignalFilter()
+    assert wish.accept(signal.SIGUSR1)
+    assert not wish.accept(signal.SIGUSR1)
+    assert wish.accept(signal.SIGTERM)
 
 
 PAIRS = list(itertools.product(ENDING, ENDING))

@@ -17,7 +17,7 @@ import trustme
 import rdzv
 import store
 from rdzv.core.state import Ban
-from rdzv.http import app, listening, looking
+from rdzv.http import app, listening, run_reader
 from store.server.accept.connection_table import BESIDE_SHARE, YIELD_AFTER
 from tests.rdzv.core.test_report import SCHEMA
 from tests.support.limits import limits_with
@@ -166,7 +166,7 @@ async def test_events_of_an_idle_run_are_beats_and_later_events_hold_only_change
 
 async def test_a_change_just_after_another_is_sent_at_the_end_of_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each read after a change is followed by a pause. A change during the pause is read at its end."""
-    monkeypatch.setattr(looking, "SPACED", 0.4)  # the pause after a read that takes 0.1 s
+    monkeypatch.setattr(run_reader, "SPACED", 0.4)  # the pause after a read that takes 0.1 s
     async with (
         served() as (server, url),
         node(server, "a") as a,

@@ -6,7 +6,7 @@ import base64
 
 import pytest
 
-from rdzv.http.door import Door
+from rdzv.http.access_rules import AccessRules
 
 TOKEN = "correct horse battery staple"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -14,7 +14,7 @@ BASIC = {"Authorization": "Basic " + base64.b64encode(f"me:{TOKEN}".encode()).de
 LOCAL = {"Host": "127.0.0.1:29401"}
 
 
-def status(door: Door, method: str, path: str, *headers: dict[str, str]) -> int | None:
+def status(door: AccessRules, method: str, path: str, *headers: dict[str, str]) -> int | None:
     """Return the status of the refusal; None if the request is accepted."""
     merged: dict[str, str] = {}
     for each in headers:
@@ -23,8 +23,8 @@ def status(door: Door, method: str, path: str, *headers: dict[str, str]) -> int 
     return None if refusal is None else refusal.status
 
 
-WITH_TOKEN = Door(token=TOKEN.encode(), loopback=False)
-LOOPBACK = Door(token=None, loopback=True)
+WITH_TOKEN = AccessRules(token=TOKEN.encode(), loopback=False)
+LOOPBACK = AccessRules(token=None, loopback=True)
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz"])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from rdzv.http.looking import Runs
+from rdzv.http.run_reader import RunReader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ class Clock:
         return 1
 
 
-class Slow(Runs):
+class Slow(RunReader):
     """Runs that take this long to read, as a thousand do."""
 
     def __init__(self, clock: Clock, takes: float) -> None:
@@ -44,10 +44,12 @@ class Slow(Runs):
         return {}
 
 
-@pytest.mark.parametrize("ask", [Runs.live, lambda runs: runs.report("job")], ids=["all", "one of thousands of nodes"])
+@pytest.mark.parametrize(
+    "ask", [RunReader.live, lambda runs: runs.report("job")], ids=["all", "one of thousands of nodes"]
+)
 @pytest.mark.parametrize(("takes", "share"), [(0.01, 0.02), (2.0, 0.2)])
 async def test_reading_takes_at_most_a_fifth_of_the_stores_time_with_any_number_of_clients(
-    takes: float, share: float, ask: Callable[[Runs], Awaitable[object]]
+    takes: float, share: float, ask: Callable[[RunReader], Awaitable[object]]
 ) -> None:
     """A page asks once a second. Regression: if a read took as long, the store did nothing else."""
     clock = Clock()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import pytest
 
 from rdzv.errors import QueueEmptyError, RendezvousConnectionError, RoundSupersededError, SharedStoreTimeoutError
-from rdzv.shared_store.fencing import ANSWER_TIMEOUT, Company, Fencing
+from rdzv.shared_store.fencing import ANSWER_TIMEOUT, FencedCall, MembershipQueries
 from rdzv.shared_store.operations import MARK, Operations
 from store import when
 from store.engine.engine import Engine
@@ -40,12 +40,12 @@ class Table(Operations):
         self._ids = itertools.count(1)
         self._names = itertools.count(1)
         self.prefix, self._fence = "/r/", fence
-        self._company = Company(superseded=lambda: self.reason)
+        self._company = MembershipQueries(superseded=lambda: self.reason)
         self._seconds = 10.0
 
-    def _begin(self, timeout: timedelta | float | None = None) -> Fencing:
+    def _begin(self, timeout: timedelta | float | None = None) -> FencedCall:
         assert timeout is None
-        return Fencing(
+        return FencedCall(
             asked,
             prefix=self.prefix,
             fence=self._fence,

@@ -13,7 +13,7 @@ import pytest
 
 import store
 from rdzv.errors import QueueEmptyError, RendezvousConnectionError, RoundSupersededError, SharedStoreTimeoutError
-from rdzv.shared_store.fencing import Company
+from rdzv.shared_store.fencing import MembershipQueries
 from rdzv.shared_store.store import BlockingSharedStore, SharedStore
 from store.errors import ConnectionLost
 from tests.support.processes import require
@@ -323,7 +323,7 @@ async def test_a_clone_shares_the_keys_but_not_the_timeout(server: Server) -> No
     async with store.connect(server.url) as client:
         over: list[str] = []
         shared = SharedStore(
-            client, prefix="/round/", fence=(), company=Company(superseded=lambda: over[0] if over else None)
+            client, prefix="/round/", fence=(), company=MembershipQueries(superseded=lambda: over[0] if over else None)
         )
         assert shared.timeout == timedelta(minutes=5)
         clone = shared.clone()
@@ -405,7 +405,7 @@ async def test_an_interrupted_client_ends_a_blocking_call_as_superseded(server: 
     def superseded() -> str | None:
         return reasons[0] if reasons else None
 
-    async with open_shared_store("blocking", server, company=Company(superseded=superseded)) as shared:
+    async with open_shared_store("blocking", server, company=MembershipQueries(superseded=superseded)) as shared:
         waiting = asyncio.create_task(shared.get("a"))
         await until_waits(observer, 1)
         reasons.append("its lease lapsed")

@@ -16,7 +16,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, Place, environment_of, place_of
+from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, Ranks, environment_of, ranks_of
 from rdzv.cli.launcher.job_round import SUCCEEDED
 from rdzv.cli.launcher.launch import _meet
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, _open_log, label_lines
@@ -380,14 +380,14 @@ def participant(rank: int, **attributes: str) -> Participant:
 
 def test_a_nodes_first_process_comes_after_all_processes_of_the_nodes_before_it() -> None:
     members = [participant(0, nproc="2"), participant(1), participant(2, nproc="8", rack="r1")]
-    assert place_of(0, members, 2) == Place(first_rank=0, world_size=11)
-    assert place_of(2, members, 8) == Place(first_rank=3, world_size=11)
+    assert ranks_of(0, members, 2) == Ranks(first_rank=0, world_size=11)
+    assert ranks_of(2, members, 8) == Ranks(first_rank=3, world_size=11)
 
 
 @pytest.mark.parametrize("nproc", ["many", "0", "-1", ""])
 def test_an_invalid_number_of_processes_is_refused_with_the_name_of_its_node(nproc: str) -> None:
     with pytest.raises(RendezvousStateError, match=r"node n1 has the attribute nproc:.*rename that attribute"):
-        place_of(0, [participant(0, nproc="1"), participant(1, nproc=nproc)], 1)
+        ranks_of(0, [participant(0, nproc="1"), participant(1, nproc=nproc)], 1)
 
 
 async def test_payload_and_attributes_are_kept_beside_the_number_of_processes(server: str) -> None:
@@ -403,10 +403,10 @@ async def test_no_variable_is_read_back_as_a_parameter(server: str) -> None:
     async with rdzv.connect(f"{server}/job?min_nodes=1") as handler:
         info = await handler.next_rendezvous()
         job = Job(url=server, command=("true",))
-        told = environment_of(job, info, Place(first_rank=0, world_size=1), local_rank=0, restarts=0)
+        told = environment_of(job, info, Ranks(first_rank=0, world_size=1), local_rank=0, restarts=0)
     assert (told["TORCHELASTIC_RESTART_COUNT"], told["TORCHELASTIC_RUN_ID"], told["ROLE_RANK"]) == ("0", "job", "0")
     names = {*told, BEAT_DIR, CHECKPOINT_FILE, ERROR_FILE}
-    assert names & {Source.ENVIRONMENT.spell(name) for name in PARAMETERS} == set()
+    assert names & {Source.ENVIRONMENT.name_of(name) for name in PARAMETERS} == set()
 
 
 async def test_preloaded_processes_are_forked_and_otherwise_the_same(server: str) -> None:

@@ -64,7 +64,7 @@ async def client_of(server: Server, *, token: Secret) -> AsyncIterator[Client]:
 
 
 @dataclass(slots=True)
-class _Ended:
+class _EndedRun:
     """A run without nodes."""
 
     usage: Usage  # the usage at the last read; if it differs now, the run has changed
@@ -72,14 +72,14 @@ class _Ended:
     summary: dict[str, Any] | None = None  # the run's figures, if they were read
 
 
-class Runs:
+class RunReader:
     """A store's runs whose keys begin with a prefix."""
 
     def __init__(self, client: Client, *, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
         self._looking = asyncio.Lock()
-        self.over: dict[str, _Ended] = {}  # the runs without nodes at the last read
+        self.over: dict[str, _EndedRun] = {}  # the runs without nodes at the last read
         # Maps a name (as in `FollowedRuns.changed`) to two times and an answer, which is reused until the first time if
         # its run has changed, else until the second.
         self._answers: dict[str, tuple[float, float, Any]] = {}
@@ -143,7 +143,7 @@ class Runs:
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
                     live.append(summary)
                 else:
-                    self.over[id] = _Ended(usages[id], now - (usages[id].age or 0.0), summary)
+                    self.over[id] = _EndedRun(usages[id], now - (usages[id].age or 0.0), summary)
         return sorted(live, key=lambda one: str(one["run_id"]))
 
     async def report(self, run_id: str) -> dict[str, Any]:

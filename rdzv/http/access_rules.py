@@ -31,7 +31,7 @@ class Refusal(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Door:
+class AccessRules:
     """The access rules of an HTTP server on one address."""
 
     token: Secret
@@ -58,7 +58,7 @@ class Door:
         return Refusal(401, "give the store's token, as Authorization: Bearer or as the password")
 
 
-def door_at(host: str, *, token: Secret, secure: bool, insecure: bool) -> tuple[str, Door]:
+def access_rules_for(host: str, *, token: Secret, secure: bool, insecure: bool) -> tuple[str, AccessRules]:
     """Return the host on which to serve HTTP for a store on `host`, and the access rules.
 
     HTTP is served on the store's host. But with a token and without TLS, HTTP is served only on loopback, unless
@@ -66,7 +66,7 @@ def door_at(host: str, *, token: Secret, secure: bool, insecure: bool) -> tuple[
     """
     if host == "localhost" or (token is not None and not secure and not insecure):
         host = LOOPBACK
-    return host, Door(token=token, loopback=_names_this_machine(f"[{host}]" if ":" in host else host))
+    return host, AccessRules(token=token, loopback=_names_this_machine(f"[{host}]" if ":" in host else host))
 
 
 def _password(secret: bytes) -> bytes:
