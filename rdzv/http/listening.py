@@ -64,12 +64,12 @@ class _HttpConnections:
         visitor = self._by_handler.get(request.protocol)
         if visitor is None:  # the connection has closed
             return await handler(request)
-        self._table.mark_served(visitor)
+        self._table.begin_request(visitor)
         try:
             return await handler(request)
         finally:
-            self._table.stands_again(visitor)
-            self._table.expect(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
+            self._table.end_request(visitor)
+            self._table.time_limit(visitor, ASKS_AGAIN_WITHIN, visitor.abort)
 
     def protocol(self, handler: asyncio.Protocol, tls: ssl.SSLContext | None) -> asyncio.BaseProtocol:
         """Return a new connection's protocol: aiohttp's `handler`, registered in the table, under TLS if given."""
@@ -101,11 +101,11 @@ class _HttpConnection(asyncio.Protocol):
             self._table.refused += 1
             self.abort()
             return
-        self._table.came(self, address, cost=self._cost, beside=True)
-        self._table.expect(self, ASKS_WITHIN, self.abort)
+        self._table.register(self, address, cost=self._cost, beside=True)
+        self._table.time_limit(self, ASKS_WITHIN, self.abort)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._table.went(self)
+        self._table.unregister(self)
         self._by_handler.pop(self._inner, None)
         self._inner.connection_lost(error)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store.disk import rows
-from store.server.journal import Journal, Unwritable
+from store.server.journal import Journal, RowsRefused
 
 if TYPE_CHECKING:
     import asyncio
@@ -93,13 +93,13 @@ class SimulatedJournal(Journal):
         self.answered: bool = False
         self._mark, self._reserve = NoFiles(), disk.reserve  # type: ignore[assignment]
 
-    def room(self) -> int:
+    def write_bytes_max(self) -> int:
         """Return the bytes that a write may have: unlimited."""
         return sys.maxsize
 
-    room_to_steer = room
+    steering_bytes_per_second = write_bytes_max
 
-    def _growth(self) -> int:
+    def _log_growth(self) -> int:
         return 0
 
     def _open_to_read(self) -> sqlite3.Connection:
@@ -129,7 +129,7 @@ class SimulatedJournal(Journal):
     def gone(self, *, reaches_the_disk: bool) -> None:
         """End with the process; first commit the group being written if it `reaches_the_disk`."""
         if self._in_hand is not None and reaches_the_disk:
-            with contextlib.suppress(sqlite3.Error, Unwritable):
+            with contextlib.suppress(sqlite3.Error, RowsRefused):
                 self._commit(self._in_hand[0])
         self._roll_back()
 
@@ -145,7 +145,7 @@ class SimulatedJournal(Journal):
         (group, last), self._in_hand, self._timer = self._in_hand, None, None
         try:
             self._write_group(group, last, self._on_durable)
-        except (sqlite3.Error, Unwritable) as error:
+        except (sqlite3.Error, RowsRefused) as error:
             self._roll_back()
             on_failure, self._on_durable = self._on_failure, None
             on_failure(str(error))

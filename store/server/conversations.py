@@ -58,7 +58,7 @@ class Conversations:
         self._slow_lines = RationedLog(self.clock)
         self._turns: RoundRobin[Peer] = RoundRobin()
         self._pass_comes = False
-        self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, have_pass=self._have_pass)
+        self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, have_pass=self._schedule_pass)
         self.accepted: Callable[[Peer], None] = self.handshakes.accepted
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
         # Peers that are not read until the disk has caught up, or their notifications are queued.
@@ -71,13 +71,13 @@ class Conversations:
 
     def lost(self, peer: Peer) -> None:
         """See `Host.lost`."""
-        self.dispatcher.forget(peer)
+        self.dispatcher.remove_peer(peer)
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
         self._turns.remove(peer)
         self.handshakes.lost(peer)
         if self._durability.engine.has_chores:
-            self._have_pass()
+            self._schedule_pass()
 
     def received(self, peer: Peer, size: int) -> None:
         """See `Host.received`."""
@@ -87,7 +87,7 @@ class Conversations:
             return  # requests are ignored while the journal writes its last group
         assert peer.unread is None, "a peer is not read while its requests wait"
         data = bytes(self.buffer[:size])  # copied: all peers share the buffer
-        if self._pass_comes and (self._busy or self.dispatcher.owes_much(peer.id)):
+        if self._pass_comes and (self._busy or self.dispatcher.is_behind(peer.id)):
             peer.unread = peer.connection.receive(data)
         elif not self._done_at_once(peer, data, now):
             is_read = peer.work is not None or peer.stalled is not None
@@ -142,7 +142,7 @@ class Conversations:
     def _go_on(self, peer: Peer) -> None:
         if self._durability.leaving or peer.unread is None or peer in self._turns or peer in self._for_disk:
             return
-        if self.dispatcher.owes_much(peer.id):
+        if self.dispatcher.is_behind(peer.id):
             self._slow_down(peer)
             return
         if self._busy:
@@ -166,7 +166,7 @@ class Conversations:
         assert peer.unread is not None, "a peer has a turn only if it has sent a request"
         while True:
             if peer.work is not None:
-                self._go_on_with(peer, peer.work)
+                self._continue_work(peer, peer.work)
             else:
                 try:
                     item = peer.stalled or next(peer.unread)
@@ -175,7 +175,7 @@ class Conversations:
                     return
                 peer.stalled = None
                 if isinstance(item, Hello):
-                    self.handshakes.take_in(peer, item, self._welcome)
+                    self.handshakes.open_session(peer, item, self._welcome)
                 elif isinstance(item, Bye):
                     peer.close(Closing.GOODBYE)
                 elif item is not None:  # `item` is None while a large request is decoded
@@ -190,7 +190,7 @@ class Conversations:
                         self._note(peer, item[2], response, took)
             if peer.gone:
                 return
-            if self.dispatcher.owes_much(peer.id):
+            if self.dispatcher.is_behind(peer.id):
                 self._slow_down(peer)
                 return
             if peer.outbox.bytes > PIECE_BYTES:
@@ -203,7 +203,7 @@ class Conversations:
                 return
 
     def _welcome(self, peer: Peer, welcome: bytes) -> None:
-        self.dispatcher.say(peer, welcome)
+        self.dispatcher.send(peer, welcome)
         self.dispatcher.flush()
 
     @property
@@ -213,7 +213,7 @@ class Conversations:
     def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
         self._turns.enqueue(peer, used=used)
         peer.pause_reading()
-        self._have_pass()
+        self._schedule_pass()
 
     def _slow_down(self, peer: Peer) -> None:
         peer.pause_reading()
@@ -222,9 +222,9 @@ class Conversations:
     def _count_time(self, seconds: float) -> None:
         self._turns.spent += seconds
         if self._turns.spent > TURN:  # time for a new pass of the loop, which sets `spent` to 0
-            self._have_pass()
+            self._schedule_pass()
 
-    def _have_pass(self) -> None:
+    def _schedule_pass(self) -> None:
         if not self._pass_comes:
             self._pass_comes = True
             asyncio.get_running_loop().call_soon(self._begin_pass)
@@ -232,28 +232,28 @@ class Conversations:
     def _begin_pass(self) -> None:
         self._pass_comes = False
         self._turns.spent = 0.0
-        if self.dispatcher.goes_on:
+        if self.dispatcher.has_more:
             began = self.stopwatch()
-            self.dispatcher.go_on(TURN)
+            self.dispatcher.run_turn(TURN)
             self._turns.spent = self.stopwatch() - began
             if not self._durability.behind:
-                self._read_slowed()
+                self._resume_slowed()
         self.dispatcher.flush()
         while not self._busy and (peer := self._turns.next()) is not None:
             self._go_on(peer)
             peer.read_on()
-        while self._for_disk and not self._busy and not self._durability.holds_back:
+        while self._for_disk and not self._busy and not self._durability.delays_large_writes:
             self._for_disk.popitem(last=False)[0].read_on()
-        if self._turns or self.dispatcher.goes_on or (self._for_disk and not self._durability.holds_back):
-            self._have_pass()
+        if self._turns or self.dispatcher.has_more or (self._for_disk and not self._durability.delays_large_writes):
+            self._schedule_pass()
 
-    async def hear_newcomers(self) -> None:
+    async def wait_for_first_turns(self) -> None:
         """Wait until all peers that now wait for their first turn have had it."""
         came = self._turns.came
         while self._turns.is_unserved(came):
             await anyio.lowlevel.checkpoint()  # one pass of the loop, which gives waiting peers turns
 
-    def unheard(self, now: float) -> dict[int, float]:
+    def waiting_seconds(self, now: float) -> dict[int, float]:
         """Map the id of each peer with waiting requests to their seconds of waiting."""
         waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.peers_awaiting_disk())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
@@ -278,18 +278,18 @@ class Conversations:
         if response is not None:
             frame = self.dispatcher.encode(request_id, response)
             if alone:
-                self.dispatcher.answer_alone(peer, frame, number)
+                self.dispatcher.send_now(peer, frame, number)
             else:
-                self.dispatcher.say(peer, frame, number=number)
+                self.dispatcher.send(peer, frame, number=number)
         if deliveries or engine.has_chores:
             self.dispatcher.deliver(deliveries, opening=type(request) is Watch)
         return response
 
-    def _go_on_with(self, peer: Peer, work: Work) -> None:
+    def _continue_work(self, peer: Peer, work: Work) -> None:
         applied = self._durability.engine.go_on(work)
         peer.work = applied.work
         if applied.response is not None:
-            self.dispatcher.say(peer, self.dispatcher.encode(work.watcher[1], applied.response))
+            self.dispatcher.send(peer, self.dispatcher.encode(work.watcher[1], applied.response))
         self.dispatcher.deliver(applied.deliveries, opening=True)
 
     def _note(self, peer: Peer, request: Request[Any], response: Response | None, took: float) -> None:
@@ -305,11 +305,11 @@ class Conversations:
     def became_durable(self, number: int) -> None:
         """Send the frames that waited for step `number`, now on disk, and read paused peers again."""
         self.dispatcher.release(number)
-        self._read_slowed()
+        self._resume_slowed()
         if self._for_disk:
-            self._have_pass()
+            self._schedule_pass()
 
-    def _read_slowed(self) -> None:
+    def _resume_slowed(self) -> None:
         slowed, self._slowed = self._slowed, {}
         for peer in slowed:
             peer.read_on()

@@ -52,7 +52,7 @@ class Dispatcher:
         self._ended: set[tuple[int, int]] = set()  # ended watches: their pending notifications are dropped
         self.dirty: OrderedDict[Peer, None] = OrderedDict()
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
-        self._queued_in = self.dirty  # while `go_on` runs: `_later`
+        self._queued_in = self.dirty  # while `run_turn` runs: `_later`
         self._holding: dict[Peer, None] = {}  # peers with held frames
         self._shared = WeakValueDictionary[Any, Shared]()  # by content
 
@@ -64,7 +64,7 @@ class Dispatcher:
         )
 
     @property
-    def goes_on(self) -> bool:
+    def has_more(self) -> bool:
         """True if there is more to send in the next pass."""
         return bool(self.dirty or self._announcements or self._later or self._durability.engine.has_chores)
 
@@ -72,11 +72,11 @@ class Dispatcher:
         """Return the peers all of whose frames wait for the disk."""
         return (peer for peer in self._holding if not peer.outbox.ready)
 
-    def owes_much(self, peer_id: int) -> bool:
+    def is_behind(self, peer_id: int) -> bool:
         """Return whether a peer has so many pending notifications that its requests wait."""
         return self._owed.get(peer_id, 0) > CAUGHT_UP_AT_ONCE
 
-    def forget(self, peer: Peer) -> None:
+    def remove_peer(self, peer: Peer) -> None:
         """Forget a closed connection."""
         self._owed.pop(peer.id, None)
         self.dirty.pop(peer, None)
@@ -100,11 +100,11 @@ class Dispatcher:
                     if opening:  # a watch opens in steps, each of which waits for a nearly empty outbox
                         for peer_id, watch_ids in watches.items():
                             for watch_id in watch_ids:
-                                self.say(self._peers.by_id[peer_id], _frame(watch_id, encoded))
+                                self.send(self._peers.by_id[peer_id], _frame(watch_id, encoded))
                     else:
-                        self._announce(watches, partial(self._tell, number, encoded, events))
+                        self._announce(watches, partial(self._push, number, encoded, events))
                 case Overtaken(watcher=(peer_id, watch_id), revision=revision):
-                    self.say(self._peers.by_id[peer_id], wire.encode_lagged(watch_id, revision))
+                    self.send(self._peers.by_id[peer_id], wire.encode_lagged(watch_id, revision))
         if not self._announcements:
             self._ended.clear()
         if self._durability.engine.has_chores:
@@ -114,7 +114,7 @@ class Dispatcher:
         """Queue a few notifications now, the others in the next passes of the loop."""
         late = by_peer
         if sum(map(len, by_peer.values())) <= AT_ONCE:
-            late = {peer_id: items for peer_id, items in by_peer.items() if self.owes_much(peer_id)}
+            late = {peer_id: items for peer_id, items in by_peer.items() if self.is_behind(peer_id)}
             for peer_id, items in by_peer.items():
                 # The peer may be closed, and its watches not removed yet.
                 if peer_id not in late and (peer := self._peers.by_id.get(peer_id)) is not None:
@@ -134,12 +134,12 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ in the next passes
 
-    def go_on(self, turn: float) -> None:
+    def run_turn(self, turn: float) -> None:
         """Do one turn of each kind of pending work: chores, notifications, and writes to sockets."""
         self._queued_in = self._later
         try:
             self._for_a_turn(self._do_chore, turn)
-            self._for_a_turn(self._announce_on, turn)
+            self._for_a_turn(self._announce_more, turn)
         finally:
             self._queued_in = self.dirty
         self._for_a_turn(self._flush_later, turn)
@@ -154,7 +154,7 @@ class Dispatcher:
             self.deliver(self._durability.engine.do_chore())
         return self._durability.engine.has_chores
 
-    def _announce_on(self) -> bool:
+    def _announce_more(self) -> bool:
         if self._announcements:
             left, tell = self._announcements[0]
             room = AT_ONCE
@@ -229,7 +229,7 @@ class Dispatcher:
             shared = self._shared[content] = Shared(wire.encode_in_chunks(events))
         return shared
 
-    def _tell(self, number: int, encoded: bytes | Shared, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
+    def _push(self, number: int, encoded: bytes | Shared, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
         """Queue events for one watch, or end the watch if its reader is too slow."""
         if (peer.id, watch_id) in self._ended:
             return
@@ -248,12 +248,12 @@ class Dispatcher:
                 log.warning("%s reads too slowly: its watches end, and may resume later", peer.name)
             self._queue(peer, wire.encode_lagged(watch_id, events[0].revision - 1), number)
 
-    def say(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
+    def send(self, peer: Peer, frame: Frame, *, number: int | None = None) -> None:
         """Queue a frame, to be sent once step `number`, by default the last, is on disk."""
         self._catch_up(peer)
         self._queue(peer, frame, self._durability.pending_commits.appended if number is None else number)
 
-    def answer_alone(self, peer: Peer, frame: Frame, number: int) -> None:
+    def send_now(self, peer: Peer, frame: Frame, number: int) -> None:
         """Write the only answer of a batch at once, unless it must wait for the disk or other frames."""
         if (
             peer.outbox.bytes
@@ -262,7 +262,7 @@ class Dispatcher:
             or isinstance(frame, SharedFrame)
             or number > self._durability.pending_commits.durable
         ):
-            self.say(peer, frame, number=number)
+            self.send(peer, frame, number=number)
         else:
             peer.write(frame)
 

@@ -66,7 +66,7 @@ class Durability:
         return self.journal is not None and self.pending_commits.bytes >= 2 * self.journal.group_bytes
 
     @property
-    def holds_back(self) -> bool:
+    def delays_large_writes(self) -> bool:
         """True if large writes must wait for the disk."""
         return self.is_full or self.pending_commits.lets_small_steps_pass
 
@@ -77,7 +77,7 @@ class Durability:
         """
         if self.is_full and has_more:
             return mutates(request)
-        return self.holds_back and mutates(request) and not _is_small(request)
+        return self.delays_large_writes and mutates(request) and not _is_small(request)
 
     def refusal(self) -> str | None:
         """Return why no client can be accepted now; None if clients can."""
@@ -140,10 +140,10 @@ class Durability:
             return
         if self._probing is not None:
             self._probing.cancel()
-        self._probing = asyncio.create_task(self._go_back(self.journal, self.engine.read_only))
+        self._probing = asyncio.create_task(self._restore_from_disk(self.journal, self.engine.read_only))
         self._probing.add_done_callback(self.ended)
 
-    async def _go_back(self, journal: Journal, why: str) -> None:
+    async def _restore_from_disk(self, journal: Journal, why: str) -> None:
         """Read the store back from the disk; accept writes again once the disk does."""
         engine = await self.in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self.clock()))
         engine.read_only = why
@@ -169,11 +169,11 @@ class Durability:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
             state.why_only_deletes, state.writable_bytes = why, 0
-            state.steering_bytes = await self.in_thread(journal.room_to_steer)
+            state.steering_bytes = await self.in_thread(journal.steering_bytes_per_second)
             await anyio.sleep(TRY_AGAIN_AFTER)
             await self.in_thread(journal.has_room)
         log.warning("store %s can write again", engine.store_id)
-        while (room := await self.in_thread(journal.room)) < self._limits.frame_bytes_max:
+        while (room := await self.in_thread(journal.write_bytes_max)) < self._limits.frame_bytes_max:
             state.writable_bytes = room
             await anyio.sleep(TRY_AGAIN_AFTER)
         state.why_only_deletes, journal.short_of_room = None, False

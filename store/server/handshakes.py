@@ -39,11 +39,11 @@ class Handshakes:
 
     def __post_init__(self) -> None:
         self._by_id, self._durability, self._table = self.peers.by_id, self.peers.durability, self.peers.table
-        self.end_when_alone: EndWhenAlone = EndWhenAlone(self._is_alone)
+        self.end_when_alone: EndWhenAlone = EndWhenAlone(self._has_no_clients)
         self.empty: asyncio.Event = asyncio.Event()
         self.empty.set()
 
-    def _is_alone(self) -> bool:
+    def _has_no_clients(self) -> bool:
         return all(peer.is_of_ours for peer in self._by_id.values())
 
     def accepted(self, peer: Peer) -> None:
@@ -63,7 +63,7 @@ class Handshakes:
                 table.refused += 1
             else:
                 what = "store %s refuses connections, from %s on: %s"
-                table.turned_away(what, engine.store_id, peer.name, refusal)
+                table.count_refusal(what, engine.store_id, peer.name, refusal)
             self._refuses = True
             peer.refuse(Sorry("limit", refusal))
             return
@@ -73,12 +73,12 @@ class Handshakes:
         within = engine.limits.handshake_timeout
         # After a refusal for "limit", an honest client retries.
         why = Sorry("limit", f"no hello within {within:g} s (handshake_timeout)")
-        table.came(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
-        table.expect(peer, within, partial(self.peers.hang_up, peer, why), patiently=True)
+        table.register(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
+        table.time_limit(peer, within, partial(self.peers.hang_up, peer, why), patiently=True)
         peer.outbox.queue(peer.connection.greeting())
         peer.flush()
 
-    def take_in(self, peer: Peer, hello: Hello, welcome: Callable[[Peer, bytes], None]) -> None:
+    def open_session(self, peer: Peer, hello: Hello, welcome: Callable[[Peer, bytes], None]) -> None:
         """Open the session of an authenticated peer, and send its welcome."""
         if peer.gone:
             return
@@ -89,7 +89,7 @@ class Handshakes:
         if opened is None:
             most, place_in = engine.limits.sessions_max, engine.state.sessions.place_in(now)
             if place_in <= HELD_MOST:
-                asyncio.get_running_loop().call_later(place_in + SOON, self.take_in, peer, hello, welcome)
+                asyncio.get_running_loop().call_later(place_in + SOON, self.open_session, peer, hello, welcome)
             else:
                 self.peers.hang_up(peer, Sorry("limit", f"the server has {most} sessions (sessions_max): come again"))
             return
@@ -98,7 +98,7 @@ class Handshakes:
         if replaced is not None:
             # The old connection's network path may be cut, which would delay a close.
             replaced.abort()
-        self._table.proved(peer)
+        self._table.mark_authenticated(peer)
         durable = self._durability.journal is not None
         welcome(
             peer,
@@ -109,12 +109,12 @@ class Handshakes:
         """Handle the end of a connection."""
         if self._by_id.pop(peer.id, None) is None:
             return
-        self._table.went(peer)
+        self._table.unregister(peer)
         self.bytes_out += peer.bytes_out
         engine = self._durability.engine
         engine.disconnect(peer.id, now=self.clock(), how=peer.closing)
         self._durability.record()
         if not self._by_id:
             self.empty.set()
-        if self._is_alone():
+        if self._has_no_clients():
             self.end_when_alone.note()

@@ -17,7 +17,7 @@ When a write fails, the group is rolled back, and the next step depends on the e
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
 `Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
-(`room_to_steer`). A group is committed only if there is room to empty SQLite's log afterwards (`_keep_room`).
+(`steering_bytes_per_second`). A group is committed if there is room to empty SQLite's log after it (`_check_room`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ FREE_PAGES_AT_ONCE = 64  # unused pages returned to the disk in one step: some 5
 PAGES_WRITTEN_ANEW = 1024  # used pages up to which a file is rewritten as a whole: 4 MiB, some 100 ms
 
 
-class Unwritable(Exception):
+class RowsRefused(Exception):
     """SQLite or Python refused a row for its content, so nothing of its group was written."""
 
 
@@ -213,12 +213,12 @@ class Journal:
             self.only_deletes = not self._reserve.take(least)  # leaves the margin free for other writes
         return not self.only_deletes
 
-    def room(self) -> int:
+    def write_bytes_max(self) -> int:
         """Return the most bytes of one write, which is stored in its entry, in the history and in the log."""
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
-    def room_to_steer(self) -> int:
+    def steering_bytes_per_second(self) -> int:
         """Return the bytes per second for keys that coordinate a run while `only_deletes`; most room is for deletes."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
@@ -228,7 +228,7 @@ class Journal:
         try:
             self._database.execute("BEGIN IMMEDIATE")
             self._database.execute("INSERT OR REPLACE INTO meta VALUES ('probe', 0, 0)")
-            self._keep_room(0)
+            self._check_room(0)
             self._database.execute("COMMIT")
             self._database.execute("DELETE FROM meta WHERE name = 'probe'")
         except sqlite3.Error as error:
@@ -262,7 +262,7 @@ class Journal:
             try:
                 self._write_group(*taken, on_durable)
             except Exception as error:  # noqa: BLE001 - a writer must not end silently
-                self._judge(error)
+                self._note_failure(error)
                 on_failure(reason(error, self._path) if isinstance(error, sqlite3.Error) else str(error))
                 return
 
@@ -300,14 +300,14 @@ class Journal:
         self.answered = False
         try:
             self._commit_or_wait(group)
-        except (Unwritable, sqlite3.OperationalError) as why:
-            if not isinstance(why, Unwritable) and not _is(why, *_WITHOUT_ITS_END):
+        except (RowsRefused, sqlite3.OperationalError) as why:
+            if not isinstance(why, RowsRefused) and not _is(why, *_WITHOUT_ITS_END):
                 raise
             if half := len(group) // 2:
                 self._write_group(group[:half], last - len(group) + half, on_durable)
                 self._write_group(group[half:], last, on_durable)
                 return
-            if isinstance(why, Unwritable):
+            if isinstance(why, RowsRefused):
                 log.exception("a change is refused, since it can never be written")
                 self._commit_or_wait([rows.refusal_of(group[0], str(why))])
                 self.answered = True
@@ -331,7 +331,7 @@ class Journal:
             else:
                 return
 
-    def _judge(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         self._roll_back()
         self.only_deletes = _is(error, *_WITHOUT_ITS_END)
         if isinstance(error, sqlite3.Error):
@@ -339,11 +339,11 @@ class Journal:
             code = getattr(error, "sqlite_errorcode", None)
             if code not in (*_WITHOUT_ITS_END, sqlite3.SQLITE_BUSY):
                 self.in_doubt = True
-        elif not isinstance(error, Unwritable):
+        elif not isinstance(error, RowsRefused):
             log.exception("a group of facts cannot be written, which is a defect")
 
     def _commit(self, group: list[Facts]) -> None:
-        """Write a group in one transaction. Raise `Unwritable` if a row's content is refused, else `sqlite3.Error`."""
+        """Write a group in one transaction. Raise `RowsRefused` if a row's content is refused, else `sqlite3.Error`."""
         assert self._database is not None, "the writer runs on an open file"
         began, log_bytes = time.perf_counter(), self.log_bytes
         size = sum(facts.size for facts in group)
@@ -352,8 +352,8 @@ class Journal:
             rows.write(self._database, group, number=self._group + 1)
         except (sqlite3.DataError, sqlite3.IntegrityError, OverflowError, UnicodeError) as error:
             self._roll_back()
-            raise Unwritable(str(error)) from error
-        self._keep_room(0 if self._may_use_reserve(group) else DELETES_BYTES)
+            raise RowsRefused(str(error)) from error
+        self._check_room(0 if self._may_use_reserve(group) else DELETES_BYTES)
         self._database.execute("COMMIT")
         self._group += 1
         self.commits += 1
@@ -367,9 +367,9 @@ class Journal:
         if self._long_for == GROUPS_LONG:
             log.warning(LONG_LOG, self._log, self.log_bytes)
         self._mark.write(self._store_id, self._group)
-        self._learn(size, took)
+        self._adapt_group_size(size, took)
 
-    def _learn(self, size: int, took: float) -> None:
+    def _adapt_group_size(self, size: int, took: float) -> None:
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
         most = max(GROUP_SECONDS, 3 * self._least_seconds)
@@ -384,14 +384,14 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------ room
 
-    def _keep_room(self, beside: int) -> None:
+    def _check_room(self, beside: int) -> None:
         """Raise SQLITE_FULL if the disk lacks room to empty the log, and for `beside` bytes more."""
-        if not self._reserve.take(self._growth() + beside):
+        if not self._reserve.take(self._log_growth() + beside):
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
 
-    def _growth(self) -> int:
+    def _log_growth(self) -> int:
         """Return by how many bytes the log, with the current transaction, will enlarge the database."""
         assert self._database is not None, "the writer runs on an open file"
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
@@ -431,7 +431,7 @@ class Journal:
         try:
             (free,) = self._database.execute("PRAGMA freelist_count").fetchone()
             (pages,) = self._database.execute("PRAGMA page_count").fetchone()
-            self._growth()
+            self._log_growth()
             spare = free - (0 if self.short_of_room else max(FREE_PAGES_KEPT, pages // 4))
             anew = spare > 0 and pages - free <= PAGES_WRITTEN_ANEW and not self.short_of_room
             if anew:
@@ -443,7 +443,7 @@ class Journal:
             if (self.short_of_room and full) or (not self._untidy and (spare > 0 or full)):
                 self._database.execute("PRAGMA busy_timeout=0")  # waiting for a reader would delay the next group
                 self._empty_log()
-                self._growth()
+                self._log_growth()
         except (sqlite3.Error, OSError) as error:  # tidied up after the next write, or in 1 s if `short_of_room`
             log.debug("%s could not be made smaller: %s", self._path, error)
             self._untidy = False

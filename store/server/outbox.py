@@ -121,7 +121,7 @@ class Outbox:
             self._count(frame, -1)
         return part
 
-    def handed(self, size: int) -> None:
+    def note_unsent(self, size: int) -> None:
         """Note how many bytes the transport has not sent."""
         self.bytes += size - self._handed
         self._budget.bytes += size - self._handed

@@ -124,12 +124,12 @@ class Peer(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """Count the unsent bytes of a full transport."""
         self._blocked = True
-        self.outbox.handed(self._transport.get_write_buffer_size())
+        self.outbox.note_unsent(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """Note that the transport has sent its bytes."""
         self._blocked = False
-        self.outbox.handed(0)
+        self.outbox.note_unsent(0)
         self.flush()
         self.read_on()
 
@@ -138,9 +138,9 @@ class Peer(asyncio.BufferedProtocol):
         forget(self)
         if not self.gone and (error is None or isinstance(error, FROM_THEIR_SIDE)):
             self.closing = Closing.DROPPED
-        self._let_go()
+        self._free_bytes()
         self.outbox.clear()
-        self.outbox.handed(0)
+        self.outbox.note_unsent(0)
         if self._timer is not None:
             self._timer.cancel()
         self._host.lost(self)
@@ -226,18 +226,18 @@ class Peer(asyncio.BufferedProtocol):
         """Close the connection once its queued frames are sent, or after `LEAVE_WITHIN` seconds."""
         if not self.gone:
             self.closing = closing
-            self._let_go()
+            self._free_bytes()
             self._timer = asyncio.get_running_loop().call_later(LEAVE_WITHIN, self.abort)
             self.flush()
 
     def abort(self) -> None:
         """Close the connection at once, without sending its queued frames."""
-        self._let_go()
+        self._free_bytes()
         self.outbox.clear()
-        self.outbox.handed(0)
+        self.outbox.note_unsent(0)
         self._transport.abort()
 
-    def _let_go(self) -> None:
+    def _free_bytes(self) -> None:
         self.gone = True
         self.unread = self.stalled = self.work = None
         self.connection.let_go()

@@ -168,48 +168,48 @@ class Server:
         """Start the journal and the timer that lets leases lapse; `leave` stops both."""
         self.end_when_alone.open(asyncio.get_running_loop())
         self._durability.start()
-        self._timer = asyncio.create_task(self._keep_time(), name=f"timer of store {self.store_id}")
+        self._timer = asyncio.create_task(self._run_timer(), name=f"timer of store {self.store_id}")
         self._timer.add_done_callback(self._timer_ended)
 
-    async def _keep_time(self) -> None:
+    async def _run_timer(self) -> None:
         warn_at = drop_at = self._clock()
         while True:
-            due_in = self._engine.state.leases.next_due_in() if self._may_lapse() else None
+            due_in = self._engine.state.leases.next_due_in() if self._may_expire_leases() else None
             await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             now = self._clock()
             if self._engine.look(now=now):
-                await self._let_lapse()
+                await self._expire_leases()
             self._peers.make_room_in_outboxes()  # new keys may have used the free memory that outboxes counted on
             self._peers.make_room_in_listings()
             if now >= drop_at:
                 drop_at = now + self._limits.frame_timeout / 2
-                self._drop_the_silent(now)
+                self._close_silent_peers(now)
             if now >= warn_at + WARN_EVERY:
                 warn_at = now
                 for line in self._limit_warnings.look(self.figures(), self._engine.state.keys.groups):
                     log.warning("store %s: %s", self.store_id, line)
 
-    async def _let_lapse(self) -> None:
+    async def _expire_leases(self) -> None:
         """Let due leases lapse, except those that pending requests may renew."""
-        unheard = self._conversations.unheard(self._clock())
+        unheard = self._conversations.waiting_seconds(self._clock())
         # Before the second of two passes of the loop, every other socket has been read again.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
         # First hear peers that wait for a turn: after a reconnect, they may renew their old connection's leases.
-        await self._conversations.hear_newcomers()
-        if not self._may_lapse():
+        await self._conversations.wait_for_first_turns()
+        if not self._may_expire_leases():
             return
         now = self._clock()
-        deliveries = self._engine.tick(now=now, unheard=unheard | self._conversations.unheard(now))
+        deliveries = self._engine.tick(now=now, unheard=unheard | self._conversations.waiting_seconds(now))
         self._durability.record()
         self._conversations.dispatcher.deliver(deliveries)
         self._conversations.dispatcher.flush()
 
-    def _may_lapse(self) -> bool:
+    def _may_expire_leases(self) -> bool:
         """Return whether leases may lapse now: the journal can write, and no keep-alive waits for a slow disk."""
         return self._engine.read_only is None and not self._handshakes.leaving and not self._durability.behind
 
-    def _drop_the_silent(self, now: float) -> None:
+    def _close_silent_peers(self, now: float) -> None:
         silent_since = now - self._limits.frame_timeout
         why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
         for peer in list(self._peers.by_id.values()):
@@ -224,7 +224,7 @@ class Server:
                 await self._durability.stop()
             for peer in list(self._peers.by_id.values()):
                 if peer.connection.greeted:
-                    self._conversations.dispatcher.say(peer, wire.encode_bye("the server is leaving"))
+                    self._conversations.dispatcher.send(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
                 else:  # before its welcome, a client cannot decode a goodbye; a refusal makes it retry
                     peer.refuse(Sorry("limit", "the server is leaving"))
@@ -250,7 +250,7 @@ class Server:
         self._on_failure.append(callback)
 
 
-def _check_place(host: object, port: object) -> None:
+def _check_address(host: object, port: object) -> None:
     if not isinstance(host, str) or not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise StoreUsageError(f"host={shown(host)}, port={shown(port)}: give a name, and a port from 0 to 65535")
 
@@ -297,7 +297,7 @@ async def serve(
         StoreUsageError: The store would be open to strangers, or `data_dir` cannot be used.
         OSError: The address cannot be bound.
     """
-    _check_place(host, port)
+    _check_address(host, port)
     socks = [sock] if isinstance(sock, socket.socket) else list(sock or ())
     addresses: list[str] = [one.getsockname()[0] for one in socks] or [host]
     bound_host = addresses[0] if len(addresses) == 1 else host

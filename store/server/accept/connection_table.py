@@ -39,7 +39,7 @@ SOON = 0.001  # seconds; a shorter timer may be below the clock's resolution
 RAW_BYTES = 64 * 1024
 
 
-class Stranger(Protocol):
+class Closeable(Protocol):
     """A connection that the table can close."""
 
     def abort(self) -> None:
@@ -63,8 +63,8 @@ class ConnectionTable:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.clock = clock
-        self._rows: dict[Stranger, _Row] = {}
-        self._strangers: OrderedDict[Stranger, _Row] = OrderedDict()
+        self._rows: dict[Closeable, _Row] = {}
+        self._strangers: OrderedDict[Closeable, _Row] = OrderedDict()
         self.bytes: int = 0
         self.refused: int = 0
         self.lines: RationedLog = RationedLog(clock)
@@ -93,37 +93,37 @@ class ConnectionTable:
         return len(self._rows) < self.connections_max
 
     @property
-    def all(self) -> tuple[Stranger, ...]:
+    def all(self) -> tuple[Closeable, ...]:
         """All connections."""
         return tuple(self._rows)
 
-    def came(self, who: Stranger, address: str, *, cost: int = 0, beside: bool = False) -> None:
+    def register(self, who: Closeable, address: str, *, cost: int = 0, beside: bool = False) -> None:
         """Register a connection; `beside`: it leads to a page or metrics, not to the store."""
         row = self._rows[who] = self._strangers[who] = _Row(address, self.clock(), cost, beside)
         self._connections[address] += 1
         self.bytes += row.cost
 
-    def proved(self, who: Stranger) -> None:
+    def mark_authenticated(self, who: Closeable) -> None:
         """Note that a connection has authenticated."""
         row, now = self._strangers.get(who), self.clock()
         if row is not None:
             row.give_up = None  # an authenticated connection has no deadline
             if now - row.since >= self._slowest or now - self._slowest_at > LATELY:
                 self._slowest, self._slowest_at = now - row.since, now
-        self.mark_served(who)
+        self.begin_request(who)
 
-    def mark_served(self, who: Stranger) -> None:
+    def begin_request(self, who: Closeable) -> None:
         """Stop counting a connection as a stranger, at least while its valid request is answered."""
         self._strangers.pop(who, None)
 
-    def stands_again(self, who: Stranger) -> None:
+    def end_request(self, who: Closeable) -> None:
         """Count a connection as a stranger again, after the answer to its request."""
         row = self._rows.get(who)
         if row is not None:
             row.since = self.clock()
             self._strangers[who] = row
 
-    def went(self, who: Stranger) -> None:
+    def unregister(self, who: Closeable) -> None:
         """Unregister a connection."""
         row = self._rows.pop(who, None)
         if row is None:
@@ -137,7 +137,7 @@ class ConnectionTable:
             self._timer.cancel()
             self._timer = None
 
-    def turned_away(self, why: str, *args: Any) -> None:
+    def count_refusal(self, why: str, *args: Any) -> None:
         """Count and log a refused or closed connection."""
         self.refused += 1
         self.lines.write(log, logging.WARNING, why, *args)
@@ -158,9 +158,9 @@ class ConnectionTable:
 
         `coming`: the number of accepted connections that are not registered yet.
         """
-        while (silent := self._to_make_way(beside=beside)) is not None:
-            self.went(silent)
-            self.turned_away(
+        while (silent := self._one_to_close(beside=beside)) is not None:
+            self.unregister(silent)
+            self.count_refusal(
                 "a connection is closed: it has sent no valid hello, and %d such connections wait (handshakes_max)",
                 self._strangers_max,
             )
@@ -173,11 +173,11 @@ class ConnectionTable:
         share = max(self._strangers_max // BESIDE_SHARE, 1)
         return beside and sum(row.beside for row in self._strangers.values()) + coming >= share
 
-    def _to_make_way(self, *, beside: bool) -> Stranger | None:
+    def _one_to_close(self, *, beside: bool) -> Closeable | None:
         if not self._is_full(0, beside=beside):  # the registered strangers leave room, so none is closed
             return None
         among = beside and len(self._strangers) < self._strangers_max  # the HTTP share is full: close HTTP strangers
-        silent_since = self.clock() - max(YIELD_AFTER, min(self._patience(), YIELD_MOST))
+        silent_since = self.clock() - max(YIELD_AFTER, min(self._handshake_seconds(), YIELD_MOST))
         if next(iter(self._strangers.values())).since > silent_since:  # even the longest silence is too short
             return None
         silent = [
@@ -190,10 +190,12 @@ class ConnectionTable:
         ((most, _),) = Counter(address for _, address in silent).most_common(1)
         return next(who for who, address in silent if address == most)
 
-    def _patience(self) -> float:
+    def _handshake_seconds(self) -> float:
         return YIELD_FACTOR * self._slowest if self.clock() - self._slowest_at <= LATELY else 0.0
 
-    def expect(self, who: Stranger, seconds: float, give_up: Callable[[], None], *, patiently: bool = False) -> None:
+    def time_limit(
+        self, who: Closeable, seconds: float, give_up: Callable[[], None], *, patiently: bool = False
+    ) -> None:
         """Call `give_up` if `who` is a stranger after `seconds`; `patiently`: later if honest clients are slow."""
         row = self._rows.get(who)
         if row is not None:
@@ -209,7 +211,7 @@ class ConnectionTable:
     def _look(self) -> None:
         self._timer = None
         now = self.clock()
-        longest = min(self._patience(), HELLO_FACTOR * self.limits.handshake_timeout)
+        longest = min(self._handshake_seconds(), HELLO_FACTOR * self.limits.handshake_timeout)
         for row in list(self._strangers.values()):
             if row.due > now + SOON or row.give_up is None:
                 continue

@@ -32,7 +32,7 @@ QUIET_FOR = 60.0  # seconds between log lines about a lack of files
 
 
 class TcpListener:
-    """Accepts connections on listening sockets until `close`; for `beside` see `ConnectionTable.came`."""
+    """Accepts connections on listening sockets until `close`; for `beside` see `ConnectionTable.register`."""
 
     def __init__(
         self,

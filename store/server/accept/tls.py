@@ -81,11 +81,11 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         if sock is not None:
             let_go_in_children(self, sock)
         self._came_at = self._table.clock()
-        self._table.came(self, str(peername[0]) if peername else "", cost=TLS_BYTES, beside=self._beside)
+        self._table.register(self, str(peername[0]) if peername else "", cost=TLS_BYTES, beside=self._beside)
         says_nothing = partial(
             self._turn_away, "it sends nothing: a client without TLS waits for the server to begin", self._farewell
         )
-        self._table.expect(self, min(SILENCE, self._within / 2), says_nothing)
+        self._table.time_limit(self, min(SILENCE, self._within / 2), says_nothing)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is
         """Return the shared buffer."""
@@ -101,7 +101,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
                 return
             self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
             is_late = partial(self._turn_away, f"no handshake within {self._within:g} s")
-            self._table.expect(self, self._came_at + self._within - self._table.clock(), is_late)
+            self._table.time_limit(self, self._came_at + self._within - self._table.clock(), is_late)
         self._incoming.write(self._table.raw[:nbytes])
         if self._agreed:
             self._decrypt()
@@ -134,7 +134,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Handle the end of the connection."""
         forget(self)
-        self._table.went(self)
+        self._table.unregister(self)
         if self._agreed:
             self._inner.connection_lost(error or self._error)
         elif error is not None:
@@ -158,7 +158,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             self._turn_away(_describe(error))
             return False
         self._send()
-        self._table.went(self)
+        self._table.unregister(self)
         forget(self)
         self._agreed = True
         self._inner.connection_made(self)
@@ -173,8 +173,8 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         if self._ending:
             return
         self._ending = True
-        self._table.went(self)
-        self._table.turned_away("%s is refused: TLS failed: %s", self._name, why)
+        self._table.unregister(self)
+        self._table.count_refusal("%s is refused: TLS failed: %s", self._name, why)
         if farewell:
             self._raw.write(farewell)
         self._raw.close()

@@ -62,10 +62,10 @@ class ByHand:
     def has_room(self) -> None:
         self.only_deletes = False
 
-    def room(self) -> int:
+    def write_bytes_max(self) -> int:
         return self.free
 
-    def room_to_steer(self) -> int:
+    def steering_bytes_per_second(self) -> int:
         return 40_000
 
 

@@ -60,9 +60,9 @@ class Failing(Journal):
         self._fail("begin")
         super()._commit(group)
 
-    def _keep_room(self, beside: int) -> None:
+    def _check_room(self, beside: int) -> None:
         self._fail("end")
-        super()._keep_room(beside)
+        super()._check_room(beside)
 
     def _probe(self) -> bool:
         with contextlib.suppress(sqlite3.OperationalError):

@@ -271,18 +271,18 @@ def weight_of(size: int) -> int:
 def test_the_time_that_groups_take_tells_how_large_the_next_ones_are(tmp_path: Path, took: float) -> None:
     journal = Journal(tmp_path, new_id="it")
     for _ in range(3):
-        journal._learn(journal.group_bytes // 4, took)
+        journal._adapt_group_size(journal.group_bytes // 4, took)
     assert journal.group_bytes == GROUP_BYTES, "one that is not full says nothing"
     for _ in range(100):
         is_small = journal.group_bytes <= SMALL_GROUP_BYTES
-        journal._learn(journal.group_bytes, 0.004 if is_small else took)
+        journal._adapt_group_size(journal.group_bytes, 0.004 if is_small else took)
     if took > GROUP_SECONDS:
         assert GROUP_BYTES_LEAST <= journal.group_bytes <= 2 * SMALL_GROUP_BYTES
     else:
         assert journal.group_bytes == GROUP_BYTES_MOST
     for _ in range(100):
-        journal._learn(1000, 1.0)
-        journal._learn(journal.group_bytes, 0.9)
+        journal._adapt_group_size(1000, 1.0)
+        journal._adapt_group_size(journal.group_bytes, 0.9)
     assert journal.group_bytes == GROUP_BYTES_MOST, "on a slow disk all else would be lost to it"
     journal.close()
 

@@ -122,7 +122,7 @@ async def test_a_keep_alive_that_waits_for_its_turn_counts(asked_by: str) -> Non
     kept = asker.ask(*heap, KeepAlive(lease=lease))[-1]
     slow.seconds += 0.2
     assert slow.server._engine.look(now=slow.seconds)
-    await slow.server._let_lapse()
+    await slow.server._expire_leases()
     listing = cast("Listing", await other.answer(*other.ask(List(prefix=""))))
     assert [entry.key for entry in listing.entries if entry] == ["kept"], "and who has sent nothing is not spared"
     assert await asker.answer(kept) == Granted(lease=lease, ttl=0.1)

@@ -50,11 +50,11 @@ def test_queued_bytes_count_until_the_transport_has_sent_them() -> None:
     other.hold(bytes(500), 1)
     assert budget.bytes == one.bytes + other.bytes == weight(1000) + weight(500)
     one.take()
-    one.handed(400)
+    one.note_unsent(400)
     assert one.bytes == 400
-    one.handed(0)
+    one.note_unsent(0)
     assert one.bytes == 0
-    other.handed(30)
+    other.note_unsent(30)
     other.clear()
     assert budget.bytes == other.bytes == 30, "what the transport has it keeps"
 

@@ -223,7 +223,7 @@ async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_ord
     for peer in watching:
         await peer.answer(peer.ask(*[Watch(prefix="head/")] * each)[-1])
     told: list[int] = []
-    tell, announce_on = timed.dispatcher._tell, timed.dispatcher._announce_on
+    tell, announce_on = timed.dispatcher._push, timed.dispatcher._announce_more
 
     def counted(*what: Any) -> None:
         told[-1] += 1
@@ -233,7 +233,7 @@ async def test_a_peer_with_thousands_of_watches_is_notified_in_slices_and_in_ord
         told.append(0)
         return announce_on()
 
-    timed.dispatcher._tell, timed.dispatcher._announce_on = counted, step  # type: ignore[method-assign,assignment]
+    timed.dispatcher._push, timed.dispatcher._announce_more = counted, step  # type: ignore[method-assign,assignment]
     writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
     writer.ask(Put("head/round", b"1"), Put("head/round", b"2"))
     (asked,) = watching[-1].ask(Ping())

@@ -42,7 +42,7 @@ class Scene:
     def comes(self, address: str = "10.0.0.1", *, at: float | None = None) -> Somebody:
         self.now = self.now if at is None else at
         who = Somebody()
-        self.table.came(who, address, cost=100)
+        self.table.register(who, address, cost=100)
         return who
 
     def has_room(self, *, at: float) -> bool:
@@ -56,12 +56,12 @@ def test_an_authenticated_client_makes_room_and_all_connections_count_until_they
     assert scene.has_room(at=0.0)
     second = scene.comes()
     assert not scene.has_room(at=0.0)
-    scene.table.proved(first)
+    scene.table.mark_authenticated(first)
     assert scene.has_room(at=0.0)
     assert (scene.table.strangers, len(scene.table.all), scene.table.bytes) == (1, 2, 200)
     for _ in range(2):
-        scene.table.went(first)
-    scene.table.went(second)
+        scene.table.unregister(first)
+    scene.table.unregister(second)
     assert (scene.table.strangers, len(scene.table.all), scene.table.bytes) == (0, 0, 0)
 
 
@@ -70,12 +70,12 @@ async def test_nothing_is_kept_of_the_handshake_timeout_after_authentication() -
     scene = Scene()
     who, hangs_up = scene.comes(), Somebody()
     kept = weakref.ref(hangs_up)
-    scene.table.expect(who, WITHIN, hangs_up.abort)
+    scene.table.time_limit(who, WITHIN, hangs_up.abort)
     del hangs_up
     assert kept() is not None
-    scene.table.proved(who)
+    scene.table.mark_authenticated(who)
     assert kept() is None
-    scene.table.went(who)
+    scene.table.unregister(who)
 
 
 def test_the_longest_silent_connection_of_the_busiest_address_makes_way_but_not_early() -> None:
@@ -97,7 +97,7 @@ def test_where_honest_clients_take_long_all_are_given_longer_before_they_make_wa
     scene = Scene(handshakes_max=1)
     slow = scene.comes()
     scene.now = 2.0
-    scene.table.proved(slow)
+    scene.table.mark_authenticated(slow)
     scene.comes(at=10.0)
     assert not scene.has_room(at=10.0 + YIELD_AFTER)
     assert scene.has_room(at=10.0 + 2.0 * YIELD_FACTOR)
@@ -105,7 +105,7 @@ def test_where_honest_clients_take_long_all_are_given_longer_before_they_make_wa
     assert scene.has_room(at=2.1 + LATELY + YIELD_AFTER), "that was long ago"
     slow = scene.comes(at=100.0)
     scene.now = 200.0
-    scene.table.proved(slow)
+    scene.table.mark_authenticated(slow)
     scene.comes()
     assert scene.has_room(at=200.0 + YIELD_MOST), "there is an end to it"
 
@@ -119,7 +119,7 @@ def test_one_address_has_so_many_connections_and_loopback_any() -> None:
     assert "address_connections_max" in (scene.table.refusal("10.0.0.1") or "")
     for address in LOOPBACK | {"10.0.0.2"}:
         assert scene.table.refusal(address) is None
-    scene.table.went(there["10.0.0.1"][0])
+    scene.table.unregister(there["10.0.0.1"][0])
     assert scene.table.refusal("10.0.0.1") is None
 
 
@@ -145,9 +145,9 @@ class Timed:
 
     def comes(self, *, within: float = WITHIN) -> Somebody:
         who = Somebody()
-        self.table.came(who, "10.0.0.1")
+        self.table.register(who, "10.0.0.1")
         give_up = lambda: self.given_up.update({who: self.loop.time() - self._began})  # noqa: E731
-        self.table.expect(who, within, give_up, patiently=True)
+        self.table.time_limit(who, within, give_up, patiently=True)
         return who
 
 
@@ -170,9 +170,9 @@ async def test_a_thousand_that_say_hello_have_one_timer_and_none_is_given_up() -
     scene = Timed()
     thousand = [scene.comes() for _ in range(1000)]
     for who in thousand:
-        scene.table.proved(who)
+        scene.table.mark_authenticated(who)
     for who in thousand:
-        scene.table.went(who)
+        scene.table.unregister(who)
     await asyncio.sleep(10.0)
     assert (scene.given_up, scene.timers) == ({}, 1)
 
@@ -185,12 +185,12 @@ async def test_where_honest_clients_take_long_all_are_given_more_time_each_its_o
     await asyncio.sleep(1.0)
     second = scene.comes()
     await asyncio.sleep(1.5)
-    scene.table.proved(honest)
+    scene.table.mark_authenticated(honest)
     await asyncio.sleep(30.0)
     assert [scene.given_up[who] for who in (first, second)] == pytest.approx([7.5, 8.5])
     slowest, last = scene.comes(within=60.0), scene.comes(within=50.0)
     await asyncio.sleep(40.0)
-    scene.table.proved(slowest)
+    scene.table.mark_authenticated(slowest)
     await asyncio.sleep(20.0)
     assert scene.given_up[last] == pytest.approx(32.5 + 50.0), "six times its time was over"
 
@@ -199,11 +199,11 @@ async def test_where_honest_clients_take_long_all_are_given_more_time_each_its_o
 async def test_a_connection_that_is_served_does_not_make_way_until_afterwards() -> None:
     table = ConnectionTable(limits_with(handshakes_max=1), asyncio.get_running_loop().time)
     page = Somebody()
-    table.came(page, "10.0.0.1", beside=True)
-    table.mark_served(page)
+    table.register(page, "10.0.0.1", beside=True)
+    table.begin_request(page)
     await asyncio.sleep(2.0)
     assert table.make_room()
-    table.stands_again(page)
+    table.end_request(page)
     assert not table.make_room(), "it has been of use a moment ago"
     await asyncio.sleep(2.0)
     assert table.make_room()
