@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator
 
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
 
 COMMIT_SECONDS = (0.0002, 0.004)  # the shortest and the longest commit, in seconds
 
@@ -79,7 +79,7 @@ class SimulatedJournal(Journal):
         self._pending = []
         self.appended: int = 0
         self._wake = threading.Condition()
-        self._in_hand: tuple[list[Facts], int] | None = None
+        self._in_hand: tuple[list[ChangeSet], int] | None = None
         self._probing, self._closed = threading.Lock(), False
         self._timer: asyncio.TimerHandle | None = None
         self._on_durable: Callable[[int], None] | None = None
@@ -105,7 +105,7 @@ class SimulatedJournal(Journal):
     def _open_to_read(self) -> sqlite3.Connection:
         return _Borrowed(self._disk.database)  # type: ignore[return-value]  # the caller cannot close it
 
-    def append(self, facts: Facts) -> int:
+    def append(self, facts: ChangeSet) -> int:
         """Queue facts for the next group."""
         number = super().append(facts)
         self._take_up()

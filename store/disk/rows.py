@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
-from store.engine.changeset import Facts, Saved, SavedLease, SavedSession
+from store.engine.changeset import ChangeSet, Saved, SavedLease, SavedSession
 from store.messages import Entry, Event, Failed, FailureKind
 from store.protocol import wire
 
@@ -63,7 +63,7 @@ def seal(*fields: Any) -> tuple[Any, ...]:
     return (*fields, checksum)
 
 
-def write(database: sqlite3.Connection, group: Sequence[Facts], *, number: int) -> None:
+def write(database: sqlite3.Connection, group: Sequence[ChangeSet], *, number: int) -> None:
     """Write a group of changes, with its number, in the current transaction."""
     changed: dict[str, Event] = {}
     sessions: dict[bytes, int | None] = {}
@@ -161,12 +161,12 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
     assert part <= PARTS, "a revision is bounded, and its parts with it"
 
 
-def refusal_of(facts: Facts, why: str) -> Facts:
+def refusal_of(facts: ChangeSet, why: str) -> ChangeSet:
     """Return the facts to store instead of those that the disk rejected: the replies become errors."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)
     replies = [replace(reply, response=answer) for reply in facts.replies]
-    return Facts(sessions=dict(facts.sessions), last_session=facts.last_session, replies=replies)
+    return ChangeSet(sessions=dict(facts.sessions), last_session=facts.last_session, replies=replies)
 
 
 def last_group(database: sqlite3.Connection) -> tuple[str, int]:

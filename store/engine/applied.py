@@ -31,7 +31,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overtaken:
+class WatchLost:
     """The end of a watch whose next old changes, after `revision`, were freed before it read them."""
 
     watcher: Watcher
@@ -39,7 +39,7 @@ class Overtaken:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Work:
+class Remainder:
     """The unfinished part of a long request: the unread rest of a snapshot and, for a watch, of the history."""
 
     watcher: Watcher
@@ -53,5 +53,5 @@ class Applied(NamedTuple):
     """The result of one step. `response` is None if the step has none."""
 
     response: Response | None
-    deliveries: tuple[Delivery | Answer | Overtaken, ...] = ()
-    work: Work | None = None
+    deliveries: tuple[Delivery | Answer | WatchLost, ...] = ()
+    work: Remainder | None = None

@@ -12,7 +12,7 @@ from store.engine.changeset import SavedLease
 from store.messages import Add, Append, CompareAndSet, Delete, Entry, Event, Get, Grant, Operation, Put
 
 if TYPE_CHECKING:
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
     from store.engine.keyspace import Change
     from store.engine.leases import LeaseRecord
     from store.engine.state import State
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Changes:
     """The revision in progress: the changes `made` so far, in order, and `facts` for a journal (None without)."""
 
-    def __init__(self, state: State, *, facts: Facts | None) -> None:
+    def __init__(self, state: State, *, facts: ChangeSet | None) -> None:
         self._keys, self._leases = state.keys, state.leases
         self._snapshots, self._postponed, self._past = state.snapshots, state.postponed, state.past
         self.facts = facts
@@ -33,7 +33,7 @@ class Changes:
         """The store's revision after the changes `made` so far."""
         return self._keys.revision + bool(self.made)
 
-    def close(self) -> tuple[Change, ...]:
+    def finish(self) -> tuple[Change, ...]:
         """End the revision in progress; return its changes."""
         made = tuple(self.made)
         self.made.clear()
@@ -96,7 +96,7 @@ class Changes:
         unread = self._snapshots.unread
         is_read = unread and self._snapshots.changing(key, before, index_changes=index_changes)
         if is_read or self._postponed.heaps:
-            self._past.note(key, before, self._keys.revision + 1)
+            self._past.keep(key, before, self._keys.revision + 1)
 
     def _detach(self, key: str, lease_id: int | None) -> None:
         lease = None if lease_id is None else self._leases.get_even_if_ending(lease_id)

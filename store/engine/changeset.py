@@ -1,6 +1,6 @@
 """Pure: the state that survives a restart (promise S3).
 
-`Saved` is the state of a store on disk: the sum of the `Facts` of all steps.
+`Saved` is the state of a store on disk: the sum of the `ChangeSet` of all steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KeptReply:
 
 
 @dataclass(slots=True, kw_only=True)
-class Facts:
+class ChangeSet:
     """The changes of one step of the engine, for the journal."""
 
     revisions: list[tuple[Event, ...]] = field(default_factory=list)

@@ -20,9 +20,9 @@ from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from store.engine.applied import Answer, Applied, Delivery, Overtaken, Work
+from store.engine.applied import Answer, Applied, Delivery, Remainder, WatchLost
 from store.engine.changes import Changes
-from store.engine.changeset import Facts, KeptReply
+from store.engine.changeset import ChangeSet, KeptReply
 from store.engine.keyspace import events_of
 from store.engine.processes import Closing
 from store.engine.requests import Requests
@@ -54,7 +54,7 @@ _KINDS = {error: kind for kind, error in ERRORS.items()}
 
 
 class Engine:
-    """The state of a store. A `durable` engine collects `Facts` for a journal (promise S3)."""
+    """The state of a store. A `durable` engine collects `ChangeSet` for a journal (promise S3)."""
 
     def __init__(
         self, *, store_id: str, limits: Limits | None = None, durable: bool = False, first_revision: int = 0
@@ -71,11 +71,11 @@ class Engine:
         self._keys.revision = first_revision
         self._history.begin(first_revision)
         self._session_of: dict[int, Session] = {}
-        self._changes = Changes(state, facts=Facts() if durable else None)
+        self._changes = Changes(state, facts=ChangeSet() if durable else None)
         self._asked = Requests(state, self._changes, figures=self.figures)
         self._ends: deque[Iterator[None]] = deque()  # unfinished cleanups of closed peers
         self.has_chores: bool = False
-        self._works: dict[int, Work] = {}  # by peer: the unfinished part of its long request
+        self._works: dict[int, Remainder] = {}  # by peer: the unfinished part of its long request
         self._requests = 0
         self._now = -math.inf
         self._lapsed = 0
@@ -101,12 +101,12 @@ class Engine:
         engine._sessions.restore(saved.sessions, last=saved.last_session, now=now)
         return engine
 
-    def take_facts(self) -> Facts | None:
+    def take_changeset(self) -> ChangeSet | None:
         """Return the changes since the last call, for the journal; None if there are none."""
         facts = self._changes.facts
         if not facts:
             return None
-        self._changes.facts = Facts()
+        self._changes.facts = ChangeSet()
         return facts
 
     def connect(
@@ -133,7 +133,7 @@ class Engine:
         if snapshot is not None:
             self._snapshots.end(snapshot)
         leases = self._leases.peer_closed(peer, how)
-        unread = () if snapshot is None else snapshot.let_go()
+        unread = () if snapshot is None else snapshot.free_in_steps()
         end = chain(leases, self._watches.peer_closed(peer), self._waits.peer_closed(peer), unread)
         if self._ends or next(end, ENDED) is not ENDED:  # clean up later, in steps: thousands of peers may end at once
             self._ends.append(end)
@@ -143,7 +143,7 @@ class Engine:
             if how is Closing.GOODBYE:
                 self._note_forgotten(self._sessions.end(session, peer=peer))
             else:
-                self._sessions.close(session, peer=peer, now=now)
+                self._sessions.connection_closed(session, peer=peer, now=now)
 
     def _note_forgotten(self, forgotten: list[bytes]) -> None:
         if self._changes.facts is not None:
@@ -191,7 +191,7 @@ class Engine:
                 )
         return _make_applied(Applied, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
-    def go_on(self, work: Work) -> Applied:
+    def go_on(self, work: Remainder) -> Applied:
         """Do the next step of a long request."""
         response = self._asked.go_on(work)
         more, self._asked.work = self._asked.work, None
@@ -226,7 +226,7 @@ class Engine:
         if full or session.held_bytes:
             state.check_reply(session, request)
 
-    def _take_deliveries(self) -> tuple[Delivery | Answer | Overtaken, ...]:
+    def _take_deliveries(self) -> tuple[Delivery | Answer | WatchLost, ...]:
         deliveries, self._asked.deliveries = tuple(self._asked.deliveries), []
         return deliveries
 
@@ -241,7 +241,7 @@ class Engine:
                 self._leases.keep_alive(lease, peer=peer)
         return replayed
 
-    def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | Overtaken, ...]:
+    def tick(self, *, now: float, unheard: Mapping[int, float] = NOBODY) -> tuple[Delivery | Answer | WatchLost, ...]:
         """End expired leases, each at its own revision, and sessions that were abandoned for too long.
 
         `unheard` maps each peer with waiting requests to their seconds of waiting. A lease that expired while its
@@ -251,17 +251,17 @@ class Engine:
         room = self.state.writes_max
         for lease in self._leases.due(most=LAPSES_AT_ONCE):
             if room <= 0:
-                self._leases.due_again(lease)
+                self._leases.make_due_again(lease)
                 continue
-            if lease.keeper is not None and self._leases.was_due_for(lease) < unheard.get(lease.keeper, 0.0):
-                self._leases.look_again(lease)
+            if lease.keeper is not None and self._leases.overdue_by(lease) < unheard.get(lease.keeper, 0.0):
+                self._leases.recheck_soon(lease)
                 continue
             self._lapsed += not lease.ending
             most = self._watches.affordable([*islice(lease.keys, room)])
             ended = self._changes.end_lease(lease, most=most, cause=lease.cause)
-            room = room - ended if self._watches.quick_to_ask else 0
+            room = room - ended if self._watches.is_lookup_cheap else 0
             if lease.keys:
-                self._leases.due_again(lease)
+                self._leases.make_due_again(lease)
             self._announce()
         self._note_forgotten(self._sessions.expire(now))
         return self._take_deliveries()
@@ -297,7 +297,7 @@ class Engine:
     def _announce(self) -> None:
         if not self._changes.made:
             return
-        changes = self._changes.close()
+        changes = self._changes.finish()
         self._history.append(changes)
         if self._changes.facts is not None:
             self._changes.facts.revisions.append(events_of(changes))
@@ -305,16 +305,16 @@ class Engine:
         if self._watches.by_prefix:
             for watches, about in self._watches.interested(changes):
                 self._asked.deliveries.append(Delivery(watches=watches, events=events_of(about)))
-        if self._waits.parked and (stirred := self._waits.stirred(changes)):
+        if self._waits.parked and (stirred := self._waits.affected_by(changes)):
             self._look_at_waits(stirred)
 
     def _look_at_waits(self, stirred: list[tuple[dict[str, dict[Watcher, None]], str]]) -> None:
         if sum(len(standing[key]) for standing, key in stirred) <= WAITS_AT_ONCE:
             watchers = {watcher: None for standing, key in stirred for watcher in standing[key]}
-            if self._waits.weigh(watchers) <= WAITED_KEYS_AT_ONCE:
+            if self._waits.cost_of_checking(watchers) <= WAITED_KEYS_AT_ONCE:
                 if self.postponed:
                     # Leave out postponed waits: they are checked later, first against the keys at earlier revisions.
-                    watchers = {watcher: None for watcher in watchers if self._waits.stands(watcher)}
+                    watchers = {watcher: None for watcher in watchers if self._waits.is_registered(watcher)}
                 for standing, key in stirred:
                     del standing[key]
                 self._asked.look_at_waits(watchers)
@@ -322,7 +322,7 @@ class Engine:
         self.postponed.add([standing.pop(key) for standing, key in stirred], self.revision)
         self.has_chores = True
 
-    def do_chore(self) -> tuple[Delivery | Answer | Overtaken, ...]:
+    def do_chore(self) -> tuple[Delivery | Answer | WatchLost, ...]:
         """Do a part of the postponed work: check waits, and clean up after closed peers."""
         if self.postponed:
             self._asked.look_at_postponed()

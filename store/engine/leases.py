@@ -123,7 +123,7 @@ class Leases:
         lease = LeaseRecord(id=terms.id, terms=terms, lapses_at=self._served + terms.ttl)
         self._leases[lease.id] = lease
         self.bytes += LEASE_OVERHEAD
-        self._stand(lease, _slot_of(lease.lapses_at))
+        self._schedule(lease, _slot_of(lease.lapses_at))
         self._keep(lease, peer)
         return lease
 
@@ -132,25 +132,25 @@ class Leases:
         lease.lapses_at = self._served + lease.terms.ttl
         lease.disconnected = False
         self._keep(lease, peer)
-        self._stand(lease, _slot_of(lease.ends_at))
+        self._schedule(lease, _slot_of(lease.ends_at))
 
     def begin_to_end(self, lease: LeaseRecord, cause: Cause) -> None:
         """Mark a lease as ending; it stays due until it has no keys."""
         lease.ending, lease.ended_by = True, cause
         lease.lapses_at = self._served
-        self.due_again(lease)
-        self._let_go(lease)
+        self.make_due_again(lease)
+        self._detach_keeper(lease)
 
     def end(self, lease: LeaseRecord) -> None:
         """Remove a lease; the caller deletes its keys."""
         del self._leases[lease.id]
         self.bytes -= LEASE_OVERHEAD + len(lease.note)
-        self._step_away(lease)
-        self._let_go(lease)
+        self._unschedule(lease)
+        self._detach_keeper(lease)
 
-    def _let_go(self, lease: LeaseRecord) -> None:
+    def _detach_keeper(self, lease: LeaseRecord) -> None:
         self._keep(lease, None)
-        self.processes.lets_go(lease.id)
+        self.processes.lease_released(lease.id)
         lease.process = None
 
     def peer_closed(self, peer: int, how: Closing) -> Iterator[None]:
@@ -167,7 +167,7 @@ class Leases:
                     sooner = closed_at + lease.terms.disconnect_ttl
                     if sooner < lease.lapses_at:
                         lease.lapses_at, lease.disconnected = sooner, True
-                        self._stand(lease, _slot_of(sooner))
+                        self._schedule(lease, _slot_of(sooner))
             if kept:
                 yield
         self._kept_by.pop(peer, None)
@@ -176,7 +176,7 @@ class Leases:
             while dead.died_at == closed_at and (some := [*islice(of_the_dead, SHORTENED_AT_ONCE)]):
                 for lease in filter(None, map(self._leases.get, some)):
                     if _slot_of(lease.ends_at) < lease.slot:
-                        self._stand(lease, _slot_of(lease.ends_at))
+                        self._schedule(lease, _slot_of(lease.ends_at))
                 yield
 
     def take_note(self, lease: LeaseRecord, note: bytes) -> None:
@@ -202,22 +202,22 @@ class Leases:
             lease = self._leases[self._slots[slot].pop()]
             lease.slot = -1
             if lease.ends_at > self._served:  # not expired: its process, assumed dead, has connected again
-                self._stand(lease, _slot_of(lease.ends_at))
+                self._schedule(lease, _slot_of(lease.ends_at))
             else:
                 over.append(lease)
         return sorted(over, key=lambda lease: (lease.ends_at, lease.id))
 
-    def was_due_for(self, lease: LeaseRecord) -> float:
+    def overdue_by(self, lease: LeaseRecord) -> float:
         """Return the seconds since a lease expired."""
         return self._served - lease.ends_at
 
-    def due_again(self, lease: LeaseRecord) -> None:
+    def make_due_again(self, lease: LeaseRecord) -> None:
         """Let the next `due` return an expired lease again."""
-        self._stand(lease, math.floor(self._served * SLOTS_A_SECOND))
+        self._schedule(lease, math.floor(self._served * SLOTS_A_SECOND))
 
-    def look_again(self, lease: LeaseRecord) -> None:
+    def recheck_soon(self, lease: LeaseRecord) -> None:
         """Let `due` return an expired lease again in 0.1 s, unless an unread request renews it."""
-        self._stand(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
+        self._schedule(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:
         """Return the seconds until the next lease may expire; None if there are no leases."""
@@ -235,10 +235,10 @@ class Leases:
             slots.pop(heapq.heappop(order), None)
         return None
 
-    def _stand(self, lease: LeaseRecord, slot: int) -> None:
+    def _schedule(self, lease: LeaseRecord, slot: int) -> None:
         if slot == lease.slot:
             return
-        self._step_away(lease)
+        self._unschedule(lease)
         lease.slot = slot
         standing = self._slots.get(slot)
         if standing is None:
@@ -247,7 +247,7 @@ class Leases:
         else:
             standing.add(lease.id)
 
-    def _step_away(self, lease: LeaseRecord) -> None:
+    def _unschedule(self, lease: LeaseRecord) -> None:
         if lease.slot < 0:
             return
         standing = self._slots[lease.slot]
@@ -271,7 +271,7 @@ class Leases:
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
             if lease.terms.gone_ttl is not None and not lease.terms.anonymous:
-                lease.process = self.processes.keeps(peer, lease.id)
+                lease.process = self.processes.lease_kept(peer, lease.id)
 
 
 def _slot_of(at: float) -> int:

@@ -86,9 +86,9 @@ class Processes:
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)
 
-    def keeps(self, peer: int, lease: int) -> Process | None:
+    def lease_kept(self, peer: int, lease: int) -> Process | None:
         """Note that the process of a connection holds a lease; return the process, None if it is unknown."""
-        self.lets_go(lease)
+        self.lease_released(lease)
         process = self._of_peer.get(peer)
         if process is not None:
             self._holders += not process.leases
@@ -96,7 +96,7 @@ class Processes:
             self._of_lease[lease] = process
         return process
 
-    def lets_go(self, lease: int) -> None:
+    def lease_released(self, lease: int) -> None:
         """Note that no process holds this lease."""
         process = self._of_lease.pop(lease, None)
         if process is not None:

@@ -6,10 +6,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from store import messages
-from store.engine.applied import Answer, Delivery, Overtaken, Work
+from store.engine.applied import Answer, Delivery, Remainder, WatchLost
 from store.engine.keyspace import answer_bytes
 from store.engine.snapshots import PART_BYTES, STEP_KEYS, Snapshot
-from store.engine.waits import Parked, wait_bytes
+from store.engine.waits import ParkedWait, wait_bytes
 from store.engine.watches import Watcher, watch_bytes
 from store.errors import ConditionFailed, LeaseNotFound, LimitExceeded, StoreError, StoreUsageError
 
@@ -41,8 +41,8 @@ class Requests:
         self._peer = 0
         self._asker: Watcher = (0, 0)
         self._when: tuple[Condition, ...] = ()
-        self.deliveries: list[Delivery | Answer | Overtaken] = []
-        self.work: Work | None = None
+        self.deliveries: list[Delivery | Answer | WatchLost] = []
+        self.work: Remainder | None = None
 
     def carry_out(self, request: Request[Any], peer: int, request_id: int) -> Response | None:
         """Carry out one request; return None if it waits for missing keys."""
@@ -53,14 +53,14 @@ class Requests:
         raise StoreUsageError(f"{type(request).__name__} is no request that this store takes")
 
     def _guarded(self, request: messages.Guarded[Any]) -> Response | None:
-        self._state.at_most("operations_max", len(request.when), "conditions")
+        self._state.check_limit("operations_max", len(request.when), "conditions")
         if not _all_hold(request.when, self._keys.entries):
             raise ConditionFailed(_broken(request.when, self._keys.entries))
         self._when, inner = request.when, request.request
         handle = _HANDLERS.get(type(inner), Requests._refused)
         return handle(self, inner) if type(inner) is not messages.Guarded else self._refused(inner)
 
-    def go_on(self, work: Work) -> Response | None:
+    def go_on(self, work: Remainder) -> Response | None:
         """See `Engine.go_on`."""
         if work.prefix is None:
             return self._list_part(work)
@@ -75,25 +75,25 @@ class Requests:
         return messages.Found(self._keys.get(request.key))
 
     def _get_many(self, request: messages.GetMany) -> messages.Listing | messages.ListingPart:
-        self._state.at_most("operations_max", len(request.keys), "keys")
+        self._state.check_limit("operations_max", len(request.keys), "keys")
         if "" in request.keys:
             self._state.check_key("")
         listing = self._listing(tuple(map(self._keys.get, request.keys)), self._keys.revision)
         if len(request.keys) <= STEP_KEYS:
             return listing
         snapshot = Snapshot.of(self._keys, self._past, request.keys, list(listing.entries))
-        return self._list_part(Work(watcher=self._asker, snapshot=snapshot))
+        return self._list_part(Remainder(watcher=self._asker, snapshot=snapshot))
 
     def _listing(self, entries: tuple[Entry | None, ...], revision: int) -> messages.Listing:
         if len(entries) * self._keys.answer_bytes_max > self._limits.frame_bytes_max:
-            self._state.at_most("frame_bytes_max", sum(map(answer_bytes, entries)))
+            self._state.check_limit("frame_bytes_max", sum(map(answer_bytes, entries)))
         return messages.Listing(entries, revision)
 
     def _list(self, request: messages.List) -> messages.Listing | messages.ListingPart:
         snapshot = Snapshot.under(self._keys, self._past, request.prefix)
-        return self._list_part(Work(watcher=self._asker, snapshot=snapshot, keys_only=request.keys_only))
+        return self._list_part(Remainder(watcher=self._asker, snapshot=snapshot, keys_only=request.keys_only))
 
-    def _list_part(self, work: Work) -> messages.Listing | messages.ListingPart:
+    def _list_part(self, work: Remainder) -> messages.Listing | messages.ListingPart:
         snapshot = work.snapshot
         assert snapshot is not None, "what is listed is read"
         entries = snapshot.part()
@@ -103,7 +103,7 @@ class Requests:
             return messages.ListingPart(entries=tuple(entries))
         return messages.Listing(tuple(entries), snapshot.revision)
 
-    def _reads_on(self, work: Work, snapshot: Snapshot) -> bool:
+    def _reads_on(self, work: Remainder, snapshot: Snapshot) -> bool:
         if not snapshot.left:
             self._snapshots.end(snapshot)
             return False
@@ -174,12 +174,12 @@ class Requests:
     def _delete_prefix(self, request: messages.DeletePrefix) -> messages.Counted:
         most = self._state.writes_max
         if request.at_most is None:
-            self._state.at_most("writes_max", self._keys.index.count(request.prefix), "keys to be deleted")
+            self._state.check_limit("writes_max", self._keys.index.count(request.prefix), "keys to be deleted")
         else:
             most = max(min(most, request.at_most), 0)
         keys = self._keys.index.stretch(request.prefix, after=None, most=most)
         if request.at_most is None:
-            self._state.check_told(keys)
+            self._state.check_watch_lookups(keys)
         keys = keys[: self._watches.affordable(keys)]
         for key in keys:
             self._changes.erase(key)
@@ -216,8 +216,8 @@ class Requests:
         return messages.Added(value=int(value) if type(request) is messages.Add else len(value), revision=revision)
 
     def _transact(self, request: messages.Transact) -> messages.TransactionResult:
-        self._state.at_most("operations_max", len(request.when), "conditions")
-        self._state.at_most("writes_max", len(request.then) + len(request.otherwise), "operations")
+        self._state.check_limit("operations_max", len(request.when), "conditions")
+        self._state.check_limit("writes_max", len(request.then) + len(request.otherwise), "operations")
         succeeded = _all_hold(request.when, self._keys.entries)
         operations = request.then if succeeded else request.otherwise
         granted = self._grant_for(operations, request.grants) if request.grants else ()
@@ -233,7 +233,7 @@ class Requests:
     # -------------------------------------------------------------------------------------- leases
 
     def _grant_for(self, operations: tuple[Operation, ...], grants: tuple[messages.Grant, ...]) -> list[LeaseRecord]:
-        self._state.at_most("operations_max", len(grants), "leases")
+        self._state.check_limit("operations_max", len(grants), "leases")
         used = {
             operation.lease: operation.key
             for operation in operations
@@ -276,8 +276,8 @@ class Requests:
 
     def _time_to_live(self, request: messages.TimeToLive) -> messages.LeaseState:
         lease = self._state.lease(request.lease)
-        self._state.at_most("operations_max", len(lease.keys), "keys, those of the lease")
-        self._state.at_most("frame_bytes_max", sum(map(len, lease.keys)))
+        self._state.check_limit("operations_max", len(lease.keys), "keys, those of the lease")
+        self._state.check_limit("frame_bytes_max", sum(map(len, lease.keys)))
         return messages.LeaseState(
             remaining=self._leases.remaining(lease), ttl=lease.terms.ttl, keys=tuple(sorted(lease.keys))
         )
@@ -308,10 +308,10 @@ class Requests:
                 f"at {self._history.compacted + 1}, since history_bytes_max is "
                 f"{self._limits.history_bytes_max}; watch with snapshot=True to be told of a reset instead",
             )
-        self._open_watch(Work(watcher=self._asker, snapshot=snapshot, prefix=request.prefix, next_revision=start))
+        self._open_watch(Remainder(watcher=self._asker, snapshot=snapshot, prefix=request.prefix, next_revision=start))
         return messages.Watching(revision=self._keys.revision)
 
-    def _open_watch(self, work: Work) -> None:
+    def _open_watch(self, work: Remainder) -> None:
         peer, watch_id = work.watcher
         watches = {peer: (watch_id,)}
         assert work.prefix is not None
@@ -326,7 +326,7 @@ class Requests:
             work.snapshot = None
         past = self._history.page(work.next_revision, work.prefix, most=REPLAY_REVISIONS, bytes_max=PART_BYTES)
         if past is None:
-            self.deliveries.append(Overtaken(watcher=work.watcher, revision=work.next_revision - 1))
+            self.deliveries.append(WatchLost(watcher=work.watcher, revision=work.next_revision - 1))
             return
         found, work.next_revision = past
         self.deliveries.extend(Delivery(watches=watches, events=events) for events in found)
@@ -337,7 +337,7 @@ class Requests:
 
     def _wait(self, request: messages.Wait) -> messages.Listing | None:
         peer, when = self._peer, self._when
-        self._state.at_most("operations_max", len(request.keys), "keys")
+        self._state.check_limit("operations_max", len(request.keys), "keys")
         entries = tuple(map(self._keys.get, request.keys))
         if all(entries):
             return self._listing(entries, self._keys.revision)
@@ -345,8 +345,8 @@ class Requests:
             self._state.check_key(key)
         cost = wait_bytes(request.keys, when)
         self._state.check_open(peer, cost, request.keys)
-        self._state.at_most("waits_bytes_max", self._waits.bytes_of(peer) + cost)
-        parked = Parked(keys=request.keys, missing=entries.index(None), when=when)
+        self._state.check_limit("waits_bytes_max", self._waits.bytes_of(peer) + cost)
+        parked = ParkedWait(keys=request.keys, missing=entries.index(None), when=when)
         self._waits.add(self._asker, parked, cost=cost)
         return None
 

@@ -107,7 +107,7 @@ class Sessions:
         previous, session.peer = session.peer, peer
         return session, previous
 
-    def close(self, session: Session, *, peer: int, now: float) -> None:
+    def connection_closed(self, session: Session, *, peer: int, now: float) -> None:
         """Keep a session for a reconnect, after its connection `peer` has closed."""
         if session.peer == peer:
             session.peer = None
@@ -124,11 +124,11 @@ class Sessions:
 
     def make_way(self, id: bytes, now: float) -> list[bytes]:
         """If there is no room for session `id`, forget the session disconnected for longest; return its id."""
-        if id in self._sessions or len(self._sessions) < self._max or self.place_in(now) > 0:
+        if id in self._sessions or len(self._sessions) < self._max or self.seconds_until_room(now) > 0:
             return []
         return [self._forget(next(iter(self._abandoned)))]
 
-    def place_in(self, now: float) -> float:
+    def seconds_until_room(self, now: float) -> float:
         """Return the seconds until a disconnected session may be dropped for a new one; infinity if there is none."""
         return next(iter(self._abandoned.values()), math.inf) + AWAY_LEAST - now
 

@@ -1,6 +1,6 @@
 """Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
 
-A snapshot shares chunks of the index. The index copies a shared chunk before changing it. `Past` keeps the earlier
+A snapshot shares chunks of the index. The index copies a chunk before changing it. `OldEntries` keeps the earlier
 entries that a snapshot may still read.
 """
 
@@ -29,7 +29,7 @@ FORGOTTEN_AT_ONCE = 2048  # earlier entries freed in one step: 1 ms
 _revision = itemgetter(0)
 
 
-class Past:
+class OldEntries:
     """Earlier entries of changed keys, for snapshots and postponed waits; the oldest are freed first."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
@@ -40,7 +40,7 @@ class Past:
     def __bool__(self) -> bool:
         return bool(self._order)
 
-    def note(self, key: str, before: Entry | None, revision: int) -> None:
+    def keep(self, key: str, before: Entry | None, revision: int) -> None:
         """Keep `before`, the entry of a key that `revision` is about to change."""
         self._before.setdefault(key, []).append((revision, before))
         self._order.append((revision, key))
@@ -61,7 +61,7 @@ class Past:
                 later.setdefault(changed_at, []).append(name)
         return later
 
-    def forget(self, until: float) -> bool:
+    def free(self, until: float) -> bool:
         """Free some of the entries kept up to revision `until`; return True if more are left."""
         for _ in range(FORGOTTEN_AT_ONCE):
             if not self._order or self._order[0][0] > until:
@@ -78,7 +78,7 @@ class Past:
 class Snapshot:
     """Entries at one revision, and the progress of reading them."""
 
-    past: Past
+    past: OldEntries
     chunks: deque[Chunk]
     place: int  # index of the next unread key in the first chunk
     left: int
@@ -89,13 +89,13 @@ class Snapshot:
     counted_from: int = 0  # `Snapshots._counted` when this snapshot began
 
     @classmethod
-    def under(cls, keys: Keyspace, past: Past, prefix: str) -> Snapshot:
+    def under(cls, keys: Keyspace, past: OldEntries, prefix: str) -> Snapshot:
         """Return a snapshot of the keys under a prefix."""
         chunks, place, count = keys.index.under(prefix)
         return cls(past, deque(chunks), place=place, left=count, revision=keys.revision)
 
     @classmethod
-    def of(cls, keys: Keyspace, past: Past, names: tuple[str, ...], entries: list[Entry | None]) -> Snapshot:
+    def of(cls, keys: Keyspace, past: OldEntries, names: tuple[str, ...], entries: list[Entry | None]) -> Snapshot:
         """Return a snapshot of these keys."""
         size = sum(map(key_bytes, names)) + NAME_OVERHEAD * len(names)
         chunks = deque([Chunk(names)])
@@ -126,7 +126,7 @@ class Snapshot:
                 self.place = 0
         return part
 
-    def let_go(self) -> Iterator[None]:
+    def free_in_steps(self) -> Iterator[None]:
         """Free the snapshot's memory in steps."""
         while self.chunks:
             self.chunks.popleft()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from store.engine.keyspace import ENTRY_OVERHEAD, Keyspace, answer_bytes
 from store.engine.leases import LEASE_OVERHEAD, LeaseRecord, Leases
 from store.engine.sessions import SESSION_OVERHEAD, Session, Sessions, reply_cost_at_most
-from store.engine.snapshots import Past, Snapshots
+from store.engine.snapshots import OldEntries, Snapshots
 from store.engine.waits import PostponedWaits, Waits
 from store.engine.watches import History, Watches
 from store.errors import LeaseNotFound, LimitExceeded, StoreUsageError
@@ -64,7 +64,7 @@ class State:
         self.leases: Leases = Leases()
         self.watches: Watches = Watches(self.keys.groups.name_of)
         self.waits: Waits = Waits()
-        self.past: Past = Past(self.keys.entries)
+        self.past: OldEntries = OldEntries(self.keys.entries)
         self.postponed: PostponedWaits = PostponedWaits()
         self.snapshots: Snapshots = Snapshots(self.keys)
         self.history: History = History(limits.history_bytes_max)
@@ -89,9 +89,9 @@ class State:
         looked_at = [revision for revision, _ in self.postponed.heaps]
         if self.snapshots.oldest is not None:
             looked_at.append(self.snapshots.oldest.revision)
-        return self.past.forget(min(looked_at, default=math.inf))
+        return self.past.free(min(looked_at, default=math.inf))
 
-    def at_most(
+    def check_limit(
         self, limit: str, amount: float, of: object = "", *, for_keys: Collection[str] = (), spare: int | None = None
     ) -> None:
         """Refuse an amount above a limit. Keys that coordinate a run may exceed limits by `spare`."""
@@ -111,7 +111,7 @@ class State:
         # Count the history at its limit, but a large snapshot only in part: the server closes its reader first.
         held += self.limits.history_bytes_max - self.history.bytes
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
-        self.at_most("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
+        self.check_limit("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
 
     # -------------------------------------------------------------------------------------- writes
 
@@ -125,12 +125,12 @@ class State:
         elif isinstance(write, Append):
             entry = self.keys.get(key)
             held = b"" if entry is None else entry.value
-            self.at_most("value_bytes_max", len(held) + len(write.value), shown(key))
+            self.check_limit("value_bytes_max", len(held) + len(write.value), shown(key))
             value = held + write.value
         else:
             value = write.value
             if len(value) > self.limits.value_bytes_max and not self.keys.groups.steers(key):
-                self.at_most("value_bytes_max", len(value), shown(key))
+                self.check_limit("value_bytes_max", len(value), shown(key))
             if not isinstance(write, Create) and write.ttl is not None:
                 if write.lease is not None:
                     raise StoreUsageError(f"a put of {shown(key)} takes ttl or lease, not both")
@@ -184,14 +184,14 @@ class State:
                         f"again)"
                     )
             values.append(value)
-        self.check_told(sizes)
+        self.check_watch_lookups(sizes)
         self.check_lease_room(len(leased), leased)
         self.check_room(written)
         if answer:
-            self.at_most("frame_bytes_max", answer)
+            self.check_limit("frame_bytes_max", answer)
         return values
 
-    def check_told(self, keys: Collection[str]) -> None:
+    def check_watch_lookups(self, keys: Collection[str]) -> None:
         """Refuse a change of so many keys that finding their watches would take too long."""
         most = self.watches.affordable(keys)
         if most < len(keys):
@@ -209,7 +209,7 @@ class State:
     def check_size(self, key: str, what: str) -> None:
         """Refuse a key or prefix that is too long."""
         if len(key) * 4 > self.limits.key_bytes_max:
-            self.at_most("key_bytes_max", len(key.encode()), f"the {what} {shown(key)}")
+            self.check_limit("key_bytes_max", len(key.encode()), f"the {what} {shown(key)}")
 
     def check_room_for(self, key: str, size: int) -> None:
         """Refuse a value of this size if the store has no room for it."""
@@ -236,16 +236,16 @@ class State:
                 growth[0] += more
                 growth[1] += added
         if keys > 0:
-            self.at_most("keys_max", len(self.keys) + keys, for_keys=names)
+            self.check_limit("keys_max", len(self.keys) + keys, for_keys=names)
         if size > 0:
-            self.at_most("stored_bytes_max", self.keys.bytes + size, for_keys=names)
+            self.check_limit("stored_bytes_max", self.keys.bytes + size, for_keys=names)
         for name, (more, added) in grown.items():  # one group must not take the room of others
             group = self.keys.groups.by_name.get(name)
             whose = f"the group {shown(name)}"
             if more > 0:
-                self.at_most("group_keys_max", more + (group.keys if group else 0), whose, for_keys=names)
+                self.check_limit("group_keys_max", more + (group.keys if group else 0), whose, for_keys=names)
             if added > 0:
-                self.at_most("group_bytes_max", added + (group.bytes if group else 0), whose, for_keys=names)
+                self.check_limit("group_bytes_max", added + (group.bytes if group else 0), whose, for_keys=names)
         if size > 0:
             self.check_memory(size, names)
 
@@ -291,24 +291,24 @@ class State:
         """Refuse a TTL that is too long, or not positive."""
         if not ttl > 0:
             raise StoreUsageError(f"{name} is {ttl:g} s; it must be above 0")
-        self.at_most("lease_ttl_max", ttl, name)
+        self.check_limit("lease_ttl_max", ttl, name)
 
     def check_lease_room(self, leases: int = 1, for_keys: Collection[str] = ()) -> None:
         """Refuse new leases if they would exceed the limits on leases or memory."""
         if leases:
-            self.at_most("leases_max", len(self.leases) + leases, for_keys=for_keys)
+            self.check_limit("leases_max", len(self.leases) + leases, for_keys=for_keys)
             self.check_memory(leases * LEASE_OVERHEAD, for_keys)
 
     # -------------------------------------------------------------------------------------- replies, watches and waits
 
     def check_reply(self, session: Session, request: Request[Any]) -> None:
         """Refuse a request if its reply could not be kept."""
-        self.at_most("session_replies_max", len(session.replies) + 1)
-        self.at_most("session_replies_bytes_max", session.held_bytes + 1)
+        self.check_limit("session_replies_max", len(session.replies) + 1)
+        self.check_limit("session_replies_bytes_max", session.held_bytes + 1)
         if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
-            self.at_most("replies_bytes_max", self.sessions.budget.bytes + 1)
+            self.check_limit("replies_bytes_max", self.sessions.budget.bytes + 1)
 
     def check_open(self, peer: int, cost: int, for_keys: Collection[str]) -> None:
         """Refuse a peer one more watch or wait of `cost` bytes."""
-        self.at_most("watches_max", self.watches.of(peer) + self.waits.of(peer) + 1)
+        self.check_limit("watches_max", self.watches.of(peer) + self.waits.of(peer) + 1)
         self.check_memory(cost, for_keys)

@@ -28,7 +28,7 @@ NAME_OVERHEAD, CONDITION_OVERHEAD = 100, 400  # bytes counted per key and per co
 
 
 @dataclass(slots=True, kw_only=True)
-class Parked:
+class ParkedWait:
     """A wait for missing keys; it fails once a condition of `when` is false."""
 
     keys: tuple[str, ...]
@@ -57,7 +57,7 @@ class Waits:
     """The unanswered waits of all peers, and the bytes that they take."""
 
     def __init__(self) -> None:
-        self.parked: dict[Watcher, Parked] = {}
+        self.parked: dict[Watcher, ParkedWait] = {}
         self._at: _Places = {}  # waits by missing key
         self._under: _Places = {}  # waits by the keys of their conditions
         self._by: dict[int, dict[int, int]] = {}  # the bytes of each wait, by peer and request id
@@ -74,20 +74,20 @@ class Waits:
         """Return the bytes of a peer's waits."""
         return sum(self._by.get(peer, {}).values())
 
-    def add(self, watcher: Watcher, parked: Parked, *, cost: int) -> None:
+    def add(self, watcher: Watcher, parked: ParkedWait, *, cost: int) -> None:
         """Park a wait."""
         peer, request_id = watcher
         self.parked[watcher] = parked
         self._by.setdefault(peer, {})[request_id] = cost
         self.bytes += cost
-        self._stand_at_its_keys(watcher, parked)
+        self._register_at_keys(watcher, parked)
 
     def move(self, watcher: Watcher, missing: int) -> None:
         """Register a wait at another missing key."""
         parked = self.parked[watcher]
-        self._step_away(self._at, parked.keys[parked.missing], watcher)
+        self._unregister_at(self._at, parked.keys[parked.missing], watcher)
         parked.missing = missing
-        self._stand_at_its_keys(watcher, parked)
+        self._register_at_keys(watcher, parked)
 
     def remove(self, watcher: Watcher) -> None:
         """Remove a wait."""
@@ -96,16 +96,16 @@ class Waits:
         self.bytes -= self._by[peer].pop(request_id)
         if not self._by[peer]:
             del self._by[peer]
-        self._step_away(self._at, parked.keys[parked.missing], watcher)
+        self._unregister_at(self._at, parked.keys[parked.missing], watcher)
         for condition in parked.when:
-            self._step_away(self._under, condition.key, watcher)
+            self._unregister_at(self._under, condition.key, watcher)
 
-    def _stand_at_its_keys(self, watcher: Watcher, parked: Parked) -> None:
+    def _register_at_keys(self, watcher: Watcher, parked: ParkedWait) -> None:
         self._at.setdefault(parked.keys[parked.missing], {})[watcher] = None
         for condition in parked.when:
             self._under.setdefault(condition.key, {})[watcher] = None
 
-    def _step_away(self, places: _Places, key: str, watcher: Watcher) -> None:
+    def _unregister_at(self, places: _Places, key: str, watcher: Watcher) -> None:
         standing = places.get(key)
         if standing is not None and standing.pop(watcher, self) is None and not standing:
             del places[key]
@@ -118,7 +118,7 @@ class Waits:
             if count % FORGOTTEN_AT_ONCE == 0:
                 yield
 
-    def stirred(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
+    def affected_by(self, changes: Iterable[Change]) -> list[tuple[_Places, str]]:
         """Return where affected waits are registered: pairs of an index and a key in it."""
         found = []
         for change in changes:
@@ -128,20 +128,20 @@ class Waits:
                 found.append((self._under, change.key))
         return found
 
-    def stands(self, watcher: Watcher) -> bool:
+    def is_registered(self, watcher: Watcher) -> bool:
         """Return True if a wait is registered at all its keys; a postponed wait is not."""
         parked = self.parked[watcher]
         return watcher in self._at.get(parked.keys[parked.missing], ()) and all(
             watcher in self._under.get(condition.key, ()) for condition in parked.when
         )
 
-    def weigh(self, watchers: Iterable[Watcher]) -> int:
+    def cost_of_checking(self, watchers: Iterable[Watcher]) -> int:
         """Return the cost of checking these waits: the number of their keys and conditions."""
         return sum(len(parked.keys) + len(parked.when) for parked in map(self.parked.__getitem__, watchers))
 
 
 class PostponedWaits:
-    """Waits to be checked in later steps, against the keys (`Past`) at the revision that affected each, in order."""
+    """Waits to check in later steps, against the keys (`OldEntries`) at the revision that affected each, in order."""
 
     def __init__(self) -> None:
         self.heaps: deque[tuple[int, list[dict[Watcher, None]]]] = deque()

@@ -116,13 +116,13 @@ class Watches:
                 yield
 
     @property
-    def quick_to_ask(self) -> bool:
+    def is_lookup_cheap(self) -> bool:
         """True if watched prefixes have so few lengths that any number of keys may change."""
         return not self._of_many_lengths
 
     def affordable(self, keys: Collection[str]) -> int:
         """Return how many of these keys, at least 1, one request may change without too many lookups."""
-        if self.quick_to_ask:
+        if self.is_lookup_cheap:
             return len(keys)
         cost = 0.0
         for count, key in enumerate(keys):

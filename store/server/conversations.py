@@ -28,7 +28,7 @@ from store.server.round_robin import TURN, RoundRobin
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store.engine.applied import Work
+    from store.engine.applied import Remainder
     from store.messages import Request, Response
     from store.server.handshakes import Handshakes
     from store.server.peer import Peer
@@ -285,7 +285,7 @@ class Conversations:
             self.dispatcher.deliver(deliveries, opening=type(request) is Watch)
         return response
 
-    def _continue_work(self, peer: Peer, work: Work) -> None:
+    def _continue_work(self, peer: Peer, work: Remainder) -> None:
         applied = self._durability.engine.go_on(work)
         peer.work = applied.work
         if applied.response is not None:

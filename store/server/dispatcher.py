@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from store.engine.applied import Answer, Delivery, Overtaken
+from store.engine.applied import Answer, Delivery, WatchLost
 from store.messages import Event, Failed, FailureKind, Found, Listing, ListingPart
 from store.protocol import wire
 from store.server.outbox import PIECE_BYTES, Shared, SharedFrame, weight
@@ -85,7 +85,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------------------ a change
 
-    def deliver(self, deliveries: tuple[Delivery | Answer | Overtaken, ...], *, opening: bool = False) -> None:
+    def deliver(self, deliveries: tuple[Delivery | Answer | WatchLost, ...], *, opening: bool = False) -> None:
         """Queue the notifications of a change."""
         number = self._durability.pending_commits.appended  # notifications wait until this step is durable
         answers: dict[int, list[Answer]] = {}
@@ -103,7 +103,7 @@ class Dispatcher:
                                 self.send(self._peers.by_id[peer_id], _frame(watch_id, encoded))
                     else:
                         self._announce(watches, partial(self._push, number, encoded, events))
-                case Overtaken(watcher=(peer_id, watch_id), revision=revision):
+                case WatchLost(watcher=(peer_id, watch_id), revision=revision):
                     self.send(self._peers.by_id[peer_id], wire.encode_lagged(watch_id, revision))
         if not self._announcements:
             self._ended.clear()

@@ -90,7 +90,7 @@ class Durability:
     def record(self) -> None:
         """Hand the changes of the last step to the journal."""
         if self.journal is not None and self.engine.read_only is None and not self.leaving:
-            facts = self.engine.take_facts()
+            facts = self.engine.take_changeset()
             if facts is not None:
                 self.pending_commits.append(self.journal.append(facts), facts)
 

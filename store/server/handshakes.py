@@ -87,7 +87,7 @@ class Handshakes:
         opened = engine.connect(peer.id, session_id=hello.session_id, process=hello.process, now=now)
         self._durability.record()
         if opened is None:
-            most, place_in = engine.limits.sessions_max, engine.state.sessions.place_in(now)
+            most, place_in = engine.limits.sessions_max, engine.state.sessions.seconds_until_room(now)
             if place_in <= HELD_MOST:
                 asyncio.get_running_loop().call_later(place_in + SOON, self.open_session, peer, hello, welcome)
             else:

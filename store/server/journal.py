@@ -1,6 +1,6 @@
 """Makes steps durable: SQLite, one writer thread, group commit (promise S3).
 
-The server appends the changes (`Facts`) of each step, and gets the step's number. Replies wait in the outboxes until
+The server appends each step's changes (`ChangeSet`), and gets the step's number. Replies wait in the outboxes until
 their step is on disk. The writer thread commits all appended facts, a *group*, in one transaction, and reports the last
 number of the group.
 
@@ -51,7 +51,7 @@ from store.net.sockets import let_go_in_children
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store.engine.changeset import Facts, Saved
+    from store.engine.changeset import ChangeSet, Saved
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Journal:
         self._path, self._log = self._directory / FILE, self._directory / f"{FILE}-wal"
         self._pid = os.getpid()
         self._database: sqlite3.Connection | None = None
-        self._pending: list[Facts] = []
+        self._pending: list[ChangeSet] = []
         self._wake = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -165,7 +165,7 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------ writing
 
-    def append(self, facts: Facts) -> int:
+    def append(self, facts: ChangeSet) -> int:
         """Add a step's facts to the next group; return the step's number."""
         with self._wake:
             self.appended += 1
@@ -266,7 +266,7 @@ class Journal:
                 on_failure(reason(error, self._path) if isinstance(error, sqlite3.Error) else str(error))
                 return
 
-    def _take_group(self) -> tuple[list[Facts], int] | None:
+    def _take_group(self) -> tuple[list[ChangeSet], int] | None:
         """Wait for facts, and tidy up meanwhile. Return a group and its last number; None once the journal stops."""
         while True:
             with self._wake:
@@ -292,7 +292,7 @@ class Journal:
     def _is_wanted(self) -> bool:
         return bool(self._pending) or self._stopping
 
-    def _write_group(self, group: list[Facts], last: int, on_durable: Callable[[int], None]) -> None:
+    def _write_group(self, group: list[ChangeSet], last: int, on_durable: Callable[[int], None]) -> None:
         """Write a group; if a step is refused or does not fit, find it by halving, and write the steps before it.
 
         Later steps, which may depend on the failed one, are dropped; clients repeat their requests.
@@ -314,7 +314,7 @@ class Journal:
             raise
         on_durable(last)
 
-    def _commit_or_wait(self, group: list[Facts]) -> None:
+    def _commit_or_wait(self, group: list[ChangeSet]) -> None:
         said = False
         remedies = iter((self._empty_log, partial(self._give_up_reserve, group)))
         while True:
@@ -342,7 +342,7 @@ class Journal:
         elif not isinstance(error, RowsRefused):
             log.exception("a group of facts cannot be written, which is a defect")
 
-    def _commit(self, group: list[Facts]) -> None:
+    def _commit(self, group: list[ChangeSet]) -> None:
         """Write a group in one transaction. Raise `RowsRefused` if a row's content is refused, else `sqlite3.Error`."""
         assert self._database is not None, "the writer runs on an open file"
         began, log_bytes = time.perf_counter(), self.log_bytes
@@ -416,14 +416,14 @@ class Journal:
             self._reserve.give_up()  # the database may need the reserve to grow
         return False
 
-    def _give_up_reserve(self, group: list[Facts]) -> bool:
+    def _give_up_reserve(self, group: list[ChangeSet]) -> bool:
         """Free the reserve if the group may use it; return whether it may."""
         may = self._may_use_reserve(group)
         if may:
             self._reserve.give_up()  # the next try takes back what the database needs to grow
         return may
 
-    def _may_use_reserve(self, group: list[Facts]) -> bool:
+    def _may_use_reserve(self, group: list[ChangeSet]) -> bool:
         return self.only_deletes or all(facts.only_takes_away for facts in group)
 
     def _tidy_up(self) -> None:

@@ -14,7 +14,7 @@ from store.messages import Count, Counted, Failed, Get, GetMany, Guarded, KeepAl
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
     from store.messages import Request, Response
 
 PREFIX_LOOKS_MAX = 1024  # changed keys that a listing compares with its prefix; if there are more, it awaits the disk
@@ -31,7 +31,7 @@ class PendingCommits:
         self.revision: int = revision  # the store's revision after the last step on disk
         self.appended: int = durable  # the number of the last step in the journal
         self.bytes: int = 0
-        self._steps: OrderedDict[int, tuple[int, int, Facts]] = OrderedDict()  # bytes, revision after the step, facts
+        self._steps: OrderedDict[int, tuple[int, int, ChangeSet]] = OrderedDict()  # bytes, revision after it, facts
         self._last_revision = revision
         self._changed: dict[str | int, int] = {}  # by key or lease: the last step that changed it
         self._last_small = self._last_large = durable  # the numbers of the last step up to, and above, the small size
@@ -42,7 +42,7 @@ class PendingCommits:
         """True if large requests must wait, as small steps were still waiting when the last group was on disk."""
         return self._passing > self.durable
 
-    def append(self, number: int, facts: Facts) -> None:
+    def append(self, number: int, facts: ChangeSet) -> None:
         """Note a step that was handed to the journal."""
         if facts.revisions:
             self._last_revision = facts.revisions[-1][0].revision
@@ -102,5 +102,5 @@ class PendingCommits:
         return max((self._changed.get(key, 0) for key in keys), default=0)
 
 
-def _what_changed(facts: Facts) -> list[str | int]:
+def _what_changed(facts: ChangeSet) -> list[str | int]:
     return [event.key for events in facts.revisions for event in events] + [*facts.leases]

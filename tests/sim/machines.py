@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rdzv.testing.disk import Disk, SimulatedJournal
     from rdzv.testing.timeline import Host
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
     from store.engine.engine import Engine
     from store.messages import Event
 
@@ -140,7 +140,7 @@ class ObservedStore(FaultyStore):
         """The books of the store that it runs."""
         return self._cosmos.truth.books_of(self.store_id)
 
-    def committed(self, group: list[Facts]) -> None:
+    def committed(self, group: list[ChangeSet]) -> None:
         """Enter data that is on the disk into the books."""
         self.books.committed(group)
 

@@ -17,7 +17,7 @@ from tests.sim.machines import Seams
 from tests.support.faults import FaultyJournal
 
 if TYPE_CHECKING:
-    from store.engine.changeset import Facts, Saved
+    from store.engine.changeset import ChangeSet, Saved
     from store.messages import Event, Request
     from store.server.peer import Peer
 
@@ -30,7 +30,7 @@ __all__ = ["STORE_BUGS", "say_at_once"]
 class WithoutEndsOfLeases(Journal):
     """Writes all but the ends of leases."""
 
-    def _commit(self, group: list[Facts]) -> None:
+    def _commit(self, group: list[ChangeSet]) -> None:
         super()._commit(
             [
                 replace(facts, leases={id: lease for id, lease in facts.leases.items() if lease is not None})
@@ -46,7 +46,7 @@ class ForgetfulJournal(FaultyJournal, WithoutEndsOfLeases):
 class WithoutReplies(Journal):
     """Writes all but the replies."""
 
-    def _commit(self, group: list[Facts]) -> None:
+    def _commit(self, group: list[ChangeSet]) -> None:
         super()._commit([replace(facts, replies=[]) for facts in group])
 
 
@@ -54,7 +54,7 @@ class ReplylessJournal(FaultyJournal, WithoutReplies):
     """Does not write replies, so a request that is sent again after a restart is applied again."""
 
 
-_close = Sessions.close
+_close = Sessions.connection_closed
 _page = History.page
 
 

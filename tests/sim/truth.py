@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from rdzv.testing.timeline import Timeline
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
     from store.engine.engine import Engine
     from store.engine.keyspace import Change
     from store.engine.leases import LeaseRecord
@@ -159,7 +159,7 @@ class Books:
 
     # -------------------------------------------------------------------------------------------------- input
 
-    def committed(self, group: list[Facts]) -> None:
+    def committed(self, group: list[ChangeSet]) -> None:
         """Enter data that is on the disk."""
         for facts in group:
             self._ended.difference_update(id for id, lease in facts.leases.items() if lease is not None)
@@ -548,7 +548,7 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
     if not durable:
         books.began = engine.revision
     changes = engine._changes
-    tick, end_lease, close = engine.tick, changes.end_lease, changes.close
+    tick, end_lease, close = engine.tick, changes.end_lease, changes.finish
 
     def observed_tick(*, now: float, unheard: Mapping[int, float] = MappingProxyType({})) -> Any:
         nonlocal ticking
@@ -574,4 +574,4 @@ def observe(engine: Engine, books: Books, *, durable: bool) -> None:
     engine.tick = observed_tick  # type: ignore[method-assign]  # of this engine alone
     changes.end_lease = observed_end  # type: ignore[method-assign]
     if not durable:
-        changes.close = observed_close  # type: ignore[method-assign]
+        changes.finish = observed_close  # type: ignore[method-assign]

@@ -22,7 +22,7 @@ from store import (
     StoreError,
     StoreReplaced,
 )
-from store.engine.applied import Answer, Delivery, Overtaken
+from store.engine.applied import Answer, Delivery, WatchLost
 from store.engine.engine import Engine
 from store.engine.processes import Closing
 from store.messages import Failed, Granted, Listing, ListingPart, Request, Response
@@ -104,7 +104,7 @@ class Desk:
         assert isinstance(response, Failed), response
         return response
 
-    def take(self, deliveries: Iterable[Delivery | Answer | Overtaken]) -> None:
+    def take(self, deliveries: Iterable[Delivery | Answer | WatchLost]) -> None:
         """Record the deliveries of one step, with their recipients."""
         for delivery in deliveries:
             match delivery:
@@ -206,7 +206,7 @@ class Town(Desk):
                 break
             applied = self.engine.go_on(applied.work)
 
-    def take(self, deliveries: Iterable[Delivery | Answer | Overtaken]) -> None:
+    def take(self, deliveries: Iterable[Delivery | Answer | WatchLost]) -> None:
         """Send the deliveries of one step to their clients."""
         for delivery in deliveries:
             match delivery:

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from store import Event
-from store.engine.changeset import Facts, KeptReply, Saved, SavedLease, SavedSession
+from store.engine.changeset import ChangeSet, KeptReply, Saved, SavedLease, SavedSession
 from store.messages import Written
 from store.server.journal import Journal
 
@@ -87,7 +87,7 @@ def saved_in(directory: Path) -> Saved:
         journal.close()
 
 
-def kept(directory: Path, *groups: list[Facts]) -> Saved:
+def kept(directory: Path, *groups: list[ChangeSet]) -> Saved:
     """Write each group in a transaction of its own, read the journal again, and return its contents."""
     journal = Journal(directory, new_id="id")
     journal.load()
@@ -105,8 +105,8 @@ def delete(revision: int, key: str) -> Event:
     return Event(kind="delete", revision=revision, key=key)
 
 
-def change(*events: Event, **more: Any) -> Facts:
-    return Facts(revisions=[events], **more)
+def change(*events: Event, **more: Any) -> ChangeSet:
+    return ChangeSet(revisions=[events], **more)
 
 
 def lease(id: int, *, ttl: float = 10.0, disconnect_ttl: float | None = None, anonymous: bool = False) -> SavedLease:
@@ -118,23 +118,23 @@ def granted(*leases: SavedLease) -> dict[str, Any]:
     return {"leases": {each.id: each for each in leases}, "last_lease": max(each.id for each in leases)}
 
 
-def opened(session_id: bytes, number: int) -> Facts:
-    facts = Facts()
+def opened(session_id: bytes, number: int) -> ChangeSet:
+    facts = ChangeSet()
     facts.opened(session_id, number)
     return facts
 
 
-def forgotten(session_id: bytes) -> Facts:
-    facts = Facts()
+def forgotten(session_id: bytes) -> ChangeSet:
+    facts = ChangeSet()
     facts.forgotten(session_id)
     return facts
 
 
-def replied(session_id: bytes, request_id: int, *, acknowledged: int = 0) -> Facts:
+def replied(session_id: bytes, request_id: int, *, acknowledged: int = 0) -> ChangeSet:
     reply = KeptReply(
         session_id=session_id, acknowledged=acknowledged, request_id=request_id, response=Written(revision=request_id)
     )
-    return Facts(replies=[reply])
+    return ChangeSet(replies=[reply])
 
 
 def session(session_id: bytes, number: int, *request_ids: int) -> SavedSession:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdzv.testing.links import Link
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
     from store.server.server import Server
 
 __all__ = ["FaultyDisk", "FaultyHost", "FaultyJournal", "FaultyNetwork", "FaultyStore", "FaultyWorld", "Way"]
@@ -137,7 +137,12 @@ class FaultyDisk(Disk):
     reserve: FullReserve
 
     def __init__(
-        self, rng: random.Random, *, store_id: str, on_commit: Callable[[list[Facts]], None], now: Callable[[], float]
+        self,
+        rng: random.Random,
+        *,
+        store_id: str,
+        on_commit: Callable[[list[ChangeSet]], None],
+        now: Callable[[], float],
     ) -> None:
         super().__init__(rng, store_id=store_id)
         self.on_commit = on_commit
@@ -174,7 +179,7 @@ class FaultyJournal(SimulatedJournal):
         else:
             super()._written()
 
-    def _commit(self, group: list[Facts]) -> None:
+    def _commit(self, group: list[ChangeSet]) -> None:
         if self._disk.fail_next:
             self._disk.fail_next -= 1
             raise sqlite3.OperationalError("disk I/O error")
@@ -231,7 +236,7 @@ class FaultyStore(StoreMachine):
         """Return the disk."""
         return FaultyDisk(self._rng, store_id=store_id, on_commit=self.committed, now=lambda: self._world.now)
 
-    def committed(self, group: list[Facts]) -> None:
+    def committed(self, group: list[ChangeSet]) -> None:
         """Called with each committed group of facts."""
 
     def die(self, *, silently: bool = False) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
 
 __all__ = ["HeldBack", "a_peer", "held_back", "taken"]
 
@@ -41,9 +41,9 @@ class HeldBack(Journal):
         super().__init__(*args, **options)
         self.begun = threading.Semaphore(0)
         self.may_commit = threading.Semaphore(0)
-        self.groups: list[list[Facts]] = []
+        self.groups: list[list[ChangeSet]] = []
 
-    def _commit(self, group: list[Facts]) -> None:
+    def _commit(self, group: list[ChangeSet]) -> None:
         self.begun.release()
         assert self.may_commit.acquire(timeout=PATIENCE), "nobody let this group be written"
         super()._commit(group)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rdzv.testing.timeline import Timeline
-from store.engine.changeset import Facts, KeptReply, SavedLease
+from store.engine.changeset import ChangeSet, KeptReply, SavedLease
 from store.messages import Event, Written
 from store.server.journal import Journal
 from tests.store.server.test_journal import tried
@@ -28,9 +28,9 @@ def put(revision: int, key: str, *, lease: int | None = None) -> tuple[Event, ..
     return (event,)
 
 
-def story() -> list[Facts]:
+def story() -> list[ChangeSet]:
     """Return facts of every kind."""
-    opened = Facts(leases={1: SavedLease(id=1, ttl=3.0, disconnect_ttl=0.5)})
+    opened = ChangeSet(leases={1: SavedLease(id=1, ttl=3.0, disconnect_ttl=0.5)})
     opened.opened(SESSION, 1)
     replies = [
         KeptReply(session_id=SESSION, acknowledged=number - 1, request_id=number, response=Written(revision=number))
@@ -39,10 +39,10 @@ def story() -> list[Facts]:
     gone = (Event(kind="delete", revision=3, key="a"),)
     return [
         opened,
-        Facts(revisions=[put(1, "a", lease=1)], replies=replies[:1]),
-        Facts(revisions=[put(2, "b")], replies=replies[1:2]),
-        Facts(revisions=[gone], leases={1: None}, replies=replies[2:]),
-        Facts(revisions=[put(4, "c")], compacted=2),
+        ChangeSet(revisions=[put(1, "a", lease=1)], replies=replies[:1]),
+        ChangeSet(revisions=[put(2, "b")], replies=replies[1:2]),
+        ChangeSet(revisions=[gone], leases={1: None}, replies=replies[2:]),
+        ChangeSet(revisions=[put(4, "c")], compacted=2),
     ]
 
 
@@ -51,7 +51,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.timeline = Timeline()
-        self.written: list[Facts] = []
+        self.written: list[ChangeSet] = []
         self.disk = FaultyDisk(
             random.Random(0), store_id="one", on_commit=self.written.extend, now=lambda: self.timeline.now
         )
@@ -93,8 +93,8 @@ def test_a_crash_loses_exactly_the_uncommitted_facts(machine: Machine) -> None:
     machine.journal.append(story()[0])
     machine.timeline.run(1001.0)
     machine.disk.stalled_until = 1010.0
-    machine.journal.append(Facts(revisions=[put(1, "in hand")]))
-    machine.journal.append(Facts(revisions=[put(2, "pending")]))
+    machine.journal.append(ChangeSet(revisions=[put(1, "in hand")]))
+    machine.journal.append(ChangeSet(revisions=[put(2, "pending")]))
     machine.disk.lose_power()
     saved = machine.open().load()
     assert saved.revision == len(machine.written) - 1, "the group in hand got there, or it did not; the other did not"
@@ -104,7 +104,7 @@ def test_a_crash_loses_exactly_the_uncommitted_facts(machine: Machine) -> None:
 def test_a_full_disk_refuses_writes_until_there_is_space(machine: Machine) -> None:
     machine.disk.fill()
     for revision in range(1, 200):
-        machine.journal.append(Facts(revisions=[put(revision, f"key {revision}" * 50)]))
+        machine.journal.append(ChangeSet(revisions=[put(revision, f"key {revision}" * 50)]))
     machine.timeline.run(1001.0)
     assert machine.failures == ["database or disk is full"]
     assert tried(machine.journal) == "only deletes"
@@ -112,6 +112,6 @@ def test_a_full_disk_refuses_writes_until_there_is_space(machine: Machine) -> No
     assert tried(machine.journal) == "everything"
     machine.disk.fail_next = 1
     machine.journal.start(on_durable=machine.durable.append, on_failure=machine.failures.append)
-    machine.journal.append(Facts(revisions=[put(machine.journal.load().revision + 1, "a")]))
+    machine.journal.append(ChangeSet(revisions=[put(machine.journal.load().revision + 1, "a")]))
     machine.timeline.run(1002.0)
     assert machine.failures == ["database or disk is full", "disk I/O error"]

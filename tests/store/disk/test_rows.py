@@ -9,7 +9,7 @@ import pytest
 
 from store import messages
 from store.disk import rows
-from store.engine.changeset import Facts, KeptReply, SavedLease
+from store.engine.changeset import ChangeSet, KeptReply, SavedLease
 from store.messages import Entry, Event, Failed, FailureKind, Response
 from store.protocol import wire
 
@@ -42,7 +42,7 @@ def layout() -> str:
     parts = [rows.SCHEMA, str(rows.PARTS), repr(rows.seal("a", b"b", 3, None, 1.5))]
     database = empty()
     lease = SavedLease(id=4, ttl=10.0, disconnect_ttl=None, gone_ttl=None, anonymous=True)
-    facts = Facts(
+    facts = ChangeSet(
         revisions=[events],
         leases={4: lease},
         last_lease=4,
@@ -86,7 +86,7 @@ def test_a_revision_in_parts_comes_back_as_one(monkeypatch: pytest.MonkeyPatch) 
     large = tuple(
         Event(kind="put", revision=2, key=f"k{number}", value=b"v" * number, create_revision=2) for number in range(60)
     )
-    rows.write(database, [Facts(revisions=[small, large])], number=1)
+    rows.write(database, [ChangeSet(revisions=[small, large])], number=1)
     assert database.execute("SELECT count(*) FROM history").fetchone()[0] > 10
     assert rows.load(database).history == (small, large)
     database.execute("DELETE FROM history WHERE place = ?", (2 * rows.PARTS + 3,))
@@ -101,14 +101,14 @@ def test_history_that_is_forgotten_goes_with_all_of_its_parts(monkeypatch: pytes
         tuple(Event(kind="put", revision=revision, key=key, value=b"vv", create_revision=1) for key in "ab")
         for revision in (1, 2, 3)
     ]
-    rows.write(database, [Facts(revisions=events, compacted=2)], number=1)
+    rows.write(database, [ChangeSet(revisions=events, compacted=2)], number=1)
     assert rows.load(database).history == (events[2],)
     assert database.execute("SELECT count(*) FROM history").fetchone() == (2,)
 
 
 def test_a_refusal_is_kept_as_the_answer_to_its_request() -> None:
     reply = KeptReply(session_id=b"s" * 16, acknowledged=3, request_id=4, response=messages.Written(revision=9))
-    facts = Facts(revisions=[(Event(kind="delete", revision=1, key="k"),)], replies=[reply])
+    facts = ChangeSet(revisions=[(Event(kind="delete", revision=1, key="k"),)], replies=[reply])
     refused = rows.refusal_of(facts, "too big")
     assert not refused.revisions
     (answer,) = refused.replies
@@ -129,7 +129,7 @@ def test_the_last_word_on_a_lease_is_kept() -> None:
         for size in (1, len(said)):
             database = empty()
             for number, at in enumerate(range(0, len(said), size), 1):
-                rows.write(database, [Facts(leases={4: each}) for each in said[at : at + size]], number=number)
+                rows.write(database, [ChangeSet(leases={4: each}) for each in said[at : at + size]], number=number)
             assert database.execute("SELECT id, ttl FROM leases").fetchall() == kept
 
 
@@ -158,7 +158,7 @@ def test_a_group_of_any_size_takes_a_few_statements_and_is_written_whole() -> No
     ]
     put = [Event(kind="put", revision=number, key=f"k{number}", create_revision=number) for number in numbers]
     deleted = tuple(Event(kind="delete", revision=count + 1, key=f"k{number}") for number in numbers[::2])
-    first, later = Facts(replies=replies[:-clients]), Facts(replies=replies[-clients:])
+    first, later = ChangeSet(replies=replies[:-clients]), ChangeSet(replies=replies[-clients:])
     for number in range(clients):
         first.opened(b"s%d" % number, number)
     first.revisions, later.revisions = [(event,) for event in put], [deleted]

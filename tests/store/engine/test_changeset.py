@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from store.engine.changeset import Facts
+from store.engine.changeset import ChangeSet
 
 A, B = b"a" * 16, b"b" * 16
 
 
 def test_sessions_that_came_and_went_in_one_step_leave_nothing_but_their_numbers() -> None:
     """While a disk is full, every one of them was kept."""
-    facts = Facts()
+    facts = ChangeSet()
     for number in range(1, 1001):
         facts.opened(b"%016d" % number, number)
         facts.forgotten(b"%016d" % number)
@@ -20,7 +20,7 @@ def test_sessions_that_came_and_went_in_one_step_leave_nothing_but_their_numbers
 
 
 def test_a_session_that_went_came_again_and_went_in_one_step_is_gone() -> None:
-    facts = Facts()
+    facts = ChangeSet()
     facts.forgotten(A)
     facts.opened(A, 7)
     facts.forgotten(A)

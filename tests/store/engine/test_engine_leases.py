@@ -233,7 +233,7 @@ def test_after_a_restart_it_is_off_until_the_first_keep_alive() -> None:
     engine.connect(1, session_id=b"s" * 16, process=process_id_of("a"), now=0.0)
     request: Any = Grant(ttl=10.0, disconnect_ttl=DISCONNECT_TTL, gone_ttl=GONE_TTL)
     engine.apply(request, peer=1, request_id=1, acknowledged=0, now=0.0)
-    facts = engine.take_facts()
+    facts = engine.take_changeset()
     assert facts is not None
     (saved,) = facts.leases.values()
     assert saved is not None

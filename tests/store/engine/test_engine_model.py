@@ -68,8 +68,8 @@ from tests.support.limits import limits_with
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from store.engine.applied import Applied, Work
-    from store.engine.changeset import Facts, Saved
+    from store.engine.applied import Applied, Remainder
+    from store.engine.changeset import ChangeSet, Saved
 
 USAGE, LIMIT, LEASE, CONDITION, COMPACTED, FORGOTTEN, *_ = FailureKind
 
@@ -282,7 +282,7 @@ class LateDesk(Desk):
 
     def __init__(self) -> None:
         super().__init__()
-        self.works: dict[int, Work] = {}  # the beginnings of watches, by peer
+        self.works: dict[int, Remainder] = {}  # the beginnings of watches, by peer
 
     def do_chores(self) -> None:
         """Leave the chores for later."""
@@ -459,10 +459,10 @@ class Disk:
         self._database = sqlite3.connect(":memory:", isolation_level=None)
         self._database.executescript(rows.SCHEMA)
         self._database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", "store-1"))
-        self._group: list[Facts] = []
+        self._group: list[ChangeSet] = []
         self._groups = 0
 
-    def write(self, facts: Facts | None) -> None:
+    def write(self, facts: ChangeSet | None) -> None:
         if facts is not None:
             self._group.append(facts)
 
@@ -522,7 +522,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
         either.
         """
         if desk.engine.read_only is None:
-            disk.write(desk.engine.take_facts())
+            disk.write(desk.engine.take_changeset())
 
     def connect() -> None:
         nonlocal peer
@@ -567,8 +567,8 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
             case "the disk takes a group":
                 disk.commit()
         record()
-    disk.write(desk.engine.take_facts())
-    assert desk.engine.take_facts() is None
+    disk.write(desk.engine.take_changeset())
+    assert desk.engine.take_changeset() is None
 
     saved = disk.saved()
     before, after = desk.engine, Engine.restore(saved, limits=limits, now=50_000.0)
@@ -661,7 +661,7 @@ def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
     for number in range(25):
         desk.ask(Put(f"k/{number:02}", b"", lease=lease))
     desk.ask(Revoke(lease=lease))
-    disk.write(desk.engine.take_facts())
+    disk.write(desk.engine.take_changeset())
     again = Desk(Engine.restore(disk.saved(), limits=limits, now=desk.now))
     assert len(again.keys()) == 15
     again.fails(KeepAlive(lease=lease))
@@ -669,5 +669,5 @@ def test_a_lease_that_was_ending_when_its_server_died_goes_on_ending() -> None:
     again.look()
     again.look()
     assert again.keys() == []
-    disk.write(again.engine.take_facts())
+    disk.write(again.engine.take_changeset())
     assert disk.saved().leases == (), "and nothing of it is left"

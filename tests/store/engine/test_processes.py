@@ -11,7 +11,7 @@ def holding(processes: Processes, id: bytes, *peers: int) -> None:
     """A process with these connections, and a lease with the number of the first connection."""
     for peer in peers:
         processes.connected(peer, id, previous=None)
-    processes.keeps(peers[0], peers[0])
+    processes.lease_kept(peers[0], peers[0])
 
 
 def several(*ids: bytes) -> Processes:
@@ -54,7 +54,7 @@ def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
     processes = several(B)
     processes.connected(8, A, previous=None)
     processes.connected(9, b"", previous=None)
-    processes.keeps(9, 77)
+    processes.lease_kept(9, 77)
     assert dead(processes, 8) == dead(processes, 9) == []
     assert len(processes._by_id) == 1
 
@@ -89,7 +89,7 @@ def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
 
 def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
     processes = several(A, B, C, D)
-    processes.keeps(2, 1)
+    processes.lease_kept(2, 1)
     process = processes.closed(2, Closing.DROPPED, now=0.0)
     assert process is not None
     assert process.leases == {1, 2}
@@ -100,10 +100,10 @@ def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
     processes = several(A, B)
     processes.closed(1, Closing.DROPPED, now=0.0)
     assert len(processes._by_id) == 2
-    processes.lets_go(1)
-    processes.lets_go(1)
+    processes.lease_released(1)
+    processes.lease_released(1)
     assert len(processes._by_id) == 1
-    processes.lets_go(2)
+    processes.lease_released(2)
     processes.closed(2, Closing.DROPPED, now=0.0)
     assert len(processes._by_id) == 0
     processes.closed(2, Closing.DROPPED, now=0.0)

@@ -46,8 +46,8 @@ def keep(session: Session, *request_ids: int) -> None:
 def test_sessions_expire_in_the_order_in_which_they_were_left() -> None:
     sessions = some(ttl=100.0)
     first, second = opened(sessions, A, peer=1), opened(sessions, B, peer=2)
-    sessions.close(second, peer=2, now=10.0)
-    sessions.close(first, peer=1, now=50.0)
+    sessions.connection_closed(second, peer=2, now=10.0)
+    sessions.connection_closed(first, peer=1, now=50.0)
     sessions.expire(109.0)
     assert len(sessions) == 2
     sessions.expire(110.0)
@@ -64,7 +64,7 @@ def test_a_farewell_on_an_older_connection_does_not_end_the_session_of_the_newer
     opened(sessions, A, peer=2)
     sessions.end(session, peer=1)
     assert len(sessions) == 1
-    sessions.close(session, peer=2, now=0.0)
+    sessions.connection_closed(session, peer=2, now=0.0)
     sessions.expire(1000.0)
     assert len(sessions) == 0
 
@@ -74,10 +74,10 @@ def test_the_session_longest_away_makes_way_for_a_newcomer_with_or_without_repli
     a, b, c, d = (opened(sessions, bytes([name]) * 16, peer=name) for name in b"abcd")
     keep(a, 1)
     for now, session in enumerate((a, c, b)):  # the fourth stays connected
-        sessions.close(session, peer=session.id[0], now=float(now))
+        sessions.connection_closed(session, peer=session.id[0], now=float(now))
     assert sessions.make_way(A, 100.0) == [], "a client that comes back needs no room"
     assert come(sessions, b"e" * 16, peer=5, now=9.9) is None, "none has been away for so long that it makes way"
-    assert sessions.place_in(9.5) == 0.5
+    assert sessions.seconds_until_room(9.5) == 0.5
     assert sessions.make_way(b"e" * 16, 10.0) == [a.id]
     assert opened(sessions, b"e" * 16, peer=5, now=10.0).number == 5
     assert opened(sessions, B, peer=6, now=12.0) is b, "and is not away any more"
@@ -85,7 +85,7 @@ def test_the_session_longest_away_makes_way_for_a_newcomer_with_or_without_repli
     assert again is not None
     assert (again.number, again.replay(1)) == (6, None), "the server has forgotten it, and says so by its number"
     assert sessions.make_way(b"f" * 16, 1000.0) == [], "clients that are connected keep their sessions"
-    assert sessions.place_in(1000.0) == math.inf
+    assert sessions.seconds_until_room(1000.0) == math.inf
     assert len({a, c, d}) == 3
 
 
@@ -126,7 +126,7 @@ def test_the_memory_of_all_sessions_is_counted_through_every_change() -> None:
     assert sessions.budget.bytes == 4 * REPLY
     sessions.end(a, peer=1)
     assert sessions.budget.bytes == REPLY
-    sessions.close(b, peer=2, now=5.0)
+    sessions.connection_closed(b, peer=2, now=5.0)
     assert sessions.budget.bytes == REPLY
     sessions.expire(15.0)
     assert sessions.budget.bytes == 0
@@ -140,7 +140,7 @@ def test_room_is_made_by_the_sessions_whose_clients_have_been_away_for_longest()
     for peer, id in enumerate(ids):
         keep(opened(sessions, id, peer=peer), 1)
     for peer in (2, 0, 1):
-        sessions.close(opened(sessions, ids[peer], peer=peer), peer=peer, now=float(peer))
+        sessions.connection_closed(opened(sessions, ids[peer], peer=peer), peer=peer, now=float(peer))
     assert sessions.make_room(5 * REPLY) == []
     assert sessions.make_room(3 * REPLY) == [ids[2], ids[0]]
     assert sessions.make_room(1) == [ids[1]], "the one that is connected stays"

@@ -12,14 +12,14 @@ from store import when
 from store.engine import requests
 from store.engine.engine import WAITS_AT_ONCE
 from store.engine.requests import LOOKS_A_STEP
-from store.engine.waits import Parked, Waits
+from store.engine.waits import ParkedWait, Waits
 from store.messages import Append, Cancel, Delete, Event, Guarded, Put, Transact, Wait
 from tests.support.by_hand import Desk
 
 
-def parked(*keys: str, missing: str, fence: str | None = None) -> Parked:
+def parked(*keys: str, missing: str, fence: str | None = None) -> ParkedWait:
     conditions = () if fence is None else (when.exists(fence),)
-    return Parked(keys=keys, missing=keys.index(missing), when=conditions)
+    return ParkedWait(keys=keys, missing=keys.index(missing), when=conditions)
 
 
 def put(key: str) -> Event:
@@ -31,13 +31,13 @@ def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothi
     waits = Waits()
     for number in range(100):
         waits.add((1, number), parked("often", f"never {number}", missing="often"), cost=10)
-    ((standing, key),) = waits.stirred([put("often")])
+    ((standing, key),) = waits.affected_by([put("often")])
     for watcher in standing.pop(key):
         missing = waits.parked[watcher].next_missing({"often"})
         assert missing == 1
         waits.move(watcher, missing)
-    assert waits.stirred([put("often")]) == []
-    ((standing, key),) = waits.stirred([put("never 7")])
+    assert waits.affected_by([put("often")]) == []
+    ((standing, key),) = waits.affected_by([put("never 7")])
     assert standing[key] == {(1, 7): None}
 
 
@@ -103,7 +103,7 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
         for key, standing in each.engine._waits._at.items():
             assert key not in each.engine._keys.entries
             assert standing
-        assert all(map(each.engine._waits.stands, each.engine._waits.parked))
+        assert all(map(each.engine._waits.is_registered, each.engine._waits.parked))
     assert not unhurried.engine.state.past
 
 

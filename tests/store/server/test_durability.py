@@ -18,7 +18,7 @@ from tests.support.virtual_time import passes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
     from store.server.journal import Journal
 
 pytestmark = pytest.mark.virtual_time
@@ -39,7 +39,7 @@ class ByHand:
         self.tried = 0
         self.free = 2**40
 
-    def append(self, facts: Facts) -> int:  # noqa: ARG002
+    def append(self, facts: ChangeSet) -> int:  # noqa: ARG002
         self.appended += 1
         return self.appended
 
@@ -81,7 +81,7 @@ class Store:
         self.said: list[Any] = []
         self.engine = Engine(store_id="it", limits=limits_with(**limits), durable=True)
         self.engine.connect(1, session_id=b"s" * 16, now=0.0)
-        self.engine.take_facts()
+        self.engine.take_changeset()
         self.asked = 0
         self.durability = Durability(
             self.engine,

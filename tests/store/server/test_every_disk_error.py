@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
 
 ERRORS = {
     "ENOSPC": sqlite3.SQLITE_FULL,
@@ -56,7 +56,7 @@ class Failing(Journal):
             error.sqlite_errorcode = self.code
             raise error
 
-    def _commit(self, group: list[Facts]) -> None:
+    def _commit(self, group: list[ChangeSet]) -> None:
         self._fail("begin")
         super()._commit(group)
 

@@ -46,7 +46,7 @@ from tests.support.stores import until
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from store.engine.changeset import Facts
+    from store.engine.changeset import ChangeSet
 
 
 async def has_done(server: store.Server, requests: int) -> None:
@@ -408,7 +408,7 @@ class Unsynced(Journal):
 
     fails = False
 
-    def _commit(self, group: list[Facts]) -> None:
+    def _commit(self, group: list[ChangeSet]) -> None:
         if self.fails:
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
@@ -425,7 +425,7 @@ class Hanging(Journal):
     hangs = threading.Event()
     may_go_on = threading.Event()
 
-    def _commit(self, group: list[Facts]) -> None:
+    def _commit(self, group: list[ChangeSet]) -> None:
         if any(facts.revisions for facts in group):
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from store.disk.directory import FILE
-from store.engine.changeset import Facts, Saved
+from store.engine.changeset import ChangeSet, Saved
 from store.errors import StoreUsageError
 from store.messages import Entry, Failed, Written
 from store.server.journal import Journal
@@ -68,17 +68,17 @@ LAST_OF_STEPS = {
     "revision": 5,
     "history": tuple(step.revisions[0] for step in STEPS),
 }
-GROUPS: dict[str, tuple[list[list[Facts]], dict[str, object]]] = {
+GROUPS: dict[str, tuple[list[list[ChangeSet]], dict[str, object]]] = {
     "of changes in one group the last counts": ([STEPS], LAST_OF_STEPS),
     "and so it does of a group each": ([[step] for step in STEPS], LAST_OF_STEPS),
     "a lease that is granted and ends in one group is gone, and its number used up": (
         [
             [
-                Facts(**granted(lease(1), lease(2))),
+                ChangeSet(**granted(lease(1), lease(2))),
                 change(put(1, "k", lease=1)),
                 change(delete(2, "k"), leases={1: None}),
             ],
-            [Facts(leases={2: None})],
+            [ChangeSet(leases={2: None})],
         ],
         {"leases": (), "entries": (), "last_lease": 2},
     ),
@@ -113,11 +113,11 @@ GROUPS: dict[str, tuple[list[list[Facts]], dict[str, object]]] = {
         {"sessions": (session(A, 2, 9),)},
     ),
     "a session that expired and came again in one step is a new one": (
-        [[opened(A, 1), replied(A, 1)], [Facts(sessions={A: 2}, last_session=2)]],
+        [[opened(A, 1), replied(A, 1)], [ChangeSet(sessions={A: 2}, last_session=2)]],
         {"sessions": (session(A, 2),)},
     ),
     "a session that came and went in one step leaves its number behind": (
-        [[Facts(sessions={A: None}, last_session=3)]],
+        [[ChangeSet(sessions={A: None}, last_session=3)]],
         {"sessions": (), "last_session": 3},
     ),
 }
@@ -258,9 +258,9 @@ def test_a_write_that_sqlite_always_refuses_fails_for_its_sender_only(tmp_path: 
     assert journal._database is not None
     journal._database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
     outcome = Outcome()
-    journal.append(Facts(revisions=[(put(1, "before"),)], replies=replied(A, 1).replies))
+    journal.append(ChangeSet(revisions=[(put(1, "before"),)], replies=replied(A, 1).replies))
     large = put(2, "large", bytes(200_000))
-    journal.append(Facts(revisions=[(large,)], replies=replied(B, 1).replies))
+    journal.append(ChangeSet(revisions=[(large,)], replies=replied(B, 1).replies))
     journal.append(change(put(3, "rests upon it")))
     outcome.start(journal)
     assert "too big" in outcome.wait_for_failure()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from store import when
-from store.engine.changeset import Facts, SavedLease
+from store.engine.changeset import ChangeSet, SavedLease
 from store.messages import (
     Count,
     Counted,
@@ -40,9 +40,9 @@ EMPTY = Listing(entries=(), revision=7)
 def with_a_change() -> PendingCommits:
     """The disk has up to revision 5; revision 6 has changed `a/1`, 7 has changed `b`, and lease 3 is new."""
     pending_commits = PendingCommits(durable=10, revision=5)
-    pending_commits.append(11, Facts(revisions=[(Event(kind="put", revision=6, key="a/1"),)]))
+    pending_commits.append(11, ChangeSet(revisions=[(Event(kind="put", revision=6, key="a/1"),)]))
     lease = SavedLease(id=3, ttl=1.0, disconnect_ttl=None, anonymous=False)
-    pending_commits.append(12, Facts(revisions=[(Event(kind="delete", revision=7, key="b"),)], leases={3: lease}))
+    pending_commits.append(12, ChangeSet(revisions=[(Event(kind="delete", revision=7, key="b"),)], leases={3: lease}))
     return pending_commits
 
 
@@ -112,7 +112,7 @@ def test_a_listing_of_an_earlier_revision_keeps_that(prefix: str) -> None:
 
 def test_a_step_that_only_grants_changed_is_of_the_revision_before_it() -> None:
     pending_commits = with_a_change()
-    pending_commits.append(13, Facts(leases={4: SavedLease(id=4, ttl=1.0)}))
+    pending_commits.append(13, ChangeSet(leases={4: SavedLease(id=4, ttl=1.0)}))
     pending_commits.written(13)
     assert pending_commits.revision == 7
 
@@ -132,7 +132,7 @@ def test_replies_do_not_wait_for_changes_on_disk() -> None:
 
 def test_a_key_that_has_changed_again_is_waited_for_until_the_later_change_is_on_disk() -> None:
     pending_commits = with_a_change()
-    pending_commits.append(13, Facts(revisions=[(Event(kind="put", revision=8, key="a/1"),)]))
+    pending_commits.append(13, ChangeSet(revisions=[(Event(kind="put", revision=8, key="a/1"),)]))
     pending_commits.written(12)
     assert pending_commits.wait_for(Get("a/1"), FOUND)[0] == 13
 
@@ -140,8 +140,8 @@ def test_a_key_that_has_changed_again_is_waited_for_until_the_later_change_is_on
 def test_a_lease_that_came_again_is_waited_for_until_the_later_grant_is_on_disk() -> None:
     """A keep-alive of a chosen id was answered while a crash could still undo the lease."""
     pending_commits = with_a_change()
-    pending_commits.append(13, Facts(leases={3: None}))
-    pending_commits.append(14, Facts(leases={3: SavedLease(id=3, ttl=1.0)}))
+    pending_commits.append(13, ChangeSet(leases={3: None}))
+    pending_commits.append(14, ChangeSet(leases={3: SavedLease(id=3, ttl=1.0)}))
     pending_commits.written(12)
     assert pending_commits.wait_for(KeepAlive(lease=3), Granted(lease=3, ttl=1.0))[0] == 14
     pending_commits.written(14)
