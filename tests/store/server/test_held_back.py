@@ -177,7 +177,7 @@ async def test_groups_are_as_large_as_is_written_in_time_filled_in_turns_and_ope
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small put waited for everything that 16 other clients had under way: for 0.1 to 1 s."""
-    monkeypatch.setattr(Journal, "_learn", lambda *_: None)
+    monkeypatch.setattr(Journal, "_adapt_group_size", lambda *_: None)
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         greedy = [await a_peer(server, journal) for _ in range(3)]
         bystander = await a_peer(server, journal)
@@ -215,7 +215,7 @@ async def test_a_small_put_is_on_disk_before_the_next_large_transaction_is_carri
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside transactions of 2,000 puts it took 140 ms (median): the reply waited until the next one was done."""
-    monkeypatch.setattr(Journal, "_learn", lambda *_: None)
+    monkeypatch.setattr(Journal, "_adapt_group_size", lambda *_: None)
     async with held_back(tmp_path, monkeypatch) as (server, journal):
         greedy, bystander = await a_peer(server, journal), await a_peer(server, journal)
         journal.group_bytes = 10_000
