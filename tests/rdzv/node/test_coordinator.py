@@ -235,10 +235,10 @@ async def test_the_end_of_a_term_revokes_the_lease_of_no_round(*, taken_over: bo
         lease = await client.grant(60.0)
         round = Round(number=0, term=1, size=1, buckets=0, host="", port=0, lease=lease.id)
         shared = SharedLease(client, ttl=60.0)
-        keeping = asyncio.create_task(shared.keep(round if taken_over else None))
-        kept = Lease(client, id=await shared.take(), ttl=60.0)
+        keeping = asyncio.create_task(shared.renew_until_cancelled(round if taken_over else None))
+        kept = Lease(client, id=await shared.acquire(), ttl=60.0)
         assert (kept.id == lease.id) is taken_over
-        await shared.give_back()
+        await shared.revoke_unused()
         with contextlib.nullcontext() if taken_over else pytest.raises(LeaseNotFound):
             await kept.keep_alive()
         keeping.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.core.hosts.lost_store import survivors_of
+from rdzv.core.hosts.lost_store import survivor_ranks
 from rdzv.core.state import LostStore, NodeRecord
 
 
@@ -31,5 +31,5 @@ def test_only_the_members_of_the_lost_stores_last_round_have_survived_it() -> No
     lost = LostStore(generation=1, revision=9, round=7, round_at=5)
     came_from = {"a": (5, 1), "b": (4, 0), "c": None}
     records = [NodeRecord(node_id=name, incarnation="", came_from=it) for name, it in came_from.items()]
-    assert survivors_of(records, lost) == {"a": 1}
-    assert survivors_of(records, None) == {}
+    assert survivor_ranks(records, lost) == {"a": 1}
+    assert survivor_ranks(records, None) == {}

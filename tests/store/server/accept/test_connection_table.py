@@ -180,7 +180,7 @@ async def test_a_thousand_that_say_hello_have_one_timer_and_none_is_given_up() -
 @pytest.mark.virtual_time
 async def test_where_honest_clients_take_long_all_are_given_more_time_each_its_own_and_not_for_ever() -> None:
     scene = Timed()
-    scene.table.proved(scene.comes())  # a quick one just before does not count
+    scene.table.mark_authenticated(scene.comes())  # a quick one just before does not count
     honest, first = scene.comes(), scene.comes()
     await asyncio.sleep(1.0)
     second = scene.comes()
