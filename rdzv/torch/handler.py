@@ -449,9 +449,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             if handler.is_closed():
                 return
             if end.has_failed and self._was_member:
-                handler.give_up(
-                    self._with_remedy(end.why), status=1
-                )  # the run failed, so spares must not exit with success
+                # The run failed, so spares must not exit with success.
+                handler.give_up(self._with_remedy(end.why), status=1)
             else:
                 handler.set_closed(end.why if self._was_member else "shut down before it began")
 

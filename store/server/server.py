@@ -303,7 +303,10 @@ async def serve(
     bound_host = addresses[0] if len(addresses) == 1 else host
 
     def current_token() -> bytes | None:
-        return token_bytes(token() if callable(token) else token)
+        found = token_bytes(token() if callable(token) else token)
+        if callable(token) and not found:
+            raise StoreUsageError("the function for the token has returned none: an open store would let anyone in")
+        return found
 
     secret = current_token()
     if secret == b"":

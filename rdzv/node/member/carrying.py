@@ -51,13 +51,9 @@ async def tell(part: NodeState, link: StoreSession) -> None:
             break
         lease = (await link.run_lease()).id
         writes: list[Operation] = [Put(keys.lost_store, lost.pack(), lease=lease)]
-        carried = (
-            (keys.settings, lost.settings),
-            (keys.closed, lost.closed),
-            (keys.tally, lost.tally),
-            (keys.tally_copy, lost.tally),
-        )
-        for key, value in carried:
+        carried = {keys.settings: lost.settings, keys.closed: lost.closed}
+        carried |= dict.fromkeys((keys.tally, keys.tally_copy), lost.tally)
+        for key, value in carried.items():
             if value and round is None:  # no round has completed with the new store's values yet
                 writes.append(Put(key, value, lease=lease))
         if there is not None:  # another node wrote a value that this node does not know: delete it

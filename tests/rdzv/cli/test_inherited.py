@@ -133,7 +133,7 @@ assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == {signal.SIGTERM, signal.S
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(ENDING, ENDING)))
-@pytest.mark.parametrize(("pause", "accept"), [(0.0, False), (0.004, False), (0.3, False), (1.5, True)])
+@pytest.mark.parametrize(("pause", "is_new"), [(0.0, False), (0.004, False), (0.3, False), (1.5, True)])
 def test_a_signal_repeated_within_a_second_counts_once(
     first: signal.Signals, second: signal.Signals, pause: float, is_new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -270,7 +270,7 @@ def test_a_generated_token_is_long_enough_and_new_each_time(capsys: pytest.Captu
     assert re.fullmatch("[A-Za-z0-9_-]{43}", first), "32 random bytes, which pass a shell and a file unharmed"
 
 
-@pytest.mark.parametrize(("line", "has_more"), [("rdzv res", ["resize", "restore"]), ("rdzv drain --w", ["--within"])])
+@pytest.mark.parametrize(("line", "goes_on"), [("rdzv res", ["resize", "restore"]), ("rdzv drain --w", ["--within"])])
 def test_a_shell_gets_completions(line: str, goes_on: list[str], tmp_path: Path) -> None:
     require("argcomplete")
     asked = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "told")}

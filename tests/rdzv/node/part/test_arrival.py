@@ -62,13 +62,13 @@ def test_a_written_record_is_current_at_its_revision_until_it_is_withdrawn() -> 
     assert not one.is_current(7)
 
 
-@pytest.mark.parametrize("how", ["lapsed", "withdraw"])
+@pytest.mark.parametrize("how", ["lease_lost", "withdraw"])
 def test_the_answer_is_ignored_if_the_arrival_ended_while_the_record_was_under_way(how: str) -> None:
     one = arrival(in_state=State.SENT)
     assert one.in_doubt
     getattr(one, how)()
     assert not one.written(7)
-    assert (one.state, one.lease) == ((State.ABSENT, None) if how == "lapsed" else (State.WITHDRAWN, "lease"))
+    assert (one.state, one.lease) == ((State.ABSENT, None) if how == "lease_lost" else (State.WITHDRAWN, "lease"))
     assert one.record is None
 
 

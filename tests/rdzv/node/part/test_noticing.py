@@ -34,7 +34,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     part.arrival = cast(
         "Any",
         SimpleNamespace(
-            lease=SimpleNamespace(id=5), revision=0, taken_in=int, state=State.TAKEN_IN, record=None, began=1
+            lease=SimpleNamespace(id=5), revision=0, accepted=int, state=State.TAKEN_IN, record=None, began=1
         ),
     )
     answers: list[Any] = []
