@@ -150,9 +150,8 @@ class Operations(RoundKeys):
             may_create = result.entry is None
 
     async def delete_key(self, key: str) -> bool:
-        """Delete a value; return True if it existed. As in PyTorch, a queue stays."""
-        delete, no_queue = Delete(self._value_key(key)), when.missing(self.prefix + MARKS + key)
-        return (await self._begin()(Transact(when=(no_queue,), then=(delete,)))).results == (True,)
+        """Delete a key; return True if it existed."""
+        return (await self._begin()(Delete(self._value_key(key)))).count > 0
 
     async def list_keys(self) -> list[str]:
         """Return this round's keys that hold values, sorted; as in PyTorch, without queues."""
@@ -331,9 +330,11 @@ async def _missing_at_barrier(ask: FencedCall, roster: MemberNames, came_prefix:
     if str(len(came)) != there:
         return ""  # the missing ranks are unknown: for example, one rank has called twice
     missing = [rank for rank in range(size) if str(rank) not in came]
-    buckets, names = tuple(dict.fromkeys(map(roster.key, missing[:NAMED_MAX]))), dict[int, str]()
-    for found in filter(None, (await ask(GetMany(keys=buckets))).entries):
-        names.update(roster.read(found.value))
+    names: dict[int, str] = {}
+    for bucket in dict.fromkeys(map(roster.key, missing[:NAMED_MAX])):
+        found = (await ask(Get(bucket))).entry
+        if found is not None:
+            names.update(roster.read(found.value))
     return roster.describe_missing(missing, names)
 
 

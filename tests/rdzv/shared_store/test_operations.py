@@ -16,7 +16,7 @@ from rdzv.shared_store.operations import MARK, Operations
 from store import when
 from store.engine.engine import Engine
 from store.errors import ConditionFailed, ConnectionLost, LimitExceeded, StoreError, StoreTimeoutError
-from store.messages import Add, Condition, Delete, Guarded, List, Put, Request, Response, Target, Transact, Wait
+from store.messages import Condition, Delete, Guarded, List, Put, Request, Response, Target, Transact, Wait
 from store.protocol.connection import error_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def member() -> Table:
 
 def test_requests_are_guarded_by_the_fence_and_transactions_have_it_among_their_conditions() -> None:
     table = member()
-    assert table.begin(table.add("a", 1)).request == Guarded(when=FENCE, request=Add("/r/k/a", 1))
+    assert table.begin(table.delete_key("a")).request == Guarded(when=FENCE, request=Delete("/r/k/a"))
     transact = table.begin(table.check(["a"])).request
     assert isinstance(transact, Transact) and transact.when == (*FENCE, when.exists("/r/k/a"))
     assert [read.key for read in transact.otherwise] == ["/round", "/node"]

@@ -118,10 +118,6 @@ DIALOGUE: list[tuple[str, tuple[Any, ...], Any]] = [
     ("queue_pop", ("q", False), EMPTY),
     ("queue_len", ("q",), 0),
     ("check", (["q"],), False),
-    ("queue_push", ("q", "3"), None),
-    ("delete_key", ("q",), False),
-    ("check", (["q"],), True),
-    ("queue_pop", ("q", False), b"3"),
     ("barrier", ("b1", 1), None),
     ("barrier", ("b1", 1, SHORT), None),
     ("barrier", ("b2", 2, SHORT), LATE),
@@ -288,6 +284,15 @@ async def test_a_queue_is_no_value(shared: Any, observer: store.Client) -> None:
     await shared.set("jobs/%", "x")
     assert await shared.get("jobs/%") == b"x"
     assert await shared.list_keys() == ["jobs", "jobs/%"]
+
+
+async def test_a_queue_survives_the_deletion_of_its_key(shared: Any, observer: store.Client) -> None:
+    for item in "12":
+        await shared.queue_push("jobs", item)
+    await shared.delete_key("jobs")
+    assert [await shared.queue_pop("jobs", False) for _ in "12"] == [b"1", b"2"]
+    assert not await shared.check(["jobs"])
+    assert await observer.list("/round/") == []
 
 
 # Barriers, timeouts, clones.
