@@ -39,7 +39,6 @@ R = TypeVar("R", bound=Response)
 
 VALUES: Final = "k/"
 QUEUES: Final = "q/"  # the prefix of the queues' keys; users do not see it
-MARKS: Final = "m/"
 ANSWER_TIMEOUT: Final = 1.0  # seconds: the least limit of a request that does not wait; users' timeouts limit waits
 NAMED_MAX: Final = 8  # members, or keys, that an error lists
 
@@ -190,7 +189,7 @@ class FencedCall:
         if isinstance(error, ConnectionLost):
             return RendezvousConnectionError(f"the shared store {self.prefix} cannot be reached: {error}")
         text = str(error)  # show the user's key, without the prefix in the store
-        for before in (self.prefix + VALUES, self.prefix + QUEUES, self.prefix + MARKS):
+        for before in (self.prefix + VALUES, self.prefix + QUEUES):
             text = text.replace(before, "")
         error.args = (text, *error.args[1:])
         return error

@@ -1,14 +1,14 @@
 """The `torch.distributed.Store` API over one round's keys, for both twins of a round's store.
 
     <prefix>k/<key>               a value, or the mark of a queue that has items
-    <prefix>m/<key>               the second mark of a queue that has items: no value is written while it exists
     <prefix>q/<key>/<unique>      one item of a queue; "/" and "%" in the key are percent-encoded
     <prefix>b/<key>/<rank>        a member that waits at a barrier, so that the missing ones can be named
 
-A queue's order is that of its items' create_revisions. Every push writes the item and both marks in one transaction.
-The pop of the last item deletes it and the marks, unless a later push has written them. So the marks exist
-exactly while the queue has items, and `wait`, `check` and a blocking `queue_pop` need not poll. An item is deleted only
-if it still exists, so only one caller gets it. A push wakes every caller of `queue_pop`: a queue suits tens of them.
+A queue's order is that of its items' create_revisions. Every push writes the item and the mark in one transaction. The
+pop of the last item deletes the item and the mark, unless a later push has written the mark. So the mark exists exactly
+while the queue has items, and `wait`, `check` and a blocking `queue_pop` need not poll. Only one caller of `queue_pop`
+gets an item: an item is deleted only if it still exists. A push wakes every caller that waits in `queue_pop`, so a
+queue suits tens of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 from rdzv.config.config_errors import shown
 from rdzv.errors import QueueEmptyError
 from rdzv.shared_store.arguments import valid_int, valid_items, valid_key, valid_keys, valid_value
-from rdzv.shared_store.fencing import MARKS, NAMED_MAX, QUEUES, VALUES, OutOfTime, named
+from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTime, named
 from store import when
 from store.messages import (
     Add,
@@ -38,7 +38,7 @@ from store.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from datetime import timedelta
 
     from rdzv.shared_store.fencing import FencedCall, MemberNames, MembershipQueries
@@ -78,7 +78,7 @@ class Operations(RoundKeys):
 
     async def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        await _write(self, {key: Put(self._value_key(key), valid_value(value), None, self.lease)})
+        await self._begin()(Put(self._value_key(key), valid_value(value), None, self.lease))
 
     async def get(self, key: str) -> bytes:
         """Wait for a key, and read it."""
@@ -113,8 +113,9 @@ class Operations(RoundKeys):
         contents = [valid_value(value) for value in valid_items(values, "values")]
         if len(names) != len(contents):
             raise ValueError(f"multi_set has {len(names)} keys and {len(contents)} values; give one value for each key")
-        items = zip(names, contents, strict=True)
-        await _write(self, {key: Put(self._value_key(key), value, None, self.lease) for key, value in items})
+        writes = {self._value_key(key): value for key, value in zip(names, contents, strict=True)}
+        puts = tuple(Put(key, value, lease=self.lease) for key, value in writes.items())
+        await self._begin()(Transact(when=(), then=puts))
 
     async def add(self, key: str, amount: int) -> int:
         """Add to the decimal number of a key, 0 if missing; return the sum."""
@@ -125,7 +126,7 @@ class Operations(RoundKeys):
 
     async def append(self, key: str, value: str | bytes) -> None:
         """Append to a key's value; a missing key counts as empty."""
-        await _write(self, {key: Append(self._value_key(key), valid_value(value), self.lease)})
+        await self._begin()(Append(self._value_key(key), valid_value(value), self.lease))
 
     async def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Write the desired value if the key holds the expected one, or is missing and the expected one is empty.
@@ -138,8 +139,10 @@ class Operations(RoundKeys):
         may_create = not wanted
         while True:
             # One request creates the key, the other replaces its value: if one fails, try the other.
-            at, old = (0, None) if may_create else (None, wanted)
-            request = CompareAndSet(key=held, value=new, expected_revision=at, expected_value=old, lease=self.lease)
+            if may_create:
+                request = CompareAndSet(key=held, value=new, expected_revision=0, lease=self.lease)
+            else:
+                request = CompareAndSet(key=held, value=new, expected_value=wanted, lease=self.lease)
             result = await ask(request)
             if result.succeeded:
                 return new
@@ -165,9 +168,9 @@ class Operations(RoundKeys):
 
     async def queue_push(self, key: str, value: str | bytes) -> None:
         """Append an item to a queue."""
-        mark, last = self._value_key(key), self.prefix + MARKS + key
+        mark = self._value_key(key)
         item = Put(self._queue_prefix(key) + self._unique(), valid_value(value), lease=self.lease)
-        writes = item, Put(mark, MARK, lease=self.lease), Put(last, b"", lease=self.lease)
+        writes = item, Put(mark, MARK, lease=self.lease)
         ask = self._begin()
         starts = True  # assume an empty queue; otherwise the transaction writes nothing
         while True:
@@ -186,14 +189,14 @@ class Operations(RoundKeys):
         Raises:
             QueueEmptyError: The queue is empty, and `block` is False.
         """
-        mark, prefix, marks = self._value_key(key), self._queue_prefix(key), self.prefix + MARKS + key
+        mark, prefix = self._value_key(key), self._queue_prefix(key)
         ask = self._begin()
         while True:
             listing = await ask(List(prefix=prefix, keys_only=True))
             items = sorted(filter(None, listing.entries), key=lambda item: item.create_revision)
             for item in items:
                 # The items before this one have been taken for good, so this item is the queue's first.
-                popped = await _pop(ask, item, (marks, mark), is_last=item is items[-1])
+                popped = await _pop(ask, item, mark, is_last=item is items[-1])
                 if popped is not None:
                     return popped
             if not items and not block:
@@ -215,7 +218,10 @@ class Operations(RoundKeys):
             raise ValueError(f"world_size={size} must be at least 1: the caller of barrier counts")
         roster, came = self._company.roster, f"{self.prefix}b/{_escaped(valid_key(key))}/"
         marks = [f"{came}{roster.rank}"] if roster is not None else []
-        come: tuple[Operation, ...] = Add(members, 1, self.lease), *(Put(mark, b"", None, self.lease) for mark in marks)
+        come: tuple[Operation, ...] = (
+            Add(members, 1, self.lease),
+            *(Put(mark, b"", lease=self.lease) for mark in marks),
+        )
         go: tuple[Operation, ...] = Add(members, -1, self.lease), *map(Delete, marks)
         ask = self._begin(timeout)
         is_last = (await _counted(ask, come)) >= size
@@ -273,31 +279,22 @@ async def _read(ask: FencedCall, held: tuple[str, ...]) -> list[bytes] | None:
     return [found[key] for key in held]
 
 
-async def _write(store: RoundKeys, writes: Mapping[str, Put | Append]) -> None:
-    """Write values, unless one of the keys holds a queue."""
-    ask, marks = store._begin(), tuple(store.prefix + MARKS + key for key in writes)
-    if not (await ask(Transact(when=tuple(map(when.missing, marks)), then=tuple(writes.values())))).succeeded:
-        found = (await ask(GetMany(keys=marks))).entries
-        queues = [key for key, mark in zip(writes, found, strict=True) if mark is not None] or writes
-        raise ValueError(f"{named(queues)} holds a queue's items, not a value; give the value a key of its own")
-
-
-async def _pop(ask: FencedCall, item: Entry, marks: tuple[str, str], *, is_last: bool) -> bytes | None:
+async def _pop(ask: FencedCall, item: Entry, mark: str, *, is_last: bool) -> bytes | None:
     """Take this item; return None if another caller took it, or if the queue must be read again."""
     unchanged = when.mod_revision(item.key) == item.mod_revision
     take = Get(item.key), Delete(item.key)
     if not is_last:
         return _taken(await ask(Transact(when=(unchanged,), then=take)))
-    untouched = when.mod_revision(marks[0]) == item.mod_revision
-    look = Get(item.key), Get(marks[0])
-    result = await ask(Transact(when=(unchanged, untouched), then=(*take, *map(Delete, marks)), otherwise=look))
+    untouched = when.mod_revision(mark) == item.mod_revision
+    look = Get(item.key), Get(mark)
+    result = await ask(Transact(when=(unchanged, untouched), then=(*take, Delete(mark)), otherwise=look))
     if result.succeeded:
         return _taken(result)
     still_there, there = result.results
     if still_there is None:
         return None
-    # A later push has written the mark: take only the item.
-    seen = when.mod_revision(marks[0]) == (there.mod_revision if isinstance(there, Entry) else 0)
+    # The mark was written after this item, by a later push or by `set`, or was deleted: take only the item.
+    seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
     return _taken(await ask(Transact(when=(unchanged, seen), then=take)))
 
 
@@ -320,9 +317,11 @@ async def _keys_under(ask: FencedCall, prefix: str) -> list[str]:
 
 
 async def _keys_of_values(ask: FencedCall, prefix: str) -> list[str]:
+    values, queues = prefix + VALUES, prefix + QUEUES
     keys = await _keys_under(ask, prefix)
-    marks = {key.removeprefix(prefix + MARKS) for key in keys if key.startswith(prefix + MARKS)}
-    return sorted({key.removeprefix(prefix + VALUES) for key in keys if key.startswith(prefix + VALUES)} - marks)
+    of_queues = {key.removeprefix(queues).partition("/")[0] for key in keys if key.startswith(queues)}
+    of_values = [key.removeprefix(values) for key in keys if key.startswith(values)]
+    return [key for key in of_values if _escaped(key) not in of_queues]
 
 
 async def _missing_at_barrier(ask: FencedCall, roster: MemberNames, came_prefix: str, size: int, there: str) -> str:

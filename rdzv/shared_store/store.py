@@ -7,7 +7,7 @@ Names, order of arguments and meaning are those of PyTorch 2.13, except:
   answers at once has at least a second.
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
   `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
-- A key cannot be both a queue's and a value's: to write the other one raises `ValueError`.
+- A key cannot be both a queue's and a value's.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def member() -> Table:
 
 def test_requests_are_guarded_by_the_fence_and_transactions_have_it_among_their_conditions() -> None:
     table = member()
-    assert table.begin(table.delete_key("a")).request == Guarded(when=FENCE, request=Delete("/r/k/a"))
+    assert table.begin(table.set("a", "1")).request == Guarded(when=FENCE, request=Put("/r/k/a", b"1"))
     transact = table.begin(table.check(["a"])).request
     assert isinstance(transact, Transact) and transact.when == (*FENCE, when.exists("/r/k/a"))
     assert [read.key for read in transact.otherwise] == ["/round", "/node"]
