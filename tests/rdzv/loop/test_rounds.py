@@ -65,10 +65,10 @@ async def test_a_body_that_never_yields_gets_a_loss_at_its_next_check(url: str, 
 TRAINS = """
 import asyncio, sys, time
 import rdzv
-from rdzv.node.member.noticing import Noticing
+from rdzv.node.member.noticing import MembershipWatcher
 
 url, name, held_up_for = sys.argv[1], sys.argv[2], float(sys.argv[3])
-heed = Noticing._answer_where_to_stop
+heed = MembershipWatcher._answer_where_to_stop
 
 async def and_then_stand_still(self, link, membership):
     stop = link.follower.head.stop
@@ -76,7 +76,7 @@ async def and_then_stand_still(self, link, membership):
     if stop is not None and not stop.decided:
         time.sleep(held_up_for)  # the thread of the node, which has just answered
 
-Noticing._answer_where_to_stop = and_then_stand_still
+MembershipWatcher._answer_where_to_stop = and_then_stand_still
 
 async def main():
     step = 0
