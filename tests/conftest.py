@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import random
 import signal
-import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,19 +59,6 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes() -> None:
-    """Compile the tests once, in two processes. In a fresh clone each worker would compile all of them by itself."""
-    here = Path(__file__).parent
-    if any((here / "__pycache__").glob("test_docs*-pytest-*.pyc")):
-        return
-    halves = (["tests/rdzv"], [str(each) for each in here.iterdir() if each.name not in ("rdzv", "__pycache__")])
-    command = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0")
-    with contextlib.ExitStack() as stack:
-        for half in halves:
-            stack.enter_context(subprocess.Popen([*command, *half], cwd=here.parent, stdout=subprocess.DEVNULL))
 
 
 def pytest_report_header() -> str:
