@@ -104,10 +104,10 @@ def _planted(owner: type, name: str, bug: Any) -> Seams:
 
 STORE_BUGS = {
     "a read that does not wait for the disk": _planted(PendingCommits, "_number_of", _waits_for_nothing),
-    "a reply that is kept too short": _planted(Sessions, "close", _close_and_forget),
+    "a reply that is kept too short": _planted(Sessions, "connection_closed", _close_and_forget),
     "a reply that does not survive the store": Seams(journal=ReplylessJournal),
     "a row of the journal that is passed over": Seams(journal=DamagedJournal),
-    "a turn that is forgotten": _planted(RoundRobin, "wait", _stand_in_no_ring),
+    "a turn that is forgotten": _planted(RoundRobin, "enqueue", _stand_in_no_ring),
     "an acknowledgement before the commit": _planted(Dispatcher, "_queue", say_at_once),
     "an event lost on reconnecting": _planted(History, "page", _from_the_next),
     "a lease that is resurrected": Seams(journal=ForgetfulJournal),
