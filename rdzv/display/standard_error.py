@@ -75,7 +75,9 @@ def write_all(file: int, data: bytes) -> None:
         try:
             data = data[os.write(file, data) :]
         except BlockingIOError:
-            select.select((), (file,), ())
+            writable = select.poll()  # `select.select` accepts no file number above 1023
+            writable.register(file, select.POLLOUT)
+            writable.poll()
 
 
 _lines = _Lines()
