@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdzv.config.settings import Settings
+    from store.protocol.connection import Secret
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -94,10 +95,18 @@ class Credentials:
                 found.append(None)
         return found
 
-    def renewed_token(self) -> bytes | None:
-        """Return the token; read its file again if that has changed."""
-        self._renew()
-        return self.token
+    def server_token(self, *, renews: bool = False) -> Secret:
+        """Return a function for the token that a server wants of a new connection; None without a token.
+
+        It is the token as last read; with `renews`, its file is read again at each call.
+        """
+
+        def current() -> bytes | None:
+            if renews and self._settings.token_file is not None:
+                self._renew()
+            return self.token
+
+        return None if self.token is None else current
 
     def read_token(self) -> bytes | None:
         """Return the token that the file has now, or that was given."""

@@ -38,8 +38,8 @@ def metrics_server(node: Node, settings: Settings, credentials: Credentials) -> 
     """Return a function, for the node's loop, that serves the process's metrics once, if `metrics_port` is set."""
     if settings.metrics_port is None or not settings.can_join:
         return lambda: None
-    token = credentials.token and credentials.renewed_token
-    tls, insecure = credentials.server_tls(renews=True), settings.insecure
+    token, tls = credentials.server_token(renews=True), credentials.server_tls(renews=True)
+    insecure = settings.insecure
     # Serve the metrics on loopback only, unless clients are authenticated or `insecure` is set.
     host = "" if insecure or token is not None or (tls is not None and settings.ca is not None) else "localhost"
     serve_node = http_module("node", "metrics_port").serve_node
@@ -64,7 +64,7 @@ def serve_embedded(
     """
     port_of_page, insecure = settings.http_port, settings.insecure
     app = None if port_of_page is None else http_module("app", "http_port")  # without the extra, raise before the start
-    token, tls = credentials.token and credentials.renewed_token, credentials.server_tls(renews=True)
+    token, tls = credentials.server_token(renews=True), credentials.server_tls(renews=True)
     store_serving = store.sync.serve(
         address,
         port,

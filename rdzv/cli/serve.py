@@ -113,7 +113,7 @@ def _old_flag_of_limit(limit: dataclasses.Field[Any]) -> Argument:
 async def _serve(options: argparse.Namespace) -> int:
     stop = asyncio.Event()
     credentials = Credentials(_settings("tcps://localhost/any", options))
-    tls, token = credentials.server_tls(), credentials.token and (lambda: credentials.token)
+    tls, token = credentials.server_tls(), credentials.server_token()
     host = options.host
     if host is None:
         says_who_may_come = options.insecure or token is not None or options.ca is not None
