@@ -255,6 +255,20 @@ def _check_address(host: object, port: object) -> None:
         raise StoreUsageError(f"host={shown(host)}, port={shown(port)}: give a name, and a port from 0 to 65535")
 
 
+def _renewed(token: Callable[[], bytes | None], last: bytes | None) -> Callable[[], bytes | None]:
+    """Return a function for the token of each connection; if the user's function fails, it is the last token."""
+
+    def current() -> bytes | None:
+        nonlocal last
+        try:
+            last = token_bytes(token()) or last
+        except Exception as error:  # noqa: BLE001 - a user's function
+            log.warning("the function for the token failed, so the last one counts: %s", type(error).__name__)
+        return last
+
+    return current
+
+
 def _open_journal(data_dir: str | os.PathLike[str]) -> Journal:
     """Open the journal of a directory. sqlite3 is imported only here, as a store in memory does not need it."""
     if str(data_dir) == "":  # perhaps from an unset variable of a shell
@@ -287,7 +301,8 @@ async def serve(
         host: The address; "" is all interfaces. Beyond loopback a token or mutual TLS is required.
         port: The port; 0 lets the system choose one, see `Server.port`.
         data_dir: The directory of a store that survives restarts and power loss.
-        token: The secret of the clients, or a function that returns it for each connection.
+        token: The secret of the clients, or a function that returns it for each connection; if it fails, or returns
+            none, the last one counts.
         tls: A server-side context; with `CERT_REQUIRED` clients need a certificate.
         insecure: Listen beyond loopback without token or mutual TLS.
         limits: Limits on requests.
@@ -302,15 +317,10 @@ async def serve(
     addresses: list[str] = [one.getsockname()[0] for one in socks] or [host]
     bound_host = addresses[0] if len(addresses) == 1 else host
 
-    def current_token() -> bytes | None:
-        found = token_bytes(token() if callable(token) else token)
-        if callable(token) and not found:
-            raise StoreUsageError("the function for the token has returned none: an open store would let anyone in")
-        return found
-
-    secret = current_token()
-    if secret == b"":
+    secret = token_bytes(token() if callable(token) else token)
+    if secret == b"" or (secret is None and callable(token)):
         raise StoreUsageError("the token is empty; leave it out, or give one")
+    wanted = _renewed(token, secret) if callable(token) else secret
     for address in addresses:
         check_exposure(address, token=secret, tls=tls, insecure=insecure)
     loop = running_loop()
@@ -326,7 +336,7 @@ async def serve(
             journal = _open_journal(data_dir)
             stack.callback(journal.close, within=STOP_WITHIN / 3)
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
-        server = Server(engine, token=current_token, clock=loop.time, secure=tls is not None, journal=journal)
+        server = Server(engine, token=wanted, clock=loop.time, secure=tls is not None, journal=journal)
         allowed = files - open_files() - SPARE_FILES
         server.table.allow(allowed)
         # The libuv threads in which uvloop resolves a host crash a forked child at its end.

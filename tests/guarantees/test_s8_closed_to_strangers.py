@@ -428,3 +428,33 @@ async def main():
 
 uvloop.run(main())
 """
+
+
+FIRST, SECOND = b"the first token of some length", b"the second token of some length"
+
+
+async def test_s8_a_servers_token_may_be_a_function_whose_last_answer_counts_if_it_fails() -> None:
+    answers: list[bytes | None] = [FIRST]
+
+    def token() -> bytes | None:
+        return answers[-1]
+
+    async def may_come(secret: bytes | None) -> bool:
+        try:
+            async with store.connect(server.url, token=secret, timeout=10) as client:
+                await client.ping()
+        except AuthenticationError:
+            return False
+        return True
+
+    async with store.serve(token=token) as server:
+        assert await may_come(FIRST)
+        answers.append(SECOND)
+        assert (await may_come(FIRST), await may_come(SECOND)) == (False, True)
+        for failing in ([None], [b""], []):  # the last one raises IndexError
+            answers[:] = failing
+            assert (await may_come(None), await may_come(FIRST), await may_come(SECOND)) == (False, False, True)
+    for none in (None, b""):
+        with pytest.raises(StoreUsageError, match="the token is empty"):
+            async with store.serve(token=lambda answer=none: answer):
+                pass
