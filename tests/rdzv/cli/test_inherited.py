@@ -14,6 +14,7 @@ import pytest
 import store
 from rdzv.cli import command
 from tests.support.processes import free_port, start_python
+from tests.support.saving import saves
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -31,20 +32,6 @@ signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
 for number in ignored:
     signal.signal(number, signal.SIG_IGN)
 os.execv(sys.executable, [sys.executable, *sys.argv[3:]])
-"""
-SAVES = """
-import signal, sys, time
-told = []
-def save(number, _):
-    told.append(signal.Signals(number).name)
-    if len(told) == 1:
-        time.sleep(0.5)
-        print("saved after", *told, flush=True)
-        sys.exit(0)
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-    signal.signal(number, save)
-print("ready", flush=True)
-time.sleep(60)
 """
 
 
@@ -82,7 +69,7 @@ async def test_a_signal_that_the_parent_has_blocked_stops_a_server(number: signa
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_that_the_parent_has_blocked_stops_a_launcher(number: signal.Signals) -> None:
-    async with launched(SAVES, blocked="SIGTERM,SIGINT") as child:
+    async with launched(saves(0.5), blocked="SIGTERM,SIGINT") as child:
         await child.line("ready")
         child.send_signal(number)
         assert await child.wait(timeout=12) == 128 + number
@@ -173,7 +160,7 @@ async def test_of_two_signals_within_a_second_a_process_gets_one_and_has_time_to
     """Regression: the second of the two SIGTERMs that `timeout` sends killed the process in the middle of its
     checkpoint, and SIGTERM after a SIGHUP that was passed on reached it, too.
     """
-    async with launched(SAVES, *flags) as child:
+    async with launched(saves(0.5), *flags) as child:
         await child.line("ready")
         child.send_signal(first)
         await asyncio.sleep(pause)
@@ -189,7 +176,7 @@ async def test_of_two_signals_within_a_second_a_process_gets_one_and_has_time_to
 @pytest.mark.some_of(2)
 @pytest.mark.parametrize("second", ENDING)
 async def test_a_signal_a_second_after_one_that_was_passed_on_reaches_the_process(second: signal.Signals) -> None:
-    script = SAVES.replace("sleep(0.5)", "sleep(2.5)")
+    script = saves(2.5)
     async with launched(script) as child:
         await child.line("ready")
         child.send_signal(signal.SIGHUP)
@@ -263,7 +250,7 @@ async def test_a_launcher_that_gets_a_signal_says_that_it_keeps_its_store_for_th
     """Regression: it stayed for half a minute without a word on the screen."""
     port = free_port()
     url = f"tcp://127.0.0.1:{port}/job?min_nodes=1&close_timeout=4"
-    async with inheriting("run", url, "--", sys.executable, "-c", SAVES) as child, AsyncExitStack() as stack:
+    async with inheriting("run", url, "--", sys.executable, "-c", saves(0.5)) as child, AsyncExitStack() as stack:
         await child.line("ready")
         if others:
             await stack.enter_async_context(store.connect(f"tcp://127.0.0.1:{port}"))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.processes import Child, free_port, require, start, start_python
+from tests.support.saving import saves
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -67,25 +68,6 @@ async def ended(agent: Child, number: signal.Signals) -> float:
     return time.monotonic() - began
 
 
-SAVES = """
-import signal, sys, time
-
-told = []
-
-def save(number, _):
-    told.append(signal.Signals(number).name)
-    if len(told) == 1:
-        time.sleep(1)
-        print("saved after", *told, flush=True)
-        sys.exit(0)
-
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-    signal.signal(number, save)
-print("begun", flush=True)
-time.sleep(60)
-"""
-
-
 @pytest.mark.in_ci
 @pytest.mark.parametrize("pair", ["TERM TERM", "TERM INT", "INT QUIT", "HUP TERM"])
 @pytest.mark.parametrize("pause", [0.004, 0.3])
@@ -94,9 +76,9 @@ async def test_of_two_signals_within_a_second_the_workers_get_one(
 ) -> None:
     """Regression: PyTorch's agent signalled its workers again at the second, in the middle of their checkpoint."""
     first, second = (signal.Signals[f"SIG{name}"] for name in pair.split())
-    agents = Agents(tmp_path, free_port(), stack, script=SAVES)
+    agents = Agents(tmp_path, free_port(), stack, script=saves(1))
     agent = await agents.start("job", "--nnodes=1")
-    await agent.says("begun")
+    await agent.says("ready")
     agent.send_signal(first)
     await asyncio.sleep(pause)
     agent.send_signal(second)
