@@ -32,7 +32,7 @@ OF_THE_INSIDE = {
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
     *("Done", "Keys", "LeaseLike"),  # names of plain types
     "Connection",  # what `connect` returns: callers enter or await it
-    *("InFlight", "Link", "Question"),  # of a client and a handler, for other rooms
+    *("InFlight", "Question"),  # of a client and a handler, for other rooms
 }
 
 

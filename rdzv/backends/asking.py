@@ -17,7 +17,7 @@ from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, Rend
 from store.errors import ProtocolError
 from store.limits import is_loopback
 from store.net.address import Address, host_and_port
-from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDial, describe, lack_of
+from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDial, describe, exhausted_limit
 from store.net.racing import Addresses
 from store.net.tasks import together
 from store.net.threads import LoopThread
@@ -183,7 +183,7 @@ class MultiHostDial(TcpDial):
         if all(asked.answer in {Answer.REFUSED, Answer.ENDED} for asked in found):
             raise ConnectionRefusedError
         for asked in found:
-            if isinstance(asked.error, ssl.SSLError) or (asked.error is not None and lack_of(asked.error)):
+            if isinstance(asked.error, ssl.SSLError) or (asked.error is not None and exhausted_limit(asked.error)):
                 raise asked.error  # the client describes this error
         raise RefusedByStore(in_words(self.hosts, found))
 

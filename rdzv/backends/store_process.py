@@ -28,7 +28,7 @@ from rdzv.backends.credentials import PATHS, Credentials
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousSettingsError
 from store import Limits, StoreUsageError
-from store.net.sockets import bound_sockets, forget, let_go_in_children
+from store.net.sockets import bound_sockets, close_in_children, forget
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -56,7 +56,7 @@ class StoreProcess:
         self.ended: bool = False
         self._asking, (self._control, theirs) = threading.Lock(), socket.socketpair()
         listeners = listeners or bound_sockets(address, port)
-        let_go_in_children(self, self._control, theirs, *listeners)
+        close_in_children(self, self._control, theirs, *listeners)
         numbers = [sock.fileno() for sock in (theirs, *listeners)]
         program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as it; it.main({numbers})"
         try:

@@ -25,7 +25,7 @@ from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
 from store import ProtocolError
 from store.net.dialing import describe
-from store.net.sockets import bound_sockets, forget, let_go_in_children
+from store.net.sockets import bound_sockets, close_in_children, forget
 from store.net.threads import in_thread
 from store.printable import escaping
 from store.protocol.wire import CANDIDATE, Sorry, encode_sorry
@@ -128,7 +128,7 @@ class Succession(StoreStarter):
             if error.errno == errno.EADDRINUSE:
                 return None
             raise
-        let_go_in_children(self, *sockets)
+        close_in_children(self, *sockets)
         kept = False
         try:
             async with self._answering(sockets, name := secrets.token_hex(8)):

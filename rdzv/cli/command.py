@@ -36,7 +36,7 @@ from rdzv.errors import (
     RendezvousTimeoutError,
 )
 from store.connecting import is_etcd
-from store.net.dialing import lack_of
+from store.net.dialing import exhausted_limit
 from store.net.threads import new_loop
 from store.printable import printable
 
@@ -155,7 +155,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None  # `_end_by_ctrl_c` has cancelled the command
     except (RendezvousError, store.StoreError, OSError, ValueError, ImportError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not lack_of(error.__cause__ or error):
+        if isinstance(error, RuntimeError) and not exhausted_limit(error.__cause__ or error):
             raise
         if isinstance(error, BrokenPipeError) and error.filename == OUTPUT:  # the reader has closed standard output
             status = DONE
@@ -275,7 +275,7 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
 
 def in_a_line(error: Exception) -> str:
     """Return an error's message; for a system error, its file and message without the error number."""
-    if lack := lack_of(error):
+    if lack := exhausted_limit(error):
         return lack
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror

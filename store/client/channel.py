@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store.calls import Cuts
 from store.client.patience import HEARTBEAT, LASTED, SILENCE, Patience
-from store.client.pulse import Line, Pulse, Say
+from store.client.pulse import Action, Pulse, Traffic
 from store.errors import ProtocolError, StoreError, WaitEnded, unsent
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
 from store.net import dialing
@@ -31,7 +31,7 @@ from store.net.absence import Outages
 from store.net.callers import check_blocking_caller
 from store.net.process import check_made_here, process_identity
 from store.net.racing import Addresses, connected
-from store.net.sockets import let_go_in_children, outstanding, prepare, raised_by_handler
+from store.net.sockets import close_in_children, outstanding, prepare, raised_by_handler
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -168,7 +168,7 @@ class Channel:
                         self._tell_kept(self.leases)
                         self._close_previous()
                     answer: R = self._answer_to(item, deadline)
-                    self._patience.answered()
+                    self._patience.note_answer()
                     return answer, item.request_id
                 except OSError as error:
                     self.disconnected(error)
@@ -216,7 +216,7 @@ class Channel:
             raise _Expired
         # Pause also if the last connection ended early: a server may close each one soon after its welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
-            pause = self._patience.pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
+            pause = self._patience.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:
                 time.sleep(deadline - now)
                 raise _Expired
@@ -230,7 +230,7 @@ class Channel:
             renewed = self._shared.renew()
             self._shared.tls = self._shared.tls and (renewed or self._shared.tls)
         try:
-            sock = connected(addresses, min(began + self._patience.attempt(), deadline), check)
+            sock = connected(addresses, min(began + self._patience.connect_timeout(), deadline), check)
         except OSError as error:
             if raised_by_handler(error):
                 raise
@@ -241,13 +241,13 @@ class Channel:
                 self._problem = dialing.describe(TimeoutError())
             raise _Expired from None
         self._shared.cuts.attempted(None)
-        self._patience.connected(time.monotonic() - began)
+        self._patience.note_connected(time.monotonic() - began)
         try:
             prepare(sock)
             if self._shared.tls is not None:
                 sock = self._shared.tls.wrap_socket(sock, server_hostname=addresses.host, do_handshake_on_connect=False)
             self._limit(sock, LOOK)
-            let_go_in_children(self, sock)
+            close_in_children(self, sock)
         except BaseException:
             sock.close()
             raise
@@ -258,7 +258,7 @@ class Channel:
         self.connection.store_id = self._shared.store_id
         self.connection.seen_revision = self._shared.seen_revision()
         self.connection.connected(nonce=secrets.token_bytes(16))
-        greeted_by = time.monotonic() + self._patience.first_word()
+        greeted_by = time.monotonic() + self._patience.first_bytes_timeout()
         try:
             while self.connection.welcomed is None:
                 until = deadline if self.connection.met else min(greeted_by, deadline)
@@ -271,14 +271,14 @@ class Channel:
             raise self._shared.fail(dialing.untrusted(self._shared.name, error)) from None
         except ConnectionResetError as error:
             if error.errno == errno.ECONNRESET and not (self.connection.met or raised_by_handler(error)):
-                raise dialing.left_without_a_word(secure=secure, met=met) from None
+                raise dialing.closed_silently(secure=secure, met=met) from None
             raise
         except _Expired:
             if not self.connection.met and not met:
                 self._problem = dialing.SAYS_NOTHING[secure]
             if time.monotonic() >= deadline:
                 raise
-            self._patience.changed_connection()
+            self._patience.note_replaced()
             raise TimeoutError from None
         self._shared.store_id = self.connection.store_id
 
@@ -359,18 +359,18 @@ class Channel:
         return pulse
 
     def _look_up(self, sock: socket.socket, pulse: Pulse, now: float) -> None:
-        line = Line(*outstanding(sock), welcomed=self.connection.welcomed is not None)
-        say, _ = pulse.look(now, line)
-        if say is Say.PING:
+        line = Traffic(*outstanding(sock), welcomed=self.connection.welcomed is not None)
+        say, _ = pulse.check(now, line)
+        if say is Action.PING:
             pulse.expect(now)
             if not line.unsent_bytes:  # unacknowledged bytes are a ping themselves: the peer's system must answer
                 self._tell(Ping())
-        elif say is Say.SEEK:
+        elif say is Action.SEEK:
             if line.welcomed:
                 self._previous, self.sock = sock, None
-            self._patience.changed_connection()
+            self._patience.note_replaced()
             raise TimeoutError
-        elif say is Say.HANG_UP:
+        elif say is Action.HANG_UP:
             raise TimeoutError
 
     def _send(self, frame: bytes, deadline: float = math.inf) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from typing import Self
 
-    from store.client.reconnecting import Link
+    from store.client.reconnecting import Connection
     from store.net.dialing import Dial
     from store.protocol.connection import Secret
 
@@ -248,7 +248,7 @@ class Client(Reconnecting):
             self._link.transport.close()
         self.tell(False)
 
-    def received(self, link: Link, data: bytes) -> None:
+    def received(self, link: Connection, data: bytes) -> None:
         """Decode bytes received on a connection, and handle the messages."""
         if link is not self._link:
             return
@@ -310,7 +310,7 @@ class Client(Reconnecting):
         self._parked.discard(request_id)
         self._large.pop(request_id, None)
         self._eased.set()
-        self.patience.answered()
+        self.patience.note_answer()
         if item is None:
             return
         if isinstance(response, Pong):

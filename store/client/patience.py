@@ -51,23 +51,23 @@ class Patience:
         self._unanswered_changes = 0  # fresh connections since the last answer
         self._slow, self._slow_at = 0.0, 0.0  # the longest recent silence, and when it ended
 
-    def bound_by(self, remaining: Callable[[], float]) -> None:
+    def limit_by(self, remaining: Callable[[], float]) -> None:
         """Limit all waits by `remaining`, which returns the seconds until the first lease may expire, or infinity."""
         self._leases.append(remaining)
 
-    def connected(self, took: float) -> None:
+    def note_connected(self, took: float) -> None:
         """Note how long a connection took to be made, in seconds."""
         self._round_trip = took if self._round_trip is None else min(took, self._round_trip)
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         """Note that the server has answered a request."""
         self._unanswered_changes = 0
 
-    def changed_connection(self) -> None:
+    def note_replaced(self) -> None:
         """Note that a fresh connection replaces one on which the server was silent."""
         self._unanswered_changes += 1
 
-    def was_silent(self, seconds: float, *, now: float) -> None:
+    def note_silence(self, seconds: float, *, now: float) -> None:
         """Note that the server was silent for `seconds` after a request."""
         if seconds >= self._slowness(now):
             self._slow, self._slow_at = seconds, now
@@ -77,39 +77,39 @@ class Patience:
         """True if the next attempt should use small packets, because the last fresh connection got no answer."""
         return self._unanswered_changes > 0
 
-    def silence(self, now: float, *, acknowledged: bool = False) -> float:
+    def answer_timeout(self, now: float, *, acknowledged: bool = False) -> float:
         """Return the seconds without an answer before a fresh connection is tried."""
         longest = min(SILENCE * 2.0 ** min(self._unanswered_changes, 8), SILENCE_MOST)
         share = 1 / SHARE_OF_LEASE
         if acknowledged:
             longest, share = max(longest * BUSY_FACTOR, SLOW_FACTOR * self._slowness(now)), BUSY_SHARE_OF_LEASE
-        return self._within_leases(longest, share)
+        return self._cap_by_leases(longest, share)
 
-    def attempt(self) -> float:
+    def connect_timeout(self) -> float:
         """Return the seconds that an attempt to connect may take."""
-        return FIRST_ATTEMPT if self._round_trip is None else self._within_leases(ATTEMPT, 1 / SHARE_OF_LEASE)
+        return FIRST_ATTEMPT if self._round_trip is None else self._cap_by_leases(ATTEMPT, 1 / SHARE_OF_LEASE)
 
-    def first_word(self) -> float:
+    def first_bytes_timeout(self) -> float:
         """Return the seconds to wait for a server's first bytes: doubled per failure, as a busy server needs long."""
         first = 2 * HEARTBEAT if self._round_trip is None else SILENCE
         longest = min(first * 2.0 ** min(self._unanswered_changes, 8), WORD_MOST)
-        return max(self._within_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)
+        return max(self._cap_by_leases(longest, BUSY_SHARE_OF_LEASE), SILENCE)
 
-    def pause(self, attempt: int, *, away: float = math.inf) -> float:
+    def retry_pause(self, attempt: int, *, away: float = math.inf) -> float:
         """Return the seconds to sleep before another attempt, `away` seconds after the connection was lost."""
         most = BACKOFF_SOON if away < SOON else BACKOFF_RECENT if away < RECENT else BACKOFF_MOST
         longest = min(BACKOFF_FIRST * 2.0 ** min(attempt, 16), most)
-        left = self._until_first_lapse()
+        left = self._until_expiry()
         if left < math.inf:
             longest = min(longest, BACKOFF_RECENT, max(left / SHARE_OF_LEASE, LEAST))
         return self._rng.uniform(0, longest)
 
-    def _until_first_lapse(self) -> float:
+    def _until_expiry(self) -> float:
         return min((remaining() for remaining in self._leases), default=math.inf)
 
-    def _within_leases(self, longest: float, share: float) -> float:
+    def _cap_by_leases(self, longest: float, share: float) -> float:
         """Return `longest` or, if less, `share` of the leases' remaining time; at least `ROUND_TRIPS` round trips."""
-        return max(min(longest, max(self._until_first_lapse() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
+        return max(min(longest, max(self._until_expiry() * share, LEAST)), ROUND_TRIPS * (self._round_trip or 0.0))
 
     def _slowness(self, now: float) -> float:
         return self._slow * math.exp2((self._slow_at - now) / SLOW_FOR)

@@ -1,6 +1,6 @@
 """Pure: judges if a connection still works, by the server's silence; for awaited and blocking clients.
 
-When half of `Patience.silence` has passed without an answer, the client pings the server. After `Patience.silence`, the
+After half of `Patience.answer_timeout` without an answer, the client pings the server. After all of it, the
 client opens a fresh connection, and uses it or the silent one, whichever gets bytes first. If the peer's system
 acknowledges further bytes, the silence starts anew. Time in which this process was busy does not count as silence.
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s before hanging up, if the peer's system acknowledges all data; otherwise one
 WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
-LATE = 0.1  # seconds; if a call of `look` is later than this, the event loop was busy
-LOOKS = 8  # the most calls of `look` during one wait for an answer
+LATE = 0.1  # seconds; if a call of `check` is later than this, the event loop was busy
+LOOKS = 8  # the most calls of `check` during one wait for an answer
 SOON = 0.001  # seconds by which a timer may fire early
 
 
-class Say(enum.Enum):
+class Action(enum.Enum):
     """The action to take on a connection."""
 
     NOTHING = enum.auto()
@@ -31,7 +31,7 @@ class Say(enum.Enum):
     HANG_UP = enum.auto()
 
 
-class Line(NamedTuple):
+class Traffic(NamedTuple):
     """The state of a connection; `store.net.sockets.outstanding` explains the first three fields."""
 
     unsent_bytes: int = 0
@@ -52,27 +52,27 @@ class Pulse:
         self._pinged = False  # True if the server was pinged since `asked_at`
         self._watches_told_at = now  # when watches last got the store's revision
         self._unsent_bytes: int | None = None  # at the last look
-        self._postponed = False  # True if the last call of `look` was late, and judged nothing
+        self._postponed = False  # True if the last call of `check` was late, and judged nothing
 
     def expect(self, now: float) -> None:
-        """Note that an answer is due: silence counts from now on. Call `look` at `first_look_at` for the first time."""
+        """Note that an answer is due: silence counts from now on. Call `check` first at `first_check_at`."""
         if self.asked_at is None:
             self.asked_at, self._pinged = now, False
 
-    def first_look_at(self, now: float) -> float:
-        """Return the time of the first `look` after a request that is made now."""
-        return now + self._patience.silence(now) / 2
+    def first_check_at(self, now: float) -> float:
+        """Return the time of the first `check` after a request that is made now."""
+        return now + self._patience.answer_timeout(now) / 2
 
     def heard(self, now: float, *, expecting: bool) -> None:
         """Note that bytes were received; `expecting` is True if another answer is due."""
         self.heard_at = now
         if self.asked_at is not None:
-            self._patience.was_silent(now - self.asked_at, now=now)
+            self._patience.note_silence(now - self.asked_at, now=now)
             self.asked_at, self._pinged = now if expecting else None, False
         self.seeking = False
 
-    def look(self, now: float, line: Line, *, late: float = 0.0) -> tuple[Say, float]:
-        """Return the action to take, and the time of the next call of `look`; this call is `late` seconds late."""
+    def check(self, now: float, line: Traffic, *, late: float = 0.0) -> tuple[Action, float]:
+        """Return the action to take, and the time of the next call of `check`; this call is `late` seconds late."""
         before, self._unsent_bytes = self._unsent_bytes, line.unsent_bytes
         moved = before is not None and line.unsent_bytes < before
         if moved:
@@ -83,40 +83,40 @@ class Pulse:
             self.asked_at = min(self.asked_at + late, now)
             if not self._postponed:  # postpone judging only once: in a busy loop every call is late
                 self._postponed = True
-                return Say.NOTHING, now
+                return Action.NOTHING, now
         self._postponed = False
         if self.asked_at is None:
-            say, until = Say.NOTHING, self.heard_at + HEARTBEAT
+            say, until = Action.NOTHING, self.heard_at + HEARTBEAT
             if line.welcomed and now + SOON >= until:
                 self.expect(now)
-                self._pinged, say, until = True, Say.PING, self.first_look_at(now)
+                self._pinged, say, until = True, Action.PING, self.first_check_at(now)
         else:
             say, until = self._judge(now, now - self.asked_at, line)
         if not (line.welcomed and line.has_watches):
             return say, until
         # Ping for the watches also while other answers arrive: only a pong tells watches the store's revision.
-        if say is Say.NOTHING and now + SOON >= self._watches_told_at + WATCHES_HEAR_EVERY:
-            say = Say.PING
-        if say is Say.PING:
+        if say is Action.NOTHING and now + SOON >= self._watches_told_at + WATCHES_HEAR_EVERY:
+            say = Action.PING
+        if say is Action.PING:
             self._watches_told_at = now
         return say, min(until, self._watches_told_at + WATCHES_HEAR_EVERY)
 
-    def _judge(self, now: float, silence: float, line: Line) -> tuple[Say, float]:
+    def _judge(self, now: float, silence: float, line: Traffic) -> tuple[Action, float]:
         hang_up_after = HEARTBEAT * (HEARTBEATS_OF_BUSY if line.acknowledged else 1.0)
         quiet = min(silence, now - self.heard_at - hang_up_after)
         if quiet + SOON >= hang_up_after:
-            return Say.HANG_UP, now
+            return Action.HANG_UP, now
         until = now + hang_up_after - quiet
         if self.seeking:
-            return Say.NOTHING, until
-        longest = self._patience.silence(now, acknowledged=line.acknowledged)
+            return Action.NOTHING, until
+        longest = self._patience.answer_timeout(now, acknowledged=line.acknowledged)
         if silence + SOON >= longest and (self._pinged or not line.acknowledged):
             self.seeking = True
-            self._patience.was_silent(silence, now=now)  # so a fresh connection gives a slow server more time
-            return Say.SEEK, until
-        say = Say.NOTHING
+            self._patience.note_silence(silence, now=now)  # so a fresh connection gives a slow server more time
+            return Action.SEEK, until
+        say = Action.NOTHING
         if not self._pinged and silence + SOON >= longest / 2:
             self._pinged = True
             if line.welcomed:
-                say = Say.PING
+                say = Action.PING
         return say, min(until, now + max((longest if self._pinged else longest / 2) - silence, longest / LOOKS))

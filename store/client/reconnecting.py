@@ -16,12 +16,20 @@ import anyio
 from store import interface
 from store.calls import Cuts
 from store.client.patience import LASTED, Patience
-from store.client.pulse import Line, Pulse, Say
+from store.client.pulse import Action, Pulse, Traffic
 from store.errors import AuthenticationError, ConnectionLost
-from store.net.absence import Outages, absence_told
-from store.net.dialing import NEVER_ANSWERED, SAYS_NOTHING, TcpDial, describe, lack_of, left_without_a_word, untrusted
+from store.net.absence import Outages, log_absence
+from store.net.dialing import (
+    NEVER_ANSWERED,
+    SAYS_NOTHING,
+    TcpDial,
+    closed_silently,
+    describe,
+    exhausted_limit,
+    untrusted,
+)
 from store.net.process import process_identity
-from store.net.sockets import forget, let_go_in_children, outstanding
+from store.net.sockets import close_in_children, forget, outstanding
 from store.net.tasks import cancel_and_wait, running_loop
 from store.protocol.connection import ClientConnection
 
@@ -35,7 +43,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger(__name__)
 
 
-class Link(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One connection, which measures the server's silence, and buffers received bytes until `take_up`."""
 
     def __init__(self, owner: Reconnecting) -> None:
@@ -61,7 +69,7 @@ class Link(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         self._socket = transport.get_extra_info("socket")
         if self._socket is not None:
-            let_go_in_children(self, self._socket)
+            close_in_children(self, self._socket)
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes to the owner, or buffer them until `take_up`."""
@@ -136,7 +144,7 @@ class Link(asyncio.Protocol):
         spoken = self.spoken.done() and self.spoken.result()
         if spoken or not isinstance(error, ConnectionResetError):
             return error
-        return left_without_a_word(secure=self._owner._secure, met=self._owner.met)
+        return closed_silently(secure=self._owner._secure, met=self._owner.met)
 
     @property
     def ends(self) -> tuple[str, str] | None:
@@ -161,7 +169,7 @@ class Link(asyncio.Protocol):
     def _look_soon(self) -> None:
         if not self._looks_soon:
             self._looks_soon = True
-            self._look_at(self.pulse.first_look_at(self._loop.time()))
+            self._look_at(self.pulse.first_check_at(self._loop.time()))
 
     def _look_at(self, at: float) -> None:
         if self.over or (self._timer is not None and self._look_due <= at):
@@ -175,13 +183,13 @@ class Link(asyncio.Protocol):
         late, self._timer = now - self._look_due, None
         buffered = 0 if self.transport is None else self.transport.get_write_buffer_size()
         owner = self._owner
-        line = Line(*outstanding(self._socket, buffered), welcomed=owner.connected, has_watches=bool(owner.watches))
-        say, until = self.pulse.look(now, line, late=late)
-        if say is Say.PING:
+        line = Traffic(*outstanding(self._socket, buffered), welcomed=owner.connected, has_watches=bool(owner.watches))
+        say, until = self.pulse.check(now, line, late=late)
+        if say is Action.PING:
             self._owner.ask_ping()
-        elif say is Say.SEEK:
+        elif say is Action.SEEK:
             self.turn.set()
-        elif say is Say.HANG_UP:
+        elif say is Action.HANG_UP:
             self.farewell = f"it has been silent for {now - self.pulse.heard_at:.0f} s"
             self.abort()
         self._look_at(until)
@@ -211,9 +219,9 @@ class Reconnecting(interface.Store):
         self._connection = ClientConnection(
             session_id=secrets.token_bytes(16), process=process or self._made_in, token=token, name=name
         )
-        self._link: Link | None = None
-        self._previous: Link | None = None  # the replaced connection; open until the new one's welcome (R20)
-        self._trying: Link | None = None  # a new connection on which the server has not sent bytes yet
+        self._link: Connection | None = None
+        self._previous: Connection | None = None  # the replaced one; open until the new one's welcome (R20)
+        self._trying: Connection | None = None  # a new connection on which the server has not sent bytes yet
         self._parked: set[int] = set()  # ids of the waits in flight, which `IN_FLIGHT_MAX` does not count
         self._writable = True
         self._eased = asyncio.Event()  # set when another request may be sent
@@ -225,7 +233,7 @@ class Reconnecting(interface.Store):
         self.cuts: Cuts | None = self._cuts
 
     @abstractmethod
-    def received(self, link: Link, data: bytes) -> None:
+    def received(self, link: Connection, data: bytes) -> None:
         """Handle bytes received on a connection."""
 
     @abstractmethod
@@ -243,7 +251,7 @@ class Reconnecting(interface.Store):
         self._task.add_done_callback(self._task_ended)
 
     async def _first_welcome(self, within: float, ended_by: str) -> None:
-        told = absence_told(self.name, self._what_is_wrong, within=within, ended_by=ended_by)
+        told = log_absence(self.name, self._what_is_wrong, within=within, ended_by=ended_by)
         with anyio.move_on_after(within), told:
             await self._met_or_failed.wait()
         if self._failed is not None:
@@ -295,7 +303,7 @@ class Reconnecting(interface.Store):
 
     def bound_pauses(self, remaining: Callable[[], float]) -> None:
         """See `Calls.bound_pauses`."""
-        self.patience.bound_by(remaining)
+        self.patience.limit_by(remaining)
 
     def time(self) -> float:
         """Return seconds on the clock of the client's event loop."""
@@ -303,7 +311,7 @@ class Reconnecting(interface.Store):
 
     async def _stay_connected(self) -> None:
         self._away_since = self.time()
-        successor: Link | None = None
+        successor: Connection | None = None
         with contextlib.suppress(AuthenticationError):  # `_fresh_link` has called `fail` with this error
             while self._failed is None:
                 link = successor or await self._fresh_link()
@@ -318,10 +326,10 @@ class Reconnecting(interface.Store):
                     await self._pause()
 
     async def _pause(self) -> None:
-        await anyio.sleep(self.patience.pause(self._attempt, away=self.time() - self._away_since))
+        await anyio.sleep(self.patience.retry_pause(self._attempt, away=self.time() - self._away_since))
         self._attempt += 1
 
-    async def _fresh_link(self) -> Link:
+    async def _fresh_link(self) -> Connection:
         """Try to connect until a server sends bytes; raise an error that another attempt cannot remedy."""
         while True:
             if self._addresses is not None:
@@ -334,7 +342,7 @@ class Reconnecting(interface.Store):
                     raise untrusted(self.name, error) from None
                 self.last_problem = describe(error)
                 self._cuts.attempted(error)
-                if lack_of(error) and not self.met:  # this process has no file or thread left
+                if exhausted_limit(error) and not self.met:  # this process has no file or thread left
                     lost = ConnectionLost(f"{self.name} cannot be asked: {self.last_problem}", maybe_applied=False)
                     self.fail(lost)
                     raise lost from None
@@ -344,20 +352,20 @@ class Reconnecting(interface.Store):
                 if link is not None:
                     return link
 
-    async def _attempted_link(self) -> Link | None:
+    async def _attempted_link(self) -> Connection | None:
         """Connect, and wait for the server's first bytes; return None if the server is late."""
-        began, links = self.time(), list[Link]()
+        began, links = self.time(), list[Connection]()
 
-        def make_link() -> Link:
+        def make_link() -> Connection:
             # called once TCP is connected, before the TLS handshake
-            scope.deadline = self.time() + self.patience.first_word()
-            self.patience.connected(self.time() - began)
-            self._trying = link = Link(self)
+            scope.deadline = self.time() + self.patience.first_bytes_timeout()
+            self.patience.note_connected(self.time() - began)
+            self._trying = link = Connection(self)
             links.append(link)
             return link
 
         try:
-            with anyio.CancelScope(deadline=began + self.patience.attempt()) as scope:
+            with anyio.CancelScope(deadline=began + self.patience.connect_timeout()) as scope:
                 await self._dial(make_link)
                 if await links[0].spoken:
                     return links.pop()
@@ -367,15 +375,15 @@ class Reconnecting(interface.Store):
             for link in links:
                 link.abort()
         if links:
-            self.patience.changed_connection()
+            self.patience.note_replaced()
         self.last_problem = SAYS_NOTHING[self._secure] if links and not self.met else describe(TimeoutError())
         return None
 
-    async def _converse(self, link: Link) -> tuple[bool, Link | None]:
+    async def _converse(self, link: Connection) -> tuple[bool, Connection | None]:
         """Use `link` to its end. Return True if the server welcomed `link`, and the link that replaces it, or None."""
         self._link = link
         self._connection.connected(nonce=secrets.token_bytes(16))
-        successor: Link | None = None
+        successor: Connection | None = None
         try:
             link.take_up()
             while successor is None and not link.over:
@@ -405,7 +413,7 @@ class Reconnecting(interface.Store):
                     self._outages.note_loss(self._loop)
         if successor is not None:
             self._previous = link
-            self.patience.changed_connection()
+            self.patience.note_replaced()
         return welcomed, successor
 
     def _drop_previous(self) -> None:
@@ -413,7 +421,7 @@ class Reconnecting(interface.Store):
         if previous is not None:
             previous.abort()
 
-    def may_write(self, link: Link, *, writable: bool) -> None:
+    def may_write(self, link: Connection, *, writable: bool) -> None:
         """Note whether a connection's write buffer has room."""
         if link is self._link:
             self._writable = writable

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from store.disk import rows
 from store.disk.diagnosis import reporting
 from store.disk.directory import FILE, UNFINISHED, holder, make_file, put_in_place, release_lock, take_lock
-from store.disk.verification import carry_over, check_format, open_to_read, verify
+from store.disk.verification import check_format, migrate, open_to_read, verify
 from store.errors import StoreUsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Report:
     served_by: str | None = None
 
 
-def found(path: Path, store_id: str) -> None:
+def create_store(path: Path, store_id: str) -> None:
     """Create an empty store under a temporary name, and rename it when it is complete."""
     partial = _unfinished(path)
     make_file(partial)
@@ -99,7 +99,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
                 (version,) = database.execute("PRAGMA user_version").fetchone()
             check_format(version, source)
             if version != rows.FORMAT:
-                carry_over(partial, version)
+                migrate(partial, version)
             with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
                 _load(database)  # check the copy's checksums before the first write
                 database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))

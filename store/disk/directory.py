@@ -191,7 +191,7 @@ class Mark:
         log.warning("%s is damaged: it is ignored, and written again", self._path)
         return None
 
-    def refuse_to_found(self, path: Path) -> None:
+    def refuse_if_marked(self, path: Path) -> None:
         """Raise `StoreUsageError` if there is a mark: the database that it belongs to was deleted."""
         if (marked := self.read()) is not None:
             raise StoreUsageError(
@@ -228,7 +228,7 @@ class Reserve:
         self._at_work = threading.RLock()
         self.bytes: int = 0
 
-    def take(self, least: int) -> bool:
+    def allocate(self, least: int) -> bool:
         """Reserve `least` bytes, or keep a larger reserve up to `RESERVE_BYTES`; return False if the disk is full."""
         with self._at_work:
             size = max(least, min(self.bytes, RESERVE_BYTES))
@@ -248,7 +248,7 @@ class Reserve:
             self.bytes = size
             return True
 
-    def give_up(self) -> None:
+    def free(self) -> None:
         """Release the reserved space."""
         self._cut(0)
 

@@ -83,7 +83,7 @@ def check_format(found: int, path: Path) -> None:
         )
 
 
-def carry_over(path: Path, found: int) -> None:
+def migrate(path: Path, found: int) -> None:
     """Migrate a store of an older format."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.executescript("PRAGMA synchronous=FULL; PRAGMA fullfsync=ON; BEGIN EXCLUSIVE;")

@@ -28,7 +28,7 @@ def pause_after(failures: int, most: float = PAUSE_MOST) -> float:
     return min(PAUSE_FIRST * PAUSE_GROWTH ** min(failures, 16), most)
 
 
-class Choice:
+class MemberChoice:
     """The members of one cluster, as one client knows them."""
 
     def __init__(self, members: int, rng: random.Random) -> None:
@@ -59,7 +59,7 @@ class Choice:
         self.place = candidates[self._rng.randrange(len(candidates))]
         return self.place
 
-    def forgive(self) -> None:
+    def forget_failures(self) -> None:
         """Forget which members have failed, unless all have."""
         if not self.all_fail:
             self._failing.clear()
@@ -69,7 +69,7 @@ class Choice:
         if not (failure.silent and place in self._failing):  # silence does not replace a failing member's reason
             self.problem = str(failure)
 
-    def missed(self, place: int, failure: Failure, now: float) -> None:
+    def note_failure(self, place: int, failure: Failure, now: float) -> None:
         """Note a member's failure, and set `try_at`, with the shortest pause until every member was tried."""
         self.note(place, failure)
         was_in_reach = not self.all_fail
@@ -82,7 +82,7 @@ class Choice:
         longest = pause_after(max(self.misses - len(self._members), 0), most)
         self.try_at = now + self._rng.uniform(longest / 2, longest)
 
-    def answered(self, place: int) -> None:
+    def note_answer(self, place: int) -> None:
         """Note that a member has answered."""
         before = self.all_fail
         self._failing.discard(place)
@@ -109,7 +109,7 @@ class Identity:
         self.member_id: str = ""
         self.revision: int = 0
 
-    def met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
+    def check_header(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
         """Note a member's answer; raise `StoreReplaced` if it is from another cluster.
 
         A cluster whose data was deleted keeps its id, which is made from its addresses, but its revisions begin anew.

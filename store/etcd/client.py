@@ -33,10 +33,10 @@ from store.etcd.members import Members, RetryState
 from store.etcd.reads import Reads
 from store.etcd.receipts import HANG_UP_WITHIN, Receipts
 from store.etcd.watch import Watch
-from store.etcd.writes import Writing
+from store.etcd.writes import WriteAttempts
 from store.interface import DEFAULT_TIMEOUT
-from store.net.absence import absence_told
-from store.net.dialing import chosen_way
+from store.net.absence import log_absence
+from store.net.dialing import route_to
 from store.net.process import process_identity
 from store.net.tasks import running_loop
 from store.watch_cursor import WatchCursor
@@ -116,10 +116,10 @@ class Client(interface.Store):
         await self.open()
         within = self._connect_timeout
         try:
-            with absence_told(self.name, lambda: self.members.choice.problem, within=within, ended_by=self._ended_by):
+            with log_absence(self.name, lambda: self.members.choice.problem, within=within, ended_by=self._ended_by):
                 deadline = self.time() + within
                 await self.while_usable(lambda: self.members.start(deadline))
-            way = await chosen_way(self.members.hosts, self.members.identity.member_id)
+            way = await route_to(self.members.hosts, self.members.identity.member_id)
             if way is not None:
                 self.ends, self.server = way
                 self.observed_address = self.ends[0]
@@ -146,7 +146,7 @@ class Client(interface.Store):
         with anyio.CancelScope(shield=True):
             if useful:
                 with anyio.move_on_after(HANG_UP_WITHIN), contextlib.suppress(StoreError, Failure):
-                    await self._receipts.give_up()
+                    await self._receipts.delete_all()
             if self in self.members.clients:
                 self.members.clients.remove(self)
                 if not self.members.clients:
@@ -240,7 +240,7 @@ class Client(interface.Store):
             case messages.TimeToLive(lease=lease):
                 return await leases.time_to_live(self.members, lease, deadline)
             case _:
-                return await Writing(self._reads, self._receipts, request, guard, deadline, doubt).done()
+                return await WriteAttempts(self._reads, self._receipts, request, guard, deadline, doubt).run()
 
     async def _wait(
         self, keys: Sequence[str], guard: tuple[messages.Condition, ...], deadline: float

@@ -1,6 +1,6 @@
 """One client's requests to an etcd cluster, over one connection to any member that answers.
 
-**Members.** After a failed attempt, this client and its watches move to another member (see `Choice.choose`) as soon as
+**Members.** After a failed attempt, this client and its watches move to another (`MemberChoice.choose`) as soon as
 that member has answered a read through the consensus. Every few minutes the client chooses a member anew: otherwise all
 clients would stay at one member after a rolling restart.
 
@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 
 from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreReplaced, StoreTimeoutError
-from store.etcd.choice import Choice, Identity
+from store.etcd.choice import Identity, MemberChoice
 from store.etcd.codec import Failure, FailureKind
 from store.etcd.login import Login
 from store.etcd.rpc.connection import Connection, channel_credentials
@@ -80,7 +80,7 @@ class Members:
         self._renew = renew
         self._outages = Outages(self.name, lambda: self.choice.problem or "no member answers", log)
         self.login: Login = Login(self.name, user, password)
-        self.choice: Choice = Choice(len(cluster.hosts), rng or random.Random())
+        self.choice: MemberChoice = MemberChoice(len(cluster.hosts), rng or random.Random())
         self.choice.on_reach = self._tell_clients
         self.clients: list[Any] = []
         self.failed: bool = False
@@ -130,7 +130,7 @@ class Members:
 
     def _met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
         try:
-            self.identity.met(header, floor=floor)
+            self.identity.check_header(header, floor=floor)
         except StoreReplaced as error:
             self.failed = True
             for client in tuple(self.clients):
@@ -232,7 +232,7 @@ class Members:
                 result = await attempt(connection, token, limit)
             except Failure as failure:
                 if failure.trouble in (FailureKind.COMPACTED, FailureKind.LEASE_EXISTS):
-                    self.choice.answered(connection.place)
+                    self.choice.note_answer(connection.place)
                     raise
                 tokens += failure.trouble is FailureKind.TOKEN
                 self.login.refused(failure, token, tokens)
@@ -246,10 +246,10 @@ class Members:
                     doubt.any = True
                 await self._pause(failures - 1, deadline)
             except StoreError:
-                self.choice.answered(connection.place)
+                self.choice.note_answer(connection.place)
                 raise
             else:
-                self.choice.answered(connection.place)
+                self.choice.note_answer(connection.place)
                 return result
 
     def _attempt_limit(self, failures: int) -> float:
@@ -309,7 +309,7 @@ class Members:
             return
         self._current = connection
         self.choice.misses = 0
-        self.choice.answered(place)
+        self.choice.note_answer(place)
         if self._minding is None:
             self._minding = asyncio.create_task(self._mind(), name=f"mind {self.name}")  # awaited in `aclose`
         self._balance_at = math.inf if self.choice.alone else self._time() + self.choice.jitter(BALANCE_AFTER)
@@ -346,7 +346,7 @@ class Members:
 
     def _missed(self, place: int, failure: Failure) -> None:
         log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
-        self.choice.missed(place, failure, self._time())
+        self.choice.note_failure(place, failure, self._time())
 
     async def moved_on(self, connection: Connection, failure: Failure) -> None:
         """Handle the failure of a connection; the next request makes another connection."""
@@ -374,7 +374,7 @@ class Members:
             if connection is None:
                 continue
             if self._time() >= self._balance_at:
-                self.choice.forgive()
+                self.choice.forget_failures()
                 await self._leave(Failure("the client chooses a member anew", FailureKind.REOPEN))
             elif connection.watching and self._time() >= connection.heard_at + IDLE:
                 try:

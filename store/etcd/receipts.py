@@ -38,7 +38,7 @@ class Receipts:
         self._good_until = -math.inf
         self._taking = asyncio.Lock()
 
-    async def take(self, deadline: float, *, on: int | None = None) -> Receipt:
+    async def acquire(self, deadline: float, *, on: int | None = None) -> Receipt:
         """Return an unused receipt; `on` is the lease that the write has granted for its keys, if any."""
         if on is None:
             on = await self._own_lease(deadline)
@@ -58,12 +58,12 @@ class Receipts:
                 self._good_until = now + granted.ttl - RECEIPTS_LEAST
         return self.lease
 
-    def give_back(self, receipt: Receipt) -> None:
+    def release(self, receipt: Receipt) -> None:
         """Make a receipt available again, if its revision is known; any other receipt expires with its lease."""
         if receipt.lease in (self.lease, self.writers_lease):
             self._free[receipt.lease].append(receipt)
 
-    def lapsed(self, receipt: Receipt) -> None:
+    def drop_lease(self, receipt: Receipt) -> None:
         """Drop a lapsed lease, with all its receipts."""
         self._forget(receipt.lease)
         if receipt.lease == self.lease:
@@ -72,7 +72,7 @@ class Receipts:
     def _forget(self, lease: int | None) -> None:
         self._free.pop(lease or 0, None)
 
-    async def give_up(self) -> None:
+    async def delete_all(self) -> None:
         """Delete all receipts."""
         lease, self.lease = self.lease, None
         if lease is not None and self._members.connected:

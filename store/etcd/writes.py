@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from store.messages import Condition, Request, Response
 
 
-class Writing:
+class WriteAttempts:
     """One write on condition of `guard`; `doubt` records if an unanswered attempt may have done it."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Writing:
                 placed[place] = Put(operation.key, operation.value, lease=lease)
         return tuple(placed)
 
-    async def done(self) -> Response:
+    async def run(self) -> Response:
         """Carry out the write once, and return its response."""
         used: frozenset[int] = frozenset()
         try:
@@ -103,7 +103,7 @@ class Writing:
 
     async def _sent(self, plan: Plan) -> TransactionResult | None:
         """Send a plan until it is answered; return None if the write needs a new plan."""
-        receipt = self._receipt = self._receipt or await self._receipts.take(self._deadline, on=self._own_lease)
+        receipt = self._receipt = self._receipt or await self._receipts.acquire(self._deadline, on=self._own_lease)
         doubt, looks, fenced = self._doubt, self._looks.values(), False
 
         def body() -> Fields:
@@ -114,7 +114,7 @@ class Writing:
         needed = plan.leases | {receipt.lease}
         try:
             await self._grant(needed - plan.assumed)
-            reply = await self._asked("KV/Txn", body)
+            reply = await self._request_in_time("KV/Txn", body)
         except NoSpace:
             if doubt.any or not plan.only_deletes:
                 raise
@@ -123,7 +123,7 @@ class Writing:
             if await self._grant(needed):
                 return None  # keep `_receipt`, as an earlier copy of the write may be under way
             if doubt.any:
-                raise self._nobody_knows() from None
+                raise self._outcome_unknown() from None
             if self._renewed or receipt.lease != self._receipts.lease:
                 raise
             self._renewed = True
@@ -137,7 +137,7 @@ class Writing:
             found = entry_in(reply.responses[0].response_range)
             if found is None and receipt.revision:
                 if doubt.any:
-                    raise self._nobody_knows()
+                    raise self._outcome_unknown()
                 self._lapsed(receipt)  # the receipt's lease expired during a pause, and nothing was done
                 return None
             revision = found.mod_revision if found is not None else 0
@@ -148,7 +148,7 @@ class Writing:
         self._learn(reply.responses[1:], reply.header.revision)
         return None
 
-    async def _asked(self, method: str, fields: Fields | Callable[[], Fields]) -> Any:
+    async def _request_in_time(self, method: str, fields: Fields | Callable[[], Fields]) -> Any:
         return await self._members.ask(method, fields, deadline=self._deadline, what="writing", doubt=self._doubt)
 
     def _learn(self, responses: Sequence[pb.ResponseOp], revision: int) -> None:
@@ -160,18 +160,18 @@ class Writing:
         self._revision = revision
 
     def _free(self, receipt: Receipt, revision: int) -> None:
-        self._receipts.give_back(replace(receipt, revision=revision))
+        self._receipts.release(replace(receipt, revision=revision))
         self._receipt = None
 
     def _lapsed(self, receipt: Receipt) -> None:
-        self._receipts.lapsed(receipt)
+        self._receipts.drop_lease(receipt)
         self._receipt = None
 
     async def _recovered(self, plan: Plan, revision: int) -> TransactionResult:
         try:
-            reply = await self._asked("KV/Txn", recovery(plan, revision, hidden=self._hidden))
+            reply = await self._request_in_time("KV/Txn", recovery(plan, revision, hidden=self._hidden))
         except Failure:  # the revision is compacted: the write was done, but its result is unknown
-            raise self._nobody_knows() from None
+            raise self._outcome_unknown() from None
         return outcome(plan, reply.responses, revision, hidden=self._hidden)
 
     async def _deleted_without_receipt(self, plan: Plan) -> TransactionResult | None:
@@ -189,7 +189,7 @@ class Writing:
                 raise ConnectionLost(f"an answer by {self._members.name} was lost", maybe_applied=True)
             return fields
 
-        reply = await self._asked(method, once)
+        reply = await self._request_in_time(method, once)
         if method == "KV/DeleteRange":
             responses = [pb.ResponseOp(response_delete_range=reply)]
         elif reply.succeeded:
@@ -203,7 +203,7 @@ class Writing:
         to_grant = [lease for lease in needed if lease in self._to_grant]
         for lease in to_grant:
             await leases.grant(self._members, self._to_grant[lease], self._deadline, id=lease)
-            del self._to_grant[lease]  # the lease exists now; `done` revokes it if it is in `_passing` and unused
+            del self._to_grant[lease]  # the lease exists now; `run` revokes it if it is in `_passing` and unused
         return bool(to_grant)
 
     async def _revoke(self, unused: Iterable[int]) -> None:
@@ -213,7 +213,7 @@ class Writing:
                 with contextlib.suppress(StoreError, Failure):
                     await leases.revoke(self._members, lease, anyio.current_time() + HANG_UP_WITHIN)
 
-    def _nobody_knows(self) -> ConnectionLost:
+    def _outcome_unknown(self) -> ConnectionLost:
         return ConnectionLost(
             f"an answer by {self._members.name} was lost, and the receipt that would tell what it was is gone",
             maybe_applied=True,

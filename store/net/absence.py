@@ -27,7 +27,7 @@ _waiting: defaultdict[str, list[object]] = defaultdict(list)  # the waits for ea
 
 
 @contextlib.contextmanager
-def absence_told(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
+def log_absence(name: str, problem: Callable[[], str], *, within: float, ended_by: str) -> Iterator[None]:
     """While the block runs, log at WARNING that a store has not answered; `ended_by` names the limit of the wait."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None

@@ -23,7 +23,7 @@ def is_served_here(store_id: str | None) -> bool:
     return any(served == store_id for _, _, served in _served.values())
 
 
-def serves_no_more(port: int) -> None:
+def forget_served(port: int) -> None:
     """Note that the store on this port is closed."""
     _served.pop(port, None)
 

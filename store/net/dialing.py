@@ -70,7 +70,7 @@ class TcpDial:
         """Set `addresses` before connecting; a subclass for several hosts overrides this."""
 
 
-async def chosen_way(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
+async def route_to(hosts: Sequence[tuple[str, int]], server: str) -> tuple[Ends, str] | None:
     """Return the route to the first host, and its id `server`; if that is this machine, to another (`ELSEWHERE`)."""
     first = None
     with anyio.move_on_after(FOUND_WITHIN):
@@ -107,7 +107,7 @@ WITHOUT_A_WORD = "it closed the connection without a word; if it speaks TLS, wri
 """The problem in words, if a server that has never answered closes a connection without TLS."""
 
 
-def left_without_a_word(*, secure: bool, met: bool) -> ConnectionResetError:
+def closed_silently(*, secure: bool, met: bool) -> ConnectionResetError:
     """Return the error if a connection was closed before any bytes came; `met`: the server has answered earlier."""
     if secure:
         return HungUp(IN_THE_HANDSHAKE)
@@ -158,17 +158,17 @@ def describe(error: BaseException) -> str:
         return "it closed the connection"
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    lack = "" if isinstance(error, BlockingIOError) else lack_of(error)
+    lack = "" if isinstance(error, BlockingIOError) else exhausted_limit(error)
     return lack or (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
-def lack_of(error: BaseException) -> str:
-    """Return which limit of this process is exhausted, by its error, with the remedy; "" for other errors."""
+def exhausted_limit(error: BaseException) -> str:
+    """Return the limit of this process that an error shows to be exhausted, with the remedy; "" for other errors."""
     if isinstance(error, socket.gaierror):  # a resolver may fail because it cannot open a file
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as lack:
-            return lack_of(lack)
+            return exhausted_limit(lack)
         return ""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -121,7 +121,7 @@ def unread_bytes(sock: Any) -> float:
     return math.inf
 
 
-def let_go_in_children(owner: object, *socks: Any) -> None:
+def close_in_children(owner: object, *socks: Any) -> None:
     """Register the open sockets of `owner`: forked children replace them by `/dev/null`. See `forget`."""
     _owned[owner] = socks
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import anyio
 
 from store.net.callers import check_threads
-from store.net.dialing import lack_of
+from store.net.dialing import exhausted_limit
 from store.net.standard_streams import open_standard_streams
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class LoopThread:
             raise
         if self._failure is not None:
             raise RuntimeError(
-                f"the thread {name!r} could not start: {lack_of(self._failure) or self._failure}"
+                f"the thread {name!r} could not start: {exhausted_limit(self._failure) or self._failure}"
             ) from self._failure
 
     def _begin(self) -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.disk import rows
-from store.disk.copies import found
+from store.disk.copies import create_store
 from store.disk.diagnosis import free_bytes, is_full, reason, reporting
 from store.disk.directory import (
     DELETES_BYTES,
@@ -45,8 +45,8 @@ from store.disk.directory import (
     take_lock,
     warn_if_open_to_others,
 )
-from store.disk.verification import carry_over, open_to_read, verify
-from store.net.sockets import let_go_in_children
+from store.disk.verification import migrate, open_to_read, verify
+from store.net.sockets import close_in_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,26 +115,26 @@ class Journal:
         self.short_of_room: bool = False  # large writes are refused, so all unused pages are returned to the disk
         self.answered: bool = False  # a step's content was refused, and its kept reply is the error
         self._lock_file = take_lock(Path(directory))
-        let_go_in_children(self, self._lock_file)  # so that a forked child does not keep the lock
+        close_in_children(self, self._lock_file)  # so that a forked child does not keep the lock
         try:
             with reporting(self._path):
                 if not self._path.exists():
-                    self._mark.refuse_to_found(self._path)
-                    found(self._path, new_id)
+                    self._mark.refuse_if_marked(self._path)
+                    create_store(self._path, new_id)
                 warn_if_open_to_others(self._directory)
                 try:
                     version = verify(self._directory)
                 except sqlite3.OperationalError:
                     if not is_full(self._path):
                         raise
-                    self._reserve.give_up()  # SQLite needs room for its log's index
+                    self._reserve.free()  # SQLite needs room for its log's index
                     version = verify(self._directory)
                 if version != rows.FORMAT:
-                    carry_over(self._path, version)
+                    migrate(self._path, version)
         except BaseException:
             self._lock_file.close()
             raise
-        self.only_deletes = not self._reserve.take(RESERVE_BYTES)
+        self.only_deletes = not self._reserve.allocate(RESERVE_BYTES)
 
     # ------------------------------------------------------------------------------------------ opening
 
@@ -209,8 +209,8 @@ class Journal:
     def has_room(self) -> bool:
         """Return whether more than deletes can be written."""
         least = max(RESERVE_BYTES, self._grows + DELETES_BYTES)
-        if self.only_deletes and self._reserve.take(least + MARGIN_BYTES):
-            self.only_deletes = not self._reserve.take(least)  # leaves the margin free for other writes
+        if self.only_deletes and self._reserve.allocate(least + MARGIN_BYTES):
+            self.only_deletes = not self._reserve.allocate(least)  # leaves the margin free for other writes
         return not self.only_deletes
 
     def write_bytes_max(self) -> int:
@@ -386,7 +386,7 @@ class Journal:
 
     def _check_room(self, beside: int) -> None:
         """Raise SQLITE_FULL if the disk lacks room to empty the log, and for `beside` bytes more."""
-        if not self._reserve.take(self._log_growth() + beside):
+        if not self._reserve.allocate(self._log_growth() + beside):
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorcode = sqlite3.SQLITE_FULL
             raise error
@@ -413,14 +413,14 @@ class Journal:
             with contextlib.suppress(sqlite3.Error):
                 (busy, *_) = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 return not busy
-            self._reserve.give_up()  # the database may need the reserve to grow
+            self._reserve.free()  # the database may need the reserve to grow
         return False
 
     def _give_up_reserve(self, group: list[ChangeSet]) -> bool:
         """Free the reserve if the group may use it; return whether it may."""
         may = self._may_use_reserve(group)
         if may:
-            self._reserve.give_up()  # the next try takes back what the database needs to grow
+            self._reserve.free()  # the next try takes back what the database needs to grow
         return may
 
     def _may_use_reserve(self, group: list[ChangeSet]) -> bool:

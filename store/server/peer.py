@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from store.engine.processes import Closing
 from store.net.address import host_and_port
-from store.net.sockets import forget, let_go_in_children, unread_bytes
+from store.net.sockets import close_in_children, forget, unread_bytes
 from store.protocol import wire
 from store.server.outbox import Outbox
 
@@ -103,7 +103,7 @@ class Peer(asyncio.BufferedProtocol):
             self.address, self._port = str(peername[0]), peername[1]
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            let_go_in_children(self, sock)
+            close_in_children(self, sock)
         self._host.accepted(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - the buffer is as large as it is

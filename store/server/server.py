@@ -19,9 +19,9 @@ import anyio.to_thread
 from store.engine.engine import Engine
 from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
-from store.net.callers import serves, serves_no_more
+from store.net.callers import forget_served, serves
 from store.net.process import process_identity
-from store.net.sockets import bound_sockets, forget, let_go_in_children, open_files, raised_file_limit
+from store.net.sockets import bound_sockets, close_in_children, forget, open_files, raised_file_limit
 from store.net.standard_streams import open_before_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
@@ -369,7 +369,7 @@ async def _running(
 
     listener = TcpListener(server.table, listening, protocol)
     listener.open()
-    let_go_in_children(server, *listening)
+    close_in_children(server, *listening)
     server.host = host
     server.port = listening[0].getsockname()[1]
     serves(host, server.port, server.store_id)
@@ -379,7 +379,7 @@ async def _running(
     finally:
         if made_in is process_identity():  # a forked child leaves the server to its parent
             listener.close()
-            serves_no_more(server.port)
+            forget_served(server.port)
             forget(server)
             if asyncio.get_running_loop() is not loop:  # connections and timers are of a loop that no longer runs
                 raise StoreUsageError("close the server in the event loop that opened it: its clients were not told")

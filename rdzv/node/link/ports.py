@@ -6,7 +6,7 @@ import errno
 import logging
 import socket
 
-from store.net.sockets import forget, let_go_in_children
+from store.net.sockets import close_in_children, forget
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class HeldPort:
                     self._ports[0],
                 )
                 return self._ports[0]
-            let_go_in_children(self, self._socket)  # a forked child must not keep the port in use
+            close_in_children(self, self._socket)  # a forked child must not keep the port in use
         port: int = self._socket.getsockname()[1]
         return port
 

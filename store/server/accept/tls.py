@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from store.net.address import host_and_port
-from store.net.sockets import forget, let_go_in_children
+from store.net.sockets import close_in_children, forget
 
 if TYPE_CHECKING:
     from store.server.accept.connection_table import ConnectionTable
@@ -79,7 +79,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return
         sock = transport.get_extra_info("socket")
         if sock is not None:
-            let_go_in_children(self, sock)
+            close_in_children(self, sock)
         self._came_at = self._table.clock()
         self._table.register(self, str(peername[0]) if peername else "", cost=TLS_BYTES, beside=self._beside)
         says_nothing = partial(

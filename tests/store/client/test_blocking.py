@@ -80,7 +80,7 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
         assert server.connections == 1
         assert client.stats()["requests"] == 12
         assert client.store_id == server.store_id
-        assert client._free[0]._patience.attempt() == patience.ATTEMPT, (
+        assert client._free[0]._patience.connect_timeout() == patience.ATTEMPT, (
             "it has met the server: a later attempt is shorter than the first one"
         )
     with store.sync.connect(server.url) as client:

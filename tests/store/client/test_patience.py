@@ -28,77 +28,77 @@ class Longest(random.Random):
 
 def patience(*, remaining: float = math.inf, round_trip: float | None = 0.001) -> Patience:
     made = Patience(Longest())
-    made.bound_by(lambda: remaining)
+    made.limit_by(lambda: remaining)
     if round_trip is not None:
-        made.connected(round_trip)
+        made.note_connected(round_trip)
     return made
 
 
 def test_pauses_double_up_to_a_limit_and_are_short_at_first() -> None:
     made = patience()
-    assert [made.pause(attempt) for attempt in (0, 1, 4, 5, 10**6)] == [0.1, 0.2, 1.6, 2.0, 2.0]
-    assert [made.pause(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
-    assert [made.pause(attempt, away=29.0) for attempt in (0, 2, 3, 9)] == [0.1, 0.4, 0.5, 0.5]
+    assert [made.retry_pause(attempt) for attempt in (0, 1, 4, 5, 10**6)] == [0.1, 0.2, 1.6, 2.0, 2.0]
+    assert [made.retry_pause(attempt, away=0.9) for attempt in (0, 1, 2, 9)] == [0.1, 0.2, 0.25, 0.25]
+    assert [made.retry_pause(attempt, away=29.0) for attempt in (0, 2, 3, 9)] == [0.1, 0.4, 0.5, 0.5]
 
 
 def test_pauses_are_bounded_by_the_time_left_of_a_lease() -> None:
     left = (math.inf, 1000.0, 1.0, -5.0)
-    assert [patience(remaining=remaining).pause(10) for remaining in left] == [2.0, BACKOFF_RECENT, 0.25, LEAST]
+    assert [patience(remaining=remaining).retry_pause(10) for remaining in left] == [2.0, BACKOFF_RECENT, 0.25, LEAST]
 
 
 def test_the_lease_that_ends_first_counts() -> None:
     made = patience(remaining=100.0)
-    made.bound_by(lambda: 0.8)
-    assert made.silence(0.0) == made.attempt() == pytest.approx(0.2)
+    made.limit_by(lambda: 0.8)
+    assert made.answer_timeout(0.0) == made.connect_timeout() == pytest.approx(0.2)
 
 
 def test_after_silent_fresh_connections_the_client_waits_longer_until_an_answer() -> None:
     made = patience()
     waits = []
     for _ in range(6):
-        waits.append(made.silence(0.0))
-        made.changed_connection()
+        waits.append(made.answer_timeout(0.0))
+        made.note_replaced()
     assert waits[0] == SILENCE
     assert waits == sorted(waits)
     assert waits[-1] == SILENCE_MOST
-    made.answered()
-    assert made.silence(0.0) == SILENCE
+    made.note_answer()
+    assert made.answer_timeout(0.0) == SILENCE
 
 
 def test_a_server_that_takes_connections_has_longer_each_time_to_say_a_word() -> None:
     made = patience(round_trip=None)
-    assert (made.attempt(), made.first_word()) == (FIRST_ATTEMPT, 2 * HEARTBEAT)
+    assert (made.connect_timeout(), made.first_bytes_timeout()) == (FIRST_ATTEMPT, 2 * HEARTBEAT)
     made = patience()
     words = []
     for _ in range(9):
-        words.append(made.first_word())
-        made.changed_connection()
+        words.append(made.first_bytes_timeout())
+        made.note_replaced()
     assert words == [1, 2, 4, 8, 16, 32, 64, 64, 64]
-    assert made.attempt() == 0.5
-    assert patience(remaining=0.1).first_word() == SILENCE, "a lease that ends does not make it come in vain"
+    assert made.connect_timeout() == 0.5
+    assert patience(remaining=0.1).first_bytes_timeout() == SILENCE, "a lease that ends does not make it come in vain"
 
 
 @pytest.mark.parametrize("remaining", [math.inf, 0.5, -1.0])
 def test_no_connection_is_given_up_before_an_answer_could_arrive(remaining: float) -> None:
     made = patience(remaining=remaining, round_trip=1.5)
-    made.connected(3.0)  # the quickest counts
-    assert made.attempt() >= 2 * 1.5
-    assert made.silence(0.0) >= 2 * 1.5
+    made.note_connected(3.0)  # the quickest counts
+    assert made.connect_timeout() >= 2 * 1.5
+    assert made.answer_timeout(0.0) >= 2 * 1.5
 
 
 def test_a_server_whose_system_acknowledges_data_gets_more_time_within_the_lease() -> None:
     made = patience()
-    assert made.silence(0.0, acknowledged=True) == BUSY_FACTOR * SILENCE
+    assert made.answer_timeout(0.0, acknowledged=True) == BUSY_FACTOR * SILENCE
     made = patience(remaining=4.0)
-    assert made.silence(0.0, acknowledged=True) == pytest.approx(3.0)
-    assert made.silence(0.0) == pytest.approx(1.0)
+    assert made.answer_timeout(0.0, acknowledged=True) == pytest.approx(3.0)
+    assert made.answer_timeout(0.0) == pytest.approx(1.0)
 
 
 def test_large_packets_seem_lost_where_one_is_greeted_and_then_hears_nothing() -> None:
     """The greeting and all packets of TCP are small; those of TLS are not."""
     made = patience()
     seemed = []
-    for happened in (made.answered, made.changed_connection, made.answered):
+    for happened in (made.note_answer, made.note_replaced, made.note_answer):
         happened()
         seemed.append(made.large_packets_seem_lost)
     assert seemed == [False, True, False]

@@ -10,75 +10,75 @@ import pytest
 
 from rdzv.testing.network import MemoryNetwork
 from store.client.patience import BUSY_FACTOR, HEARTBEAT, SILENCE, SLOW_FOR, Patience
-from store.client.pulse import HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Line, Pulse, Say
-from store.client.reconnecting import Link
+from store.client.pulse import HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Action, Pulse, Traffic
+from store.client.reconnecting import Connection
 from tests.support.processes import require
 from tests.support.stores import connect_in_memory, serve_in_memory
 
-QUIET, BUSY = Line(), Line(acknowledged=True)
+QUIET, BUSY = Traffic(), Traffic(acknowledged=True)
 BUSY_SILENCE = BUSY_FACTOR * SILENCE
 
 
 def pulse() -> Pulse:
     patience = Patience(random.Random(0))
-    patience.connected(0.001)
+    patience.note_connected(0.001)
     return Pulse(patience, 0.0)
 
 
-def said(one: Pulse, line: Line = QUIET, *, since: float = 0.0, until: float = 1000.0) -> list[tuple[Say, Any]]:
+def said(one: Pulse, line: Traffic = QUIET, *, since: float = 0.0, until: float = 1000.0) -> list[tuple[Action, Any]]:
     """Return the messages that it sends with their times, until it hangs up, if nothing is received."""
-    found: list[tuple[Say, Any]] = []
-    now = one.first_look_at(since)
-    while now < until and Say.HANG_UP not in [say for say, _ in found]:
-        say, now_next = one.look(now, line)
-        if say is not Say.NOTHING:
+    found: list[tuple[Action, Any]] = []
+    now = one.first_check_at(since)
+    while now < until and Action.HANG_UP not in [say for say, _ in found]:
+        say, now_next = one.check(now, line)
+        if say is not Action.NOTHING:
             found.append((say, pytest.approx(now, abs=0.01)))
         now = max(now_next, now)
     return found
 
 
 @pytest.mark.parametrize(
-    ("line", "silence", "patient"), [(Line(), SILENCE, 1.0), (BUSY, BUSY_SILENCE, HEARTBEATS_OF_BUSY)]
+    ("line", "silence", "patient"), [(Traffic(), SILENCE, 1.0), (BUSY, BUSY_SILENCE, HEARTBEATS_OF_BUSY)]
 )
 def test_a_server_that_owes_an_answer_is_pinged_then_replaced_and_finally_closed(
-    line: Line, silence: float, patient: float
+    line: Traffic, silence: float, patient: float
 ) -> None:
     one = pulse()
     one.expect(0.0)
-    expected = [(Say.PING, silence / 2), (Say.SEEK, silence), (Say.HANG_UP, 2 * patient * HEARTBEAT)]
+    expected = [(Action.PING, silence / 2), (Action.SEEK, silence), (Action.HANG_UP, 2 * patient * HEARTBEAT)]
     assert said(one, line) == expected
 
 
-@pytest.mark.parametrize(("line", "patient"), [(Line(), 1.0), (BUSY, HEARTBEATS_OF_BUSY)])
-def test_a_server_that_owes_nothing_is_asked_after_a_heartbeat(line: Line, patient: float) -> None:
+@pytest.mark.parametrize(("line", "patient"), [(Traffic(), 1.0), (BUSY, HEARTBEATS_OF_BUSY)])
+def test_a_server_that_owes_nothing_is_asked_after_a_heartbeat(line: Traffic, patient: float) -> None:
     first, second, *_, last = said(pulse(), line)
-    assert first == (Say.PING, HEARTBEAT)
-    assert second[0] is Say.SEEK
-    assert last == (Say.HANG_UP, max(2 * patient, 1 + patient) * HEARTBEAT)
+    assert first == (Action.PING, HEARTBEAT)
+    assert second[0] is Action.SEEK
+    assert last == (Action.HANG_UP, max(2 * patient, 1 + patient) * HEARTBEAT)
 
 
 def test_one_that_answers_is_asked_again_a_heartbeat_later() -> None:
     one = pulse()
-    assert one.look(HEARTBEAT, Line())[0] is Say.PING
+    assert one.check(HEARTBEAT, Traffic())[0] is Action.PING
     one.heard(HEARTBEAT + 0.1, expecting=False)
-    assert said(one, since=HEARTBEAT + 0.1, until=2 * HEARTBEAT + 0.2) == [(Say.PING, 2 * HEARTBEAT + 0.1)]
+    assert said(one, since=HEARTBEAT + 0.1, until=2 * HEARTBEAT + 0.2) == [(Action.PING, 2 * HEARTBEAT + 0.1)]
 
 
 def test_a_server_that_answers_is_not_replaced_until_it_falls_silent_again() -> None:
     one = pulse()
     one.expect(0.0)
-    assert said(one, until=2.0)[-1][0] is Say.SEEK
+    assert said(one, until=2.0)[-1][0] is Action.SEEK
     one.heard(2.0, expecting=True)
     assert not one.seeking
-    assert said(one, since=2.0, until=4.0) == [(Say.PING, 2.0 + SILENCE / 2), (Say.SEEK, 2.0 + SILENCE)]
+    assert said(one, since=2.0, until=4.0) == [(Action.PING, 2.0 + SILENCE / 2), (Action.SEEK, 2.0 + SILENCE)]
 
 
 def test_a_server_that_accepts_data_is_alive() -> None:
     one = pulse()
     one.expect(0.0)
     for tenth in range(200):
-        assert one.look(tenth / 10, Line(unsent_bytes=1000 - tenth))[0] is Say.NOTHING
-        assert one.look(tenth / 10, Line(unsent_bytes=1000 - tenth, held_back=True))[0] is Say.NOTHING
+        assert one.check(tenth / 10, Traffic(unsent_bytes=1000 - tenth))[0] is Action.NOTHING
+        assert one.check(tenth / 10, Traffic(unsent_bytes=1000 - tenth, held_back=True))[0] is Action.NOTHING
 
 
 def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
@@ -86,19 +86,19 @@ def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
     one = pulse()
     one.expect(0.0)
     one.heard(4.0, expecting=True)
-    assert Say.SEEK not in dict(said(one, BUSY, since=4.0, until=4.0 + 2 * 4.0))
+    assert Action.SEEK not in dict(said(one, BUSY, since=4.0, until=4.0 + 2 * 4.0))
     one.heard(14.0, expecting=False)
     later = 14.0 + 10 * SLOW_FOR
     one.expect(later)
-    assert (Say.SEEK, later + BUSY_SILENCE) in said(one, BUSY, since=later), "that was long ago"
+    assert (Action.SEEK, later + BUSY_SILENCE) in said(one, BUSY, since=later), "that was long ago"
 
 
 def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None:
     """With thousands of clients in one loop, answers that had arrived but were not read yet counted as silence."""
     one = pulse()
     one.expect(0.0)
-    assert one.look(30.0, Line(), late=29.5) == (Say.NOTHING, 30.0), "first what has come is read"
-    assert said(one, since=30.0, until=32.0) == [(Say.SEEK, 30.5)]
+    assert one.check(30.0, Traffic(), late=29.5) == (Action.NOTHING, 30.0), "first what has come is read"
+    assert said(one, since=30.0, until=32.0) == [(Action.SEEK, 30.5)]
 
 
 def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_busy() -> None:
@@ -106,14 +106,14 @@ def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_bu
     for second in range(int(WATCHES_HEAR_EVERY + HEARTBEAT)):
         one.expect(second)
         one.heard(second, expecting=True)
-        pings += one.look(second, Line(has_watches=True))[0] is Say.PING
+        pings += one.check(second, Traffic(has_watches=True))[0] is Action.PING
     assert pings == 1
 
 
 def test_no_ping_is_sent_before_the_welcome() -> None:
     one = pulse()
     one.expect(0.0)
-    assert [say for say, _ in said(one, Line(welcomed=False))] == [Say.SEEK, Say.HANG_UP]
+    assert [say for say, _ in said(one, Traffic(welcomed=False))] == [Action.SEEK, Action.HANG_UP]
 
 
 # ------------------------------------------------------------------------------------------------ timers
@@ -141,7 +141,7 @@ def test_on_uvloop_a_look_that_is_due_at_once_is_one_that_can_be_hastened() -> N
 
     async def ask() -> None:
         client: Any = type("Owner", (), {"patience": Patience(random.Random(0)), "met": False})
-        link = Link(client)
+        link = Connection(client)
         link._look_at(asyncio.get_running_loop().time() - 1.0)
         link.expect_answer()
         link.end()

@@ -111,11 +111,11 @@ def test_a_mark_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
 def test_the_reserve_takes_room_and_gives_it_back(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path)
     for least, kept in ((1, 1), (RESERVE_BYTES, RESERVE_BYTES), (1, RESERVE_BYTES), (9 << 20, 9 << 20), (5, 8 << 20)):
-        assert reserve.take(least)
+        assert reserve.allocate(least)
         assert reserve.bytes == kept, "no more than the usual once more is not asked for"
         assert (tmp_path / RESERVE).stat().st_size == kept
     assert (tmp_path / RESERVE).stat().st_blocks * 512 >= RESERVE_BYTES, "really taken, and not a hole"
-    reserve.give_up()
+    reserve.free()
     assert (tmp_path / RESERVE).stat().st_size == 0
 
 
@@ -124,7 +124,7 @@ def test_a_reserve_there_is_no_room_for_is_not_held(tmp_path: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     reserve = Reserve(tmp_path)
-    assert reserve.take(1000)
+    assert reserve.allocate(1000)
     monkeypatch.setattr("store.disk.directory.allocate", no_room)
-    assert not reserve.take(1001)
+    assert not reserve.allocate(1001)
     assert (reserve.bytes, (tmp_path / RESERVE).stat().st_size) == (1000, 1000), "what there was is still kept back"

@@ -6,21 +6,21 @@ import random
 
 import pytest
 
-from store.etcd.choice import PAUSE_FIRST, PAUSE_MOST, Choice, pause_after
+from store.etcd.choice import PAUSE_FIRST, PAUSE_MOST, MemberChoice, pause_after
 from store.etcd.codec import Failure, FailureKind
 
 GONE = Failure("nobody listens there", FailureKind.UNDONE)
 SILENT = Failure("it has not answered within 1.0 s", FailureKind.DOUBT, silent=True)
 
 
-def choice(members: int = 3, *, failed: tuple[int, ...] = (), seed: int = 1) -> Choice:
-    chosen = Choice(members, random.Random(seed))
+def choice(members: int = 3, *, failed: tuple[int, ...] = (), seed: int = 1) -> MemberChoice:
+    chosen = MemberChoice(members, random.Random(seed))
     for place in failed:
-        chosen.missed(place, GONE, 0.0)
+        chosen.note_failure(place, GONE, 0.0)
     return chosen
 
 
-def chosen_by(chosen: Choice) -> set[int]:
+def chosen_by(chosen: MemberChoice) -> set[int]:
     return {chosen.choose() for _ in range(20)}
 
 
@@ -30,7 +30,7 @@ def test_a_member_that_failed_is_not_chosen_while_another_is_not_known_to_fail()
     alone = choice(1, failed=(0,))
     assert alone.alone
     assert chosen_by(alone) == {0}
-    alone.answered(0)
+    alone.note_answer(0)
     assert alone.problem == ""
 
 
@@ -41,7 +41,7 @@ def test_where_all_fail_any_but_the_last_is_chosen_and_one_that_answers_is_healt
     for _ in range(20):
         assert chosen.choose() != last
         last = chosen.place
-    chosen.answered(1)
+    chosen.note_answer(1)
     assert chosen_by(chosen) == {1}
     assert chosen.problem == str(GONE), "the others still fail"
 
@@ -51,16 +51,16 @@ def test_all_members_are_chosen_alike_at_first_and_once_their_failures_are_forgi
     counts = [0, 0, 0]
     for seed in range(900):
         chosen = choice(failed=failed, seed=seed)
-        chosen.forgive()
+        chosen.forget_failures()
         counts[chosen.choose()] += 1
     assert all(240 <= count <= 360 for count in counts), counts
 
 
 def test_a_reason_that_was_given_is_kept_though_a_silence_follows() -> None:
     chosen = choice(failed=(0,))
-    chosen.missed(0, SILENT, 0.0)
+    chosen.note_failure(0, SILENT, 0.0)
     assert chosen.problem == str(GONE)
-    chosen.missed(1, SILENT, 0.0)
+    chosen.note_failure(1, SILENT, 0.0)
     assert chosen.problem == str(SILENT), "of a member of which nothing was known"
 
 
@@ -69,7 +69,7 @@ def test_pauses_grow_to_five_seconds_and_to_one_if_no_member_can_be_reached(word
     chosen = choice()
     pauses = []
     for number in range(30):
-        chosen.missed(number % 3, Failure(words, FailureKind.UNDONE), 0.0)
+        chosen.note_failure(number % 3, Failure(words, FailureKind.UNDONE), 0.0)
         pauses.append(chosen.try_at)
     assert max(pauses[:3]) <= 0.02, "the others are asked at once"
     assert all(most / 2 <= pause <= most for pause in pauses[-5:])

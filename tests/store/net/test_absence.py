@@ -15,7 +15,7 @@ import pytest
 import store
 import store.sync
 from store.engine.engine import Engine
-from store.net.absence import Outages, absence_told
+from store.net.absence import Outages, log_absence
 from store.printable import in_words
 from tests.support.processes import free_port
 from tests.support.stores import MemoryNetwork, connect_in_memory, serve_in_memory
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @pytest.mark.virtual_time
 async def test_it_is_said_after_three_seconds_and_then_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
-    with absence_told("tcp://head:29400", lambda: "no such name", within=600, ended_by="join_timeout"):
+    with log_absence("tcp://head:29400", lambda: "no such name", within=600, ended_by="join_timeout"):
         await anyio.sleep(2.9)
         assert caplog.messages == []
         await anyio.sleep(599 - 2.9)
@@ -47,7 +47,7 @@ async def test_of_many_clients_that_wait_for_one_store_one_logs_and_another_afte
     """A process with 359 nodes reported it 359 times."""
 
     async def wait(seconds: float) -> None:
-        with anyio.move_on_after(seconds), absence_told("tcp://head:1", str, within=600, ended_by="join_timeout"):
+        with anyio.move_on_after(seconds), log_absence("tcp://head:1", str, within=600, ended_by="join_timeout"):
             await anyio.sleep_forever()
 
     async with anyio.create_task_group() as tasks:
@@ -58,10 +58,10 @@ async def test_of_many_clients_that_wait_for_one_store_one_logs_and_another_afte
 
 @pytest.mark.virtual_time
 async def test_nothing_is_said_once_the_wait_is_over_however_it_ended(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match="as it was"), absence_told("x", str, within=9, ended_by="y"):
+    with pytest.raises(ValueError, match="as it was"), log_absence("x", str, within=9, ended_by="y"):
         raise ValueError("as it was")
     with anyio.move_on_after(1):
-        with absence_told("x", str, within=9, ended_by="y"):
+        with log_absence("x", str, within=9, ended_by="y"):
             await anyio.sleep_forever()
     await anyio.sleep(100)
     assert caplog.messages == []

@@ -74,7 +74,7 @@ def test_all_sockets_of_an_owner_are_released() -> None:
     owner = Owner()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sockets.let_go_in_children(owner, ours, theirs)
+        sockets.close_in_children(owner, ours, theirs)
         numbers = (ours.fileno(), theirs.fileno())
         assert in_child(lambda: all(map(is_null, numbers)))
 
@@ -92,7 +92,7 @@ def test_a_number_that_has_become_another_files_is_left_alone() -> None:
     owner = Owner()
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sockets.let_go_in_children(owner, StandIn(ours.fileno()))
+        sockets.close_in_children(owner, StandIn(ours.fileno()))
         sockets.forget(owner)
         sockets.forget(owner)  # again: nothing left to do
         number = ours.fileno()
@@ -103,8 +103,8 @@ def test_a_socket_whose_owner_is_gone_or_that_is_closed_is_left_alone() -> None:
     owner, gone = Owner(), Owner()
     ours, theirs = socket.socketpair()
     with theirs:
-        sockets.let_go_in_children(owner, ours)
-        sockets.let_go_in_children(gone, theirs)
+        sockets.close_in_children(owner, ours)
+        sockets.close_in_children(gone, theirs)
         ours.close()
         del gone
         gc.collect()
