@@ -112,7 +112,7 @@ class Keeping:
         if store.cuts is not None:
             store.cuts.listeners[self._connection_ended] = None
         store.on_connection(self._connection_changed)
-        store.bound_pauses(self._remaining)
+        store.bound_pauses(lambda: min((lease.ours_until for lease in self.kept), default=math.inf) - store.time())
 
     def _connection_changed(self, connected: bool) -> None:
         if connected or self.store.failure is not None:
@@ -121,9 +121,6 @@ class Keeping:
     def _connection_ended(self, at: float) -> None:
         for lease in tuple(self.kept):
             lease.note_cut(at)
-
-    def _remaining(self) -> float:
-        return min((lease.ours_until for lease in self.kept), default=math.inf) - self.store.time()
 
     def renew_now(self) -> None:
         """Renew all leases at once, with new notes."""

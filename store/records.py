@@ -233,10 +233,7 @@ class AnyOf(_Kind):
             return self.read
         if type_ in self._by_code.values():
             return cast("type[Record]", type_).read
-        return self._by_code[None].read if None in self._by_code else self._read_coded
-
-    def _read_coded(self, value: Any) -> Any:
-        return self._record(value).read(value)
+        return self._by_code[None].read if None in self._by_code else lambda value: self._record(value).read(value)
 
     def _record(self, value: Any) -> Any:
         code = value[0] if isinstance(value, _ARRAYS) and value else None

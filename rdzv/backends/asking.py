@@ -19,6 +19,7 @@ from store.limits import is_loopback
 from store.net.address import Address, host_and_port
 from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDial, describe, exhausted_limit
 from store.net.racing import Addresses
+from store.net.sockets import lack_of_ports
 from store.net.tasks import together
 from store.net.threads import LoopThread
 from store.protocol.frames import frame
@@ -89,7 +90,7 @@ class Host:
         except (OSError, EOFError, ProtocolError) as error:
             # A missing loopback address (::1 without IPv6) counts as refusing: no process can listen there.
             is_nowhere = getattr(error, "errno", None) in NO_SUCH_ADDRESS and is_loopback(str(address[0]))
-            return Reply(Answer.REFUSED) if is_nowhere else Reply(Answer.SILENT, error=error)
+            return Reply(Answer.REFUSED) if is_nowhere and not lack_of_ports() else Reply(Answer.SILENT, error=error)
         finally:
             if writer is not None:
                 writer.transport.abort()

@@ -17,7 +17,7 @@ import anyio.to_thread
 from store.errors import AuthenticationError
 from store.limits import is_loopback
 from store.net.racing import Addresses, connected_socket
-from store.net.sockets import prepare
+from store.net.sockets import lack_of_ports, prepare
 from store.net.standard_streams import open_before_uvloop
 
 if TYPE_CHECKING:
@@ -159,6 +159,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     lack = "" if isinstance(error, BlockingIOError) else exhausted_limit(error)
+    if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
+        lack = lack_of_ports()
     return lack or (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 

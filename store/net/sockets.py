@@ -177,9 +177,20 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
             return None
         reason = os.strerror(error.errno or 0).lower()
         if error.errno == errno.EADDRINUSE:
-            reason += "; choose another port, or 0 for a free one"
+            reason = lack_of_ports() or f"{reason}; choose another port, or 0 for a free one"
         raise OSError(error.errno, f"cannot listen on {address[0]} port {address[1]}: {reason}") from None
     return sock
+
+
+def lack_of_ports() -> str:
+    """If no automatic port of this machine is free, return that in words, with the remedy; else ""."""
+    try:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return "no automatic port of this machine is free; end connections, or widen net.ipv4.ip_local_port_range"
+    return ""
 
 
 def raise_file_limit() -> int:

@@ -259,7 +259,8 @@ class ClientConnection:
                     self.seen_revision = max(self.seen_revision, item.events[-1].revision)
                     yield item
             elif isinstance(item, Sorry):
-                raise _refusal(item, self._name)
+                kinds: dict[str, type[StoreError]] = {"authentication": AuthenticationError, "protocol": ProtocolError}
+                raise kinds.get(item.kind, LimitExceeded)(f"{self._name} refused the connection: {item.message}")
             elif isinstance(item, Greeting):
                 yield self._answer_greeting(item)
                 if item.token_wanted and self._token is None:
@@ -413,8 +414,3 @@ def error_of(response: Response) -> StoreError | None:
     if response.kind is FailureKind.FORGOTTEN:
         return ConnectionLost(message, maybe_applied=True)
     return ERRORS[response.kind](message)
-
-
-def _refusal(sorry: Sorry, name: str) -> StoreError:
-    kinds: dict[str, type[StoreError]] = {"authentication": AuthenticationError, "protocol": ProtocolError}
-    return kinds.get(sorry.kind, LimitExceeded)(f"{name} refused the connection: {sorry.message}")

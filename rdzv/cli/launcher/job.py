@@ -56,10 +56,6 @@ def _modules(text: str) -> tuple[str, ...]:
     return names
 
 
-def _processes(text: str) -> str | int:
-    return text if text in COUNTED else whole_number(1)(text)
-
-
 def _signal(text: str) -> signal.Signals:
     name = text.upper().removeprefix("SIG")
     if name not in DRAINS_ON:
@@ -105,7 +101,7 @@ class Job:
     says_cost: bool = True
     nproc: int = _option(
         "--nproc N|auto|cpu|gpu",
-        _processes,
+        lambda text: text if text in COUNTED else whole_number(1)(text),
         "processes here: so many, or one for each core or GPU (auto: GPU, if there is one, else core); by default 1, "
         "under Slurm one for each GPU of the node's",
         without=1,

@@ -6,9 +6,14 @@ import errno
 import logging
 import socket
 
-from store.net.sockets import close_in_children, forget
+from rdzv.errors import RendezvousConnectionError
+from store.net.sockets import close_in_children, forget, lack_of_ports
 
 log: logging.Logger = logging.getLogger(__name__)
+
+
+class NoFreePortError(RendezvousConnectionError):
+    """No automatic port of this machine is free, perhaps not yet."""
 
 
 class HeldPort:
@@ -20,20 +25,21 @@ class HeldPort:
         self._ports = range(int(first), int(last or first) + 1)
 
     def hold(self) -> int:
-        """Return the held port. If all ports are in use, return the first, which may become free."""
+        """Return the held port. If all ports of the range are in use, return the first, which may become free."""
         if self._socket is None:
             self._socket = next(filter(None, map(_bound, self._ports)), None)
             if self._socket is None:
+                if not self._ports[0]:
+                    why = lack_of_ports() or "no socket can be bound"
+                    raise NoFreePortError(f"this node cannot promise a port for rank 0: {why}")
                 log.warning(
-                    "each port of master_port=%s is in use on this machine; if this node becomes rank 0, "
+                    "each port of master_port=%d-%d is in use on this machine; if this node becomes rank 0, "
                     "port %d must be free by then",
-                    f"{self._ports[0]}-{self._ports[-1]}",
-                    self._ports[0],
+                    *(self._ports[0], self._ports[-1], self._ports[0]),
                 )
                 return self._ports[0]
             close_in_children(self, self._socket)  # a forked child must not keep the port in use
-        port: int = self._socket.getsockname()[1]
-        return port
+        return int(self._socket.getsockname()[1])
 
     def release(self) -> None:
         """Free the port for rank 0's server."""

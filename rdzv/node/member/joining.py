@@ -20,6 +20,7 @@ from rdzv.core.decision import JoinClock, Joiner, KeepWaiting, Refused, follow
 from rdzv.core.round import Participant, Round
 from rdzv.core.state import ban_among
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
+from rdzv.node.link.ports import NoFreePortError
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.carrying import tell
 from rdzv.node.member.health import report_health
@@ -129,18 +130,19 @@ class Joining:
                     return membership
                 # The record was lost during the wait: count a lost lease, and arrive again.
                 part.lapses += part.arrival.lease is None
-            except StoreError as error:
+            except (StoreError, NoFreePortError) as error:
                 lacks_room = has_no_room(error) and link.follower.head.round is not None
                 is_away = isinstance(error, ConnectionLost | StoreTimeoutError) and link.store.failure is None
-                if not (lacks_room or is_away):
+                lacks_port = isinstance(error, NoFreePortError)
+                if not (lacks_room or is_away or lacks_port):
                     raise
                 now = anyio.current_time()
                 clock.set(suspended=False, now=now)
-                what = "takes no arrival" if lacks_room else "is away"
-                part.wait_for(f"the store at {part.settings.endpoint.url} {what}: {error}")
+                what = f"the store at {part.settings.endpoint.url} {'takes no arrival' if lacks_room else 'is away'}: "
+                part.wait_for(f"{'' if lacks_port else what}{error}")
                 if not clock.left(now):
                     raise part.timeout(link) from error
-                if lacks_room:  # wait until the coordinator deletes the last round's shared keys
+                if not is_away:  # wait for a free port, or until the coordinator deletes the last round's shared keys
                     if not told:
                         log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
                     told = True

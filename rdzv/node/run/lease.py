@@ -47,7 +47,7 @@ def is_too_long(error: LimitExceeded) -> bool:
     return "lease_ttl_max" in str(error)
 
 
-def has_no_room(error: StoreError) -> bool:
+def has_no_room(error: Exception) -> bool:
     """Return True if a write was refused because the store, its disk, or the run's share of it is full."""
     text = str(error)
     return isinstance(error, LimitExceeded) and (" would hold " in text or text.startswith("nothing was written"))

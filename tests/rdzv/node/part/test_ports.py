@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
+import shutil
 import socket
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
+from rdzv.errors import RendezvousConnectionError
 from rdzv.node.link.ports import HeldPort
+from store.net.dialing import describe
+from store.net.sockets import bound_sockets
+from tests.support.processes import ROOT
+from tests.support.runs import VirtualRun
 
 
 def test_the_port_of_rank_0_is_taken_from_the_given_range(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,3 +76,68 @@ def test_a_promised_port_is_free_for_ipv4_and_ipv6() -> None:
     free.release()
     with socket.create_server(("::1", port), family=socket.AF_INET6):
         pass
+
+
+def test_without_a_free_automatic_port_the_error_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: port 0 was promised. Rank 0 then listened at some port, and the others connected to port 0."""
+    said = "no automatic port of this machine is free; end connections, or widen net.ipv4.ip_local_port_range"
+
+    class Full(socket.socket):
+        def bind(self, address: Any, /) -> None:
+            if address[1] == 0:
+                raise OSError(errno.EADDRINUSE, "Address already in use")
+            super().bind(address)
+
+    monkeypatch.setattr(socket, "socket", Full)
+    with pytest.raises(RendezvousConnectionError, match=f"cannot promise a port for rank 0: {said}"):
+        HeldPort().hold()
+    with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port 0: {said}"):
+        bound_sockets("127.0.0.1", 0)
+    assert describe(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")) == said
+    monkeypatch.undo()
+    no_address = "Cannot assign requested address"
+    assert describe(OSError(errno.EADDRNOTAVAIL, no_address)) == no_address
+
+
+@pytest.mark.virtual_time
+async def test_a_node_waits_for_a_free_automatic_port(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression: port 0 was promised; and a member that meets again in a short shortage must not end."""
+    async with VirtualRun(min_nodes=1) as run:
+        handler = run.handler("a")
+        await handler.next_rendezvous()
+        monkeypatch.setattr("rdzv.node.link.ports._bound", lambda _port: None)
+        meets = run.start(handler.next_rendezvous())
+        await asyncio.sleep(20)
+        assert "cannot promise a port for rank 0" in handler.reason
+        assert not meets.done()
+        monkeypatch.undo()
+        assert (await meets).bootstrap_address[1] > 0
+    assert caplog.text.count("cannot promise a port for rank 0") == 1
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None, reason="namespaces need root"
+)
+@pytest.mark.parametrize(("how", "status"), [("", 124), ("&master_port=29500", 124)])
+def test_a_launcher_names_the_limit_when_no_automatic_port_is_free(how: str, status: int) -> None:
+    """Regression: it said "Cannot assign requested address", or that its own address is another machine's."""
+    script = f"""
+import os, socket, subprocess, sys
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+with open("/proc/sys/net/ipv4/ip_local_port_range", "w") as file:
+    file.write("40000 40001")
+held = []
+for port in (40000, 40001):
+    held.append(socket.socket(socket.AF_INET6 if socket.has_ipv6 else socket.AF_INET))
+    held[-1].bind(("", port))
+url = "tcp://127.0.0.1:29400/job?min_nodes=1&join_timeout=4{how}"
+sys.exit(subprocess.run([sys.executable, "-m", "rdzv", "run", url, "--", "true"]).returncode)
+"""
+    line = ["unshare", "--net", sys.executable, "-c", script]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if "No such file" in done.stderr:
+        pytest.skip("this system has no `ip`")
+    assert done.returncode == status, done.stderr
+    assert "widen net.ipv4.ip_local_port_range" in done.stderr.splitlines()[-1]
