@@ -10,6 +10,7 @@ from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLos
 from rdzv.core.stopping import Resized, StepGate
 from rdzv.listeners import Listeners
 from store import when
+from store.net.sockets import is_ctrl_c
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -213,9 +214,9 @@ class _Once(Generic[T]):
         if news is not None and self.listeners.remove(self):
             try:
                 self.callback(news)
-            except KeyboardInterrupt:  # from Ctrl-C, in a user's thread
-                raise
-            except BaseException:  # a user's code must not end the node thread
+            except BaseException as error:  # a user's code must not end the node thread
+                if is_ctrl_c(error):
+                    raise
                 log.exception("a callback of a round has failed")
 
 

@@ -216,7 +216,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
             # Once a round has completed in this store, its ranks are the previous ones, not the lost store's.
             ranked = survivors if view.round is None else {}
             complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
-        except (Exception, SystemExit) as error:  # noqa: BLE001  the order may be a user's function
+        except BaseException as error:  # noqa: BLE001  the order may be a user's function
             stuck = blocked(progress, f"rank_order fails with {type(error).__name__}: {error}")
             return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
         try:
@@ -300,7 +300,7 @@ def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tupl
     kept = [view.records[id] for id in view.members if id in view.live or id in view.waiting]
     try:
         admitted = {record.arrival for record in _choose(rules, newcomers, kept, count)}
-    except Exception:  # noqa: BLE001  the order may be a user's function; completing the round reports its error
+    except BaseException:  # noqa: BLE001  the order may be a user's function; completing the round reports its error
         return after, ()
     names = tuple(record.node_id for record in newcomers if record.arrival not in admitted)
     return (None, names) if len(names) <= NAMED_MOST else (0, ())

@@ -58,6 +58,11 @@ def raised_by_handler(error: BaseException | None) -> bool:
     return trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in CALLED
 
 
+def is_ctrl_c(error: BaseException) -> bool:
+    """Return True for KeyboardInterrupt in the main thread; elsewhere, a user's function has raised it by itself."""
+    return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
+
+
 class SystemErrorsSuppressed(contextlib.suppress):
     """Suppresses errors, but not those of a signal's handler."""
 

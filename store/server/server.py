@@ -21,7 +21,7 @@ from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
 from store.net.callers import forget_served, serves
 from store.net.process import process_identity
-from store.net.sockets import bound_sockets, close_in_children, forget, open_files, raised_file_limit
+from store.net.sockets import bound_sockets, close_in_children, forget, is_ctrl_c, open_files, raised_file_limit
 from store.net.standard_streams import open_before_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
@@ -262,7 +262,9 @@ def _renewed(token: Callable[[], bytes | None], last: bytes | None) -> Callable[
         nonlocal last
         try:
             last = token_bytes(token()) or last
-        except Exception as error:  # noqa: BLE001 - a user's function
+        except BaseException as error:  # a user's function
+            if is_ctrl_c(error):
+                raise
             log.warning("the function for the token failed, so the last one counts: %s", type(error).__name__)
         return last
 

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 import rdzv
+import store
 from rdzv import Dropped, NodesLeft, NodesLost
 from tests.support.runs import VirtualRun, assert_one_round, listen
 
@@ -50,6 +53,43 @@ async def test_r17_a_health_check_that_raises_has_failed_and_one_that_is_awaited
         healthy = True
         assert (await handler.next_rendezvous()).world_size == 1
         assert (await handler.status()).refused == {}
+
+
+ENDS_NODES = """
+import sys, rdzv
+
+def fails(*_):
+    raise vars(__builtins__)[sys.argv[2]]
+
+one = {"min_nodes": 1, "is_host": False}
+with rdzv.sync.connect(sys.argv[1] + "/well", **one) as well:
+    info = well.next_rendezvous()
+    with rdzv.sync.connect(sys.argv[1] + "/sick", health_check=fails, **one) as sick:
+        try:
+            sick.next_rendezvous()
+        except rdzv.RendezvousRefusedError as error:
+            print(error)
+    with rdzv.sync.connect(sys.argv[1] + "/order", rank_order=fails, join_timeout=2, **one) as unordered:
+        try:
+            unordered.next_rendezvous()
+        except rdzv.RendezvousTimeoutError as error:
+            print(error)
+    well.next_rendezvous()
+    print("the other node of this process is well")
+"""
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "GeneratorExit"])
+def test_r17_any_error_of_a_users_function_ends_no_other_node_of_the_process(error: str) -> None:
+    """Regression: KeyboardInterrupt in a blocking health check or a `rank_order` ended the thread of all nodes."""
+    with store.sync.serve() as server:
+        line = [sys.executable, "-c", ENDS_NODES, server.url, error]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    said = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert f"failed its health check: {error}" in said[0]
+    assert f"rank_order fails with {error}" in said[1]
+    assert said[2:] == ["the other node of this process is well"]
 
 
 async def test_r17_an_invalid_node_name_is_neither_banned_nor_unbanned() -> None:

@@ -458,3 +458,19 @@ async def test_s8_a_servers_token_may_be_a_function_whose_last_answer_counts_if_
         with pytest.raises(StoreUsageError, match="the token is empty"):
             async with store.serve(token=lambda answer=none: answer):
                 pass
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, LookupError])
+def test_s8_any_error_of_the_function_for_a_token_leaves_the_last_token(error: type[BaseException]) -> None:
+    """Regression: SystemExit or KeyboardInterrupt ended the server's thread."""
+    answers = [FIRST]
+
+    def token() -> bytes:
+        if not answers:
+            raise error
+        return answers.pop()
+
+    with store.sync.serve(token=token) as server:
+        for _ in range(3):
+            with store.sync.connect(server.url, token=FIRST, timeout=10) as client:
+                client.ping()

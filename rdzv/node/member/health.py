@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any
 
 from rdzv.core.stored import prose
 from rdzv.errors import RendezvousRefusedError
 from store import Delete, Lease, Put
+from store.net.sockets import is_ctrl_c
 from store.net.threads import Call
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from rdzv.core.keys import Keys
@@ -36,7 +37,10 @@ async def examine(check: Callable[[], Any]) -> str | None:
         verdict = check()
         if inspect.isawaitable(verdict):
             verdict = await verdict
-    except (Exception, SystemExit) as error:  # noqa: BLE001  any error is a failed check
+    except BaseException as error:  # any other error is a failed check
+        task = asyncio.current_task()
+        if is_ctrl_c(error) or (isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()):
+            raise
         verdict = f"{type(error).__name__}: {error}"
     if verdict is None or verdict is True:
         return None

@@ -17,7 +17,7 @@ from rdzv.core.state import Closed
 from tests.support.runs import VirtualRun, assert_one_round, listen, rounds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from rdzv.node.handler import Handler
 
@@ -159,7 +159,39 @@ async def test_a_lease_is_renewed_also_if_its_note_cannot_be_made() -> None:
         assert membership.over is None
 
 
-@pytest.mark.parametrize("verdict", ["\ud800", "\N{PILE OF POO}" * 1000, b"bytes", SystemExit(3)])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+@pytest.mark.parametrize("where", ["order", "choose"])
+async def test_any_error_of_a_rank_order_is_in_the_reason_and_no_node_ends(
+    error: type[BaseException], where: str
+) -> None:
+    """Regression: KeyboardInterrupt, and SystemExit in `choose`, ended the thread of all nodes of the process."""
+    may_order = False
+
+    class Order:
+        def __call__(self, arrivals: Sequence[Any], _: Sequence[Any]) -> Sequence[Any]:
+            if not may_order and where == "order":
+                raise error
+            return arrivals
+
+        def choose(self, candidates: Sequence[Any], _: Sequence[Any], count: int) -> Sequence[Any]:
+            if not may_order and where == "choose":
+                raise error
+            return candidates[:count]
+
+    async with VirtualRun(min_nodes=1, max_nodes=2, last_call_timeout=1) as run, run.looked_at() as seen:
+        nodes = [run.handler(name, rank_order=Order()) for name in "abc"]
+        meets = [run.start(node.next_rendezvous()) for node in nodes]
+        await asyncio.sleep(5)
+        assert f"rank_order fails with {error.__name__}" in (await seen.status()).reason
+        may_order = True
+        await asyncio.wait(meets, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.sleep(5)
+        assert sorted(meet.done() for meet in meets) == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    "verdict", ["\ud800", "\N{PILE OF POO}" * 1000, b"bytes", SystemExit(3), GeneratorExit(), asyncio.CancelledError()]
+)
 async def test_any_failure_of_a_health_check_only_keeps_its_node_out(verdict: object) -> None:
     def check() -> object:
         if isinstance(verdict, BaseException):

@@ -187,6 +187,23 @@ async def test_an_error_in_a_listener_or_callback_does_not_end_the_follower(erro
         assert b.node.membership is not None
 
 
+def test_a_callback_that_raises_keyboard_interrupt_ends_no_thread_but_the_main_one() -> None:
+    """Regression: it ended the thread of all nodes of the process. In the main thread it is a user's Ctrl-C."""
+    membership, told = member(), list[str]()
+
+    def fails(_: str) -> None:
+        raise KeyboardInterrupt
+
+    membership.call_when_over(fails)
+    membership.call_when_over(told.append)
+    thread = threading.Thread(target=membership.end, args=("over",), kwargs={"dropped": True})
+    thread.start()
+    thread.join()
+    assert told == ["over"]
+    with pytest.raises(KeyboardInterrupt):
+        membership.call_when_over(fails)
+
+
 def test_a_callback_is_called_once_even_if_two_threads_race() -> None:
     for _ in range(300):
         membership, calls, both = member(), list[str](), threading.Barrier(2)
