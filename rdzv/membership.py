@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
@@ -10,7 +11,6 @@ from rdzv.core.state import Change, Draining, Dropped, Head, NodesLeft, NodesLos
 from rdzv.core.stopping import Resized, StepGate
 from rdzv.listeners import Listeners
 from store import when
-from store.net.sockets import is_ctrl_c
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class _Once(Generic[T]):
             try:
                 self.callback(news)
             except BaseException as error:  # a user's code must not end the node thread
-                if is_ctrl_c(error):
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise
                 log.exception("a callback of a round has failed")
 

@@ -33,11 +33,11 @@ class NoFiles:
     def write(self, store_id: str, number: int) -> None:
         """Do nothing."""
 
-    def take(self, least: int) -> bool:  # noqa: ARG002
+    def allocate(self, least: int) -> bool:  # noqa: ARG002
         """Return True."""
         return True
 
-    def give_up(self) -> None:
+    def free(self) -> None:
         """Do nothing."""
 
 

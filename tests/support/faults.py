@@ -119,7 +119,7 @@ class FullReserve(NoFiles):
 
     has_room = True
 
-    def take(self, least: int) -> bool:
+    def allocate(self, least: int) -> bool:
         """Return True if the disk has space."""
         return self.has_room or not least
 
