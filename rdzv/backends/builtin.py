@@ -241,6 +241,7 @@ class _TcpConnector:
             self.node.on_close(hosting.aclose)
             if isinstance(hosting, Succession):
                 self.node.on_lease_lost(hosting.resume)
+                hosting.may_host = self.node.may_host
             self.node.hosts_store = lambda: hosting.hosts
         elif self.node.handed_on and isinstance(self._hosting, Hosting):
             await self._hosting.begin_again()

@@ -180,6 +180,7 @@ class StoreStarter(ABC):
         self, settings: Settings, credentials: Credentials, open_client: OpenClient, rng: random.Random
     ) -> None:
         self._settings, self._credentials, self._rng = settings, credentials, rng
+        self._keys = Keys(settings.prefix, settings.run_id)
         self._open_client = open_client
         self._task: asyncio.Task[HostedStore | None] | None = None
         self._asked = asyncio.Event()  # set after the first attempt
@@ -256,10 +257,6 @@ class Hosting(StoreStarter):
         if self._task is None:
             await super().begin()
 
-    @property
-    def _ending(self) -> str:
-        return Keys(self._settings.prefix, self._settings.run_id).ending
-
     async def begin_again(self) -> None:
         """Let the next `begin` decide again: the store found is shutting down, and has rejected this node."""
         if self._task is not None and not self.hosts:
@@ -315,7 +312,7 @@ class Hosting(StoreStarter):
         """Delete the last host's rejection of new nodes from a store that continues from disk."""
         try:
             async with self._open_client(CALL_TIMEOUT) as client:
-                await client.delete(self._ending)
+                await client.delete(self._keys.ending)
         except StoreError as error:
             log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
@@ -331,7 +328,7 @@ class Hosting(StoreStarter):
     async def _is_ending(self) -> bool:
         with contextlib.suppress(StoreError):
             async with self._open_client(MEETS_WITHIN) as client:
-                return await client.get(self._ending) is not None
+                return await client.get(self._keys.ending) is not None
         return False
 
     async def _is_taken(self) -> bool:

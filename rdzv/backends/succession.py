@@ -12,6 +12,7 @@ import contextlib
 import errno
 import hmac
 import logging
+import math
 import secrets
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import random
     import socket
     import ssl
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from rdzv.backends.asking import Host, Reply
     from rdzv.backends.bind_address import BindAddress
@@ -61,6 +62,7 @@ class Succession(StoreStarter):
         dial = MultiHostDial(settings, credentials)
         self._hosts, self._first_tls = dial.hosts, dial.tls
         self._lost: set[str] = set()  # hosts that an operator has reported as lost
+        self.may_host: Callable[[float], bool] = lambda _: True  # see `Node.may_host`
 
     async def _run(self) -> HostedStore | None:
         since = anyio.current_time()
@@ -70,7 +72,8 @@ class Succession(StoreStarter):
                 answers = [asked.answer for asked in found]
                 if Answer.SERVES in answers:
                     return None
-                place = await self._own_place(answers)
+                may_host = self.may_host(anyio.current_time() - since)
+                place = await self._own_place(answers) if may_host else None
                 if place is not None and (host := await self._run_as_candidate(*place)) is not None:
                     return host
                 if self._settled.is_set():
@@ -129,20 +132,18 @@ class Succession(StoreStarter):
                 return None
             raise
         close_in_children(self, *sockets)
-        kept = False
-        try:
+        with contextlib.ExitStack() as unless_served:
+            unless_served.callback(forget, self)
+            for sock in sockets:
+                unless_served.enter_context(sock)
             async with self._answering(sockets, name := secrets.token_hex(8)):
                 may_serve = await self._may_serve(place, name)
-            if not may_serve:
-                return None
-            host = await in_thread(partial(serve_on, self._settings, self._credentials, bound, port, sockets))
-            kept = True
-            return host
-        finally:
-            forget(self)
-            if not kept:
-                for sock in sockets:
-                    sock.close()
+            if may_serve:
+                host = await in_thread(partial(serve_on, self._settings, self._credentials, bound, port, sockets))
+                unless_served.pop_all()
+                forget(self)
+                return host
+        return None
 
     async def _may_serve(self, place: int, name: str) -> bool:
         """Ask all other hosts until each has proven not to serve; return False to give way."""
@@ -156,7 +157,7 @@ class Succession(StoreStarter):
                 is_this = one.candidate == name  # the host's name leads to this process itself
                 answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
                 heard = candidacy.after_answer(host, answer)
-                if heard is None or self._settled.is_set():
+                if heard is None or self._settled.is_set() or not self.may_host(math.inf):
                     return False
                 candidacy = heard
             if candidacy.possible_hosts(len(self._hosts)):

@@ -52,6 +52,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 START_AGAIN = "start all nodes again; a store that outlives its process is served by `rdzv serve --data-dir`"
 ANOTHER_STORE_WITHIN = 1.0  # seconds of an attempt to connect after the last store was given up
+GIVES_WAY_FOR = 3.0  # seconds that a leaving node waits for another host
 EARLIER_CALLER = 0.1  # seconds beyond `join_timeout` that a caller waits for another's attempt to connect
 NEXT_STORE_EVERY = (0.1, 0.3)  # seconds, at random, between attempts to find the successor of an ending store
 
@@ -429,8 +430,8 @@ class Node:
 
     @property
     def needs_store(self) -> bool:
-        """True if this node is joining or in a round, and does not know that the run is closed."""
-        return (self.joining or self.part.is_member) and self.head.closed is None
+        """True if this node is joining or in a round, is not closing, and does not know that the run is closed."""
+        return (self.joining or self.part.is_member) and self.head.closed is None and not self._closed
 
     @property
     def has_lost_store(self) -> bool:
@@ -442,6 +443,14 @@ class Node:
     def is_draining(self) -> bool:
         """True if a drain of this node was announced; thread-safe."""
         return self.part.drained(self.head) is not None
+
+    def may_host(self, away: float) -> bool:
+        """Return True if this node may serve its run's next store, after `away` seconds without one.
+
+        A leaving node gives way to other hosts. A closing node serves none: the store would end with it at once.
+        """
+        gives_way = away < min(GIVES_WAY_FOR, self.settings.store_gone_timeout / 2)
+        return not self._closed and not (gives_way and (self.is_draining or self.part.leaves_because))
 
     async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
         """Run `work` with the store client; raise errors of this package for those of the store."""

@@ -166,7 +166,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
-        self._signals = EndSignals(self._hosts, partial(self._screen.ends, serves_for=None))
+        self._signals = EndSignals(self._hosts, partial(self._screen.ends, serves_for=None), self._told)
         self._tcp_store: Any = None  # this round's TCPStore; rank 0's serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
@@ -463,13 +463,18 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _hosts(self) -> bool:
         return self._handler is not None and self._handler.hosts_store
 
+    def _told(self, name: str) -> None:
+        """Say at once that this node leaves, so that it hosts a next store only if no other node does."""
+        if self._handler is not None and not self._over:
+            with contextlib.suppress(ours.RendezvousError):  # the handler is disconnected
+                self._handler.leaves_because(told_to_end(name))
+
     def _end_by_signal(self, name: str) -> None:
         """Leave, and serve the store until the others have gone; exit handlers could not start the threads for this."""
         self._signals.leave(name)
         self._screen.ends(name, serves_for=self._settings.close_timeout if self._hosts() else None)
+        self._told(name)
         if self._handler is not None and not self._over:
-            with contextlib.suppress(ours.RendezvousError):  # the handler is disconnected
-                self._handler.leaves_because(told_to_end(name))
             self._leave_at_exit()
             atexit.unregister(self._leave_at_exit)
             self._close()

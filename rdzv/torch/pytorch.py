@@ -225,12 +225,12 @@ def stops_workers(thread: int) -> bool:
     return any(one.f_code.co_name == "close" and one.f_globals.get("__name__") == _PROCESSES for one in frames)
 
 
-def ignore_signals_if(is_repeated: Callable[[], bool]) -> None:
+def ignore_signals_if(is_repeated: Callable[[int], bool]) -> None:
     """Make the handler of signals that PyTorch installs when it starts workers ignore repeated signals."""
     functions = vars(sys.modules[_PROCESSES])
     handle = functions.get("_terminate_process_handler")
     if handle is not None:
-        functions["_terminate_process_handler"] = lambda *signal: None if is_repeated() else handle(*signal)
+        functions["_terminate_process_handler"] = lambda *now: None if is_repeated(now[0]) else handle(*now)
 
 
 def signal_of(error: BaseException | None) -> str | None:

@@ -98,6 +98,7 @@ class _Launcher:
         self._scope = anyio.CancelScope()  # a signal cancels this scope
         self._drains = asyncio.Event()
         self._round: JobRound | None = None
+        self._connected: Handler | None = None
 
     async def run(self) -> int:
         self._handle_signals()
@@ -105,14 +106,13 @@ class _Launcher:
         with anyio.CancelScope() as everything:
             self._scope = everything
             async with preloading(self._job) as self._workplace.preloaded, self._handler() as handler:
+                self._connected = handler
                 with anyio.CancelScope() as taking_part:
                     self._scope = taking_part
                     status = await self._take_part_and_answer(handler)
-                if self._signal is not None:
-                    handler.leaves_because(f"its launcher was told to stop by {self._signal.name}")
-                    if handler.hosts_store:
-                        stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
-                        asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
+                if self._signal is not None and handler.hosts_store:
+                    stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
+                    asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
                 self._scope = everything  # a signal ends the hosted store's wait for other nodes to leave
         if status is None:
             assert self._signal is not None
@@ -167,6 +167,8 @@ class _Launcher:
 
     def _stop(self, number: signal.Signals) -> None:
         self._signal = number
+        if self._connected is not None:  # now, so that this node hosts a next store only if no other does
+            self._connected.leaves_because(f"its launcher was told to stop by {number.name}")
         self._scope.cancel()
 
     def _asked_to_drain(self, number: signal.Signals) -> None:

@@ -36,6 +36,7 @@ class EndSignals:
 
     hosts: Callable[[], bool]  # returns True while the agent serves a store
     give_up: Callable[[str], None]  # called if the agent cannot leave in time
+    told: Callable[[str], None]  # called with the name of the first signal, in its handler
     _since: float | None = None  # when the first signal came
     _limit: threading.Timer | None = None  # runs while the agent leaves
 
@@ -53,14 +54,15 @@ class EndSignals:
         self._begin(signal.Signals[name])
         self.install(instead_of_others=True)
 
-    def _is_repeated(self) -> bool:
+    def _is_repeated(self, number: int) -> bool:
         if self._since is None:
             self._since = time.monotonic()
+            self.told(signal.Signals(number).name)
             return False
         return time.monotonic() - self._since < AGAIN_AFTER
 
     def _heed(self, number: int, _: Any) -> None:
-        if self._is_repeated():
+        if self._is_repeated(number):
             return
         if self._limit is not None:
             flush_errors()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 
 import pytest
 
@@ -52,6 +53,45 @@ async def test_a_second_signal_ends_everything_at_once(server: str) -> None:
         await asyncio.sleep(1.1)  # within a second, the two count as one signal
         a.terminate()
         assert await a.wait() == 128 + signal.SIGTERM
+
+
+async def test_a_launcher_that_leaves_hosts_no_next_store_unless_no_other_can() -> None:
+    """Regression: within its `--grace` it became the next host, and its store ended with it soon afterwards."""
+    at = f"tcp://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/job?min_nodes=1&max_nodes=3&last_call_timeout=2"
+    stubborn = ("--grace", "5", "--no-prefix", "-v")
+    async with (
+        node(at, "a", *stubborn, does=("stubborn",)) as a,
+        node(at, "b", *stubborn, does=("stubborn",)) as b,
+        node(f"{at}&is_host=0", "c", "--no-prefix") as c,
+    ):
+        places = [(await started(one))["WORLD_SIZE"] for one in (a, b, c)]
+        assert places == ["3", "3", "3"]
+        host, leaves = (a, b) if "hosts the store" in a.written() else (b, a)
+        leaves.terminate()
+        await leaves.says("SIGTERM: leaving")
+        killed = time.monotonic()
+        host.kill()
+        await leaves.says("this node hosts the store")
+        assert time.monotonic() - killed > 2, "it waits for another host"
+        await c.says("was dropped: the store")
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.2])
+async def test_a_launcher_whose_close_has_begun_hosts_no_next_store(apart: float) -> None:
+    """Regression: of two launchers told to stop, the second served a store for nobody, and said so."""
+    at = f"tcp://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/job?min_nodes=2&max_nodes=2"
+    async with (
+        node(at, "a", "--grace", "1", "--no-prefix", "-v", does=("stubborn",)) as a,
+        node(at, "b", "--grace", "1", "--no-prefix", "-v", does=("stubborn",)) as b,
+    ):
+        for one in (a, b):
+            await started(one)
+        host, other = (a, b) if "hosts the store" in a.written() else (b, a)
+        host.terminate()
+        await asyncio.sleep(apart)
+        other.terminate()
+        assert (await host.wait(), await other.wait()) == (143, 143)
+        assert "hosts the store" not in other.written()
 
 
 async def test_a_launcher_hosts_the_store_until_other_jobs_have_ended_or_a_second_signal() -> None:

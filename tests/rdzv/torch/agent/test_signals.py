@@ -34,16 +34,20 @@ while os.getppid() == agent:  # workers lead sessions of their own, and survive 
     time.sleep(0.05)
 """
 
+STUBBORN = f"import signal; signal.signal(signal.SIGTERM, lambda *_: print('told SIGTERM', flush=True)){SLEEPER}"
+
 pytestmark = pytest.mark.timeout(240)
 
 
 class Agents:
     """The agents at one endpoint."""
 
-    def __init__(self, folder: Path, port: int, stack: contextlib.AsyncExitStack, *, script: str = SLEEPER) -> None:
+    def __init__(
+        self, folder: Path, port: int, stack: contextlib.AsyncExitStack, *, script: str = SLEEPER, more: str = ""
+    ) -> None:
         self._script = folder / "train.py"
         self._script.write_text(script, encoding="utf-8")
-        self._at = f"--rdzv-endpoint=127.0.0.1:{port}"
+        self._at = f"--rdzv-endpoint=127.0.0.1:{port}{more}"
         self._stack = stack
 
     async def start(self, run: str, *options: str) -> Child:
@@ -117,6 +121,28 @@ async def test_ctrl_c_ends_an_agent_whose_store_does_not_answer(
     await waiting.says("has not answered for")
     assert await ended(waiting, signal.SIGINT) < 10, "2 s where the machine is not busy"
     server.send_signal(signal.SIGCONT)
+
+
+async def test_an_agent_that_was_told_to_end_does_not_host_the_next_store_at_once(
+    tmp_path: Path, stack: contextlib.AsyncExitStack
+) -> None:
+    """Regression: while PyTorch stopped its workers it became the next host, and its store ended soon afterwards."""
+    ports = free_port(), free_port()
+    agents = Agents(tmp_path, ports[0], stack, script=STUBBORN, more=f",127.0.0.1:{ports[1]}")
+    both = [await agents.start("job", "--nnodes=2") for _ in range(2)]
+    for one in both:
+        await one.says("begun")
+    host, leaves = sorted(both, key=lambda one: "and serves the store" not in one.written())
+    leaves.terminate()
+    await leaves.says("told SIGTERM")  # from its worker
+    host.kill()
+    await host.wait()
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        for port in ports:
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.sleep(0.1)
 
 
 @pytest.mark.skipif(pytorch.RELEASE < (2, 5), reason="agents of 2.4 heed a second signal as they handle the first")
