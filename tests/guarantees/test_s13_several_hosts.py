@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.some_here(6)
 
+LOGS = "import logging; logging.basicConfig(level=logging.INFO)\n"
 AWAITED = """
 import asyncio, sys
 import rdzv
@@ -113,9 +115,8 @@ class Job:
 
 @contextlib.asynccontextmanager
 async def job(program: str, names: str, parameters: str = "") -> AsyncIterator[Job]:
-    log = "import logging; logging.basicConfig(level=logging.INFO)\n"
     async with contextlib.AsyncExitStack() as stack:
-        it = Job(stack, log + program, f"max_nodes={len(names)}{parameters}")
+        it = Job(stack, LOGS + program, f"max_nodes={len(names)}{parameters}")
         await it.start(*names)
         yield it
 
@@ -224,6 +225,22 @@ async def test_s13_the_store_of_a_process_stays_if_another_of_its_nodes_leaves()
             assert isinstance(await anext(changes), rdzv.NodesLeft)
         infos = await asyncio.gather(first.next_rendezvous(), second.next_rendezvous())
         assert [info.world_size for info in infos] == [2, 2]
+
+
+async def test_s13_a_node_whose_close_has_begun_serves_no_next_store(caplog: pytest.LogCaptureFixture) -> None:
+    """Its store would end with it at once, and the nodes that met there would have to move again."""
+    caplog.set_level(logging.INFO, "rdzv")
+    hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
+    url = f"tcp://{hosts}/job?min_nodes=2&max_nodes=2"
+    async with start_python("-u", "-c", LOGS + AWAITED, url, "host") as host:
+        await host.says("hosts the store")
+        async with rdzv.connect(url, node_id="closes") as node:
+            await node.next_rendezvous()
+            caplog.clear()
+            host.kill()
+            await host.wait()
+            await node.aclose()
+    assert "hosts the store" not in caplog.text
 
 
 async def test_s13_a_run_that_begins_while_its_store_ends_begins_at_the_next_host() -> None:

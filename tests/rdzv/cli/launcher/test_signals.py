@@ -76,24 +76,6 @@ async def test_a_launcher_that_leaves_hosts_no_next_store_unless_no_other_can() 
         await c.says("was dropped: the store")
 
 
-@pytest.mark.parametrize("apart", [0.0, 0.2])
-async def test_a_launcher_whose_close_has_begun_hosts_no_next_store(apart: float) -> None:
-    """Regression: of two launchers told to stop, the second served a store for nobody, and said so."""
-    at = f"tcp://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/job?min_nodes=2&max_nodes=2"
-    async with (
-        node(at, "a", "--grace", "1", "--no-prefix", "-v", does=("stubborn",)) as a,
-        node(at, "b", "--grace", "1", "--no-prefix", "-v", does=("stubborn",)) as b,
-    ):
-        for one in (a, b):
-            await started(one)
-        host, other = (a, b) if "hosts the store" in a.written() else (b, a)
-        host.terminate()
-        await asyncio.sleep(apart)
-        other.terminate()
-        assert (await host.wait(), await other.wait()) == (143, 143)
-        assert "hosts the store" not in other.written()
-
-
 async def test_a_launcher_hosts_the_store_until_other_jobs_have_ended_or_a_second_signal() -> None:
     """As a torchrun agent does; who joins is told whose process serves the store."""
     at = f"tcp://127.0.0.1:{free_port()}"
