@@ -49,6 +49,7 @@ async def prepare(client: store.Client) -> None:
     for first in range(0, KEYS, 1000):
         await client.transact(then=[Put(f"k/{number:06}", b"value") for number in range(first, first + 1000)])
     await client.put("large", bytes(16 * MIB))
+    await client.put("appended", bytes(Limits().append_bytes_max))
     await client.put("small", b"")
 
 
@@ -62,7 +63,7 @@ def requests() -> dict[str, tuple[Request[Any], ...]]:
         "list, keys only": (List(prefix="k", keys_only=True),) * 20,
         "get, 16 MiB": (Get("large"),) * 4,
         "put, 16 MiB": (Put("p", bytes(16 * MIB)),),
-        "append to 16 MiB": (Append("large", b"x"),) * 20,
+        "append to 1 MiB": (Append("appended", b""),) * 300,
         "get_many": (GetMany(keys=tuple(f"k/{n:06}" for n in conditions)),),
         "transact, puts": (Transact(when=(), then=tuple(Put(f"t/{n}", b"v") for n in writes)),),
         "transact, adds": (Transact(when=(), then=tuple(Add(f"a/{n}", 1) for n in writes)),),

@@ -45,9 +45,8 @@ UNANSWERED = 1.7  # seconds without an answer to keep-alives before `on_silence`
 LOOK_SHARE = 0.1  # the share of `away_ttl` between two checks of a blocking client for lost connections
 LOOK_LEAST = 0.03  # seconds; the shortest time between two checks of a blocking client for lost connections
 RELEASE_WITHIN = 2.0  # seconds to revoke a lease; a lease that is not revoked expires by itself
+LAPSED = "the store has let its lease lapse"
 RELEASE_SOON = 0.2  # seconds to revoke a lease after a block that ended because the store did not answer
-
-
 _suspended_for = 0.0
 
 
@@ -312,7 +311,12 @@ async def _granted(store: Calls, ttl: float, terms: LeaseTerms) -> tuple[Lease, 
     asked: LeaseTerms = {"gone_ttl": None, **terms}
     lease = await store.grant(ttl, **asked)
     left = None if timeout is None else max(sent_at + timeout - store.time(), 0.001)
-    return lease, await renewed_if_old(lease, sent_at, store.time, timeout=left)
+    try:
+        return lease, await renewed_if_old(lease, sent_at, store.time, timeout=left)
+    except StoreError:
+        with contextlib.suppress(StoreError):
+            await lease.revoke(timeout=RELEASE_SOON)
+        raise
 
 
 async def renewed_if_old(
@@ -329,9 +333,6 @@ async def renewed_if_old(
 def _release_within(ended_with: type[BaseException] | None) -> float:
     did_not_answer = ended_with is not None and issubclass(ended_with, StoreTimeoutError | ConnectionLost)
     return RELEASE_SOON if did_not_answer else RELEASE_WITHIN
-
-
-LAPSED = "the store has let its lease lapse"
 
 
 def _check(lease: int, lost: str | None) -> None:

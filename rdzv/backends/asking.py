@@ -17,7 +17,7 @@ from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, Rend
 from store.errors import ProtocolError
 from store.limits import is_loopback
 from store.net.address import Address, host_and_port
-from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDial, describe, exhausted_limit
+from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDial, describe, exhausted_limit, renewed
 from store.net.racing import Addresses
 from store.net.sockets import lack_of_ports
 from store.net.tasks import together
@@ -171,10 +171,10 @@ class MultiHostDial(TcpDial):
         self.found: Host | None = None  # the host that served last
         self._within = ANSWERS_WITHIN
 
-    async def choose(self, context: ssl.SSLContext | None = None) -> None:
+    async def choose(self, context: ssl.SSLContext | None) -> None:
         """Find the host that serves; else raise ConnectionRefusedError if all refuse or have ended, or an OSError."""
         began = time.monotonic()
-        found = await ask_all(self.hosts, context or self.tls, within=self._within)
+        found = await ask_all(self.hosts, context, within=self._within)
         for host, asked in zip(self.hosts, found, strict=True):
             if asked.answer is Answer.SERVES:
                 self.found = host
@@ -197,7 +197,7 @@ def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
         with anyio.move_on_after(within):
             while dial.found is None:
                 try:
-                    await dial.choose()
+                    await dial.choose(await renewed(dial.tls, dial.renew))
                 except OSError as error:
                     problem = describe(error)
                     await anyio.sleep(ASK_AGAIN_AFTER)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger(__name__)
 
-
 PATHS: Final = ("data_dir", "token_file", "password_file", "ca", "cert", "key")
 SETTLED_AFTER: Final = 3.0  # seconds without a change until a token's file counts as complete
 

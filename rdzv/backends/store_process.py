@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.parse import quote
@@ -42,6 +43,8 @@ ENDS_WITHIN: Final = 15.0  # seconds for an answer or for the process's end, or 
 ERRORS: Final = (StoreUsageError, RendezvousSettingsError, OSError)
 HAND_OVER: Final = "hand over"
 HANDED_OVER: Final = (*PATHS, "insecure", "http_port", "prefix")
+# Full paths, and the folder of this package: `sys.path` may have relative ones, and the program may `chdir`.
+IMPORTED_FROM: Final = (*map(os.path.abspath, sys.path), str(Path(__file__).parents[2]))
 
 
 class StoreProcess:
@@ -58,7 +61,8 @@ class StoreProcess:
         listeners = listeners or bound_sockets(address, port)
         close_in_children(self, self._control, theirs, *listeners)
         numbers = [sock.fileno() for sock in (theirs, *listeners)]
-        program = f"import sys; sys.path[:] = {sys.path!r}; import {__name__} as it; it.main({numbers})"
+        path = list(dict.fromkeys((*IMPORTED_FROM, *sys.path)))
+        program = f"import sys; sys.path[:] = {path!r}; import {__name__} as it; it.main({numbers})"
         try:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter, with our own program
                 [sys.executable, "-c", program],

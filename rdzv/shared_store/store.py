@@ -7,7 +7,8 @@ Names, order of arguments and meaning are those of PyTorch 2.13, except:
   answers at once has at least a second.
 - A wait that times out raises `SharedStoreTimeoutError`, which names the missing keys. An empty queue raises
   `QueueEmptyError`, and any invalid argument, or adding to a value that is no number, `ValueError`.
-- A key cannot be both a queue's and a value's.
+- A key is a queue's or a value's: a push or a pop beside a value raises `ValueError`. After a value is set or appended
+  to a queue's key, its items can be popped, but none is pushed; `list_keys` omits the key while there are items.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store.calls import Cuts
-from store.client.patience import HEARTBEAT, LASTED, SILENCE, Patience
+from store.client.patience import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Patience
 from store.client.pulse import Action, Pulse, Traffic
 from store.errors import ProtocolError, StoreError, WaitEnded, unsent
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
@@ -207,7 +207,7 @@ class Channel:
             raise self.connection.forgotten
         # `interrupt` has no effect on a channel without a socket, so check again once there is one.
         check()
-        for grant in [each for each in self.connection.in_flight.values() if each.abandoned]:
+        for grant in self.connection.abandoned_grants:
             self._send(self.connection.encode(grant), deadline)
 
     def _pause(self, deadline: float) -> None:
@@ -457,6 +457,9 @@ class Channel:
 
     def close(self, *, farewell: bool = False) -> None:
         """Close the socket; the next call opens another one."""
+        if farewell and self.sock is not None and self.connection.abandoned_grants:
+            with contextlib.suppress(StoreError):
+                self.call(Ping(), FAREWELL_WITHIN)  # their answers come before, and their leases are revoked
         self._drop(farewell=farewell)
         self._close_previous()
 

@@ -6,6 +6,7 @@ A call waits on a future in its `InFlight` record, so it goes on across a reconn
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,7 @@ import anyio
 
 from store import interface, messages
 from store.calls import time_limit
+from store.client.patience import FAREWELL_WITHIN
 from store.client.reconnecting import Reconnecting
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
@@ -226,6 +228,9 @@ class Client(Reconnecting):
         """Close the client; pending calls raise `ConnectionLost`."""
         if self._made_in is not process_identity():
             return  # a forked child must not touch the parent's socket and task
+        if self.connected and self._connection.abandoned_grants:
+            with anyio.move_on_after(FAREWELL_WITHIN, shield=True), contextlib.suppress(StoreError):
+                await self.call(Ping())  # their answers come before, and their leases are revoked
         if self.connected and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))

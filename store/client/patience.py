@@ -38,6 +38,7 @@ WORD_MOST = 64.0  # seconds; the longest wait for a server's first bytes, after 
 # The least time for an answer, an attempt or a greeting, in multiples of the shortest time to connect.
 ROUND_TRIPS = 3
 SHARE_OF_LEASE = 4  # the number of attempts to connect that fit into a lease's remaining time
+FAREWELL_WITHIN = 0.2  # seconds for late answers to grants before a client closes its connection
 LEAST = 0.05  # seconds; the shortest wait, so that an expired lease causes no busy loop
 
 

@@ -96,7 +96,12 @@ def write(database: sqlite3.Connection, group: Sequence[ChangeSet], *, number: i
     ]
     deleted = [(key,) for key, event in changed.items() if event.kind == "delete"]
     granted = [
-        seal(lease.id, float(lease.ttl), *map(_real, (lease.disconnect_ttl, lease.gone_ttl)), int(lease.anonymous))
+        seal(
+            lease.id,
+            float(lease.ttl),
+            *[ttl and float(ttl) for ttl in (lease.disconnect_ttl, lease.gone_ttl)],
+            int(lease.anonymous),
+        )
         for lease in leases.values()
         if lease is not None
     ]
@@ -145,10 +150,6 @@ def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[str, list[Any]]]
 def _execute(database: sqlite3.Connection, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
     for placeholders, fields in _batches(rows):
         database.execute(statement.format(placeholders), fields)
-
-
-def _real(ttl: float | None) -> float | None:
-    return None if ttl is None else float(ttl)
 
 
 def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[Any, ...]]:

@@ -28,6 +28,7 @@ WRITES_ON_A_FULL_DISK = 512  # keys that one change may write while the disk is 
 SMALL_REPLY_BYTES = 64 * 1024  # a client without kept replies may get a reply of this size beyond `replies_bytes_max`
 
 PAST = {
+    "append_bytes_max": ("the value for {of} would have {} bytes", "append to another key, or put the value"),
     "frame_bytes_max": ("the answer would take {} bytes", "ask for fewer keys at once"),
     "group_bytes_max": ("{of} would hold {} bytes", f"delete some, or {RAISE_IT}"),
     "group_keys_max": ("{of} would hold {} keys", f"delete some, or {RAISE_IT}"),
@@ -125,7 +126,8 @@ class State:
         elif isinstance(write, Append):
             entry = self.keys.get(key)
             held = b"" if entry is None else entry.value
-            self.check_limit("value_bytes_max", len(held) + len(write.value), shown(key))
+            for limit in ("append_bytes_max", "value_bytes_max"):
+                self.check_limit(limit, len(held) + len(write.value), shown(key))
             value = held + write.value
         else:
             value = write.value

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+import anyio
+
 from store.errors import AuthenticationError, StoreUsageError
 from store.etcd.codec import Failure, FailureKind
 
@@ -28,13 +30,15 @@ class Login:
         self._logging_in = asyncio.Lock()
 
     async def token(self, connection: Connection, limit: float) -> str | None:
-        """Return the token, after a login if necessary; None if no token is needed."""
+        """Return the token, after a login within `limit` seconds if necessary; None if no token is needed."""
         if self._user is None or self._token is not None:
             return self._token or None
-        async with self._logging_in:
-            if self._token is None:
-                self._token = await self._log_in(connection, limit)
-            return self._token or None
+        with anyio.move_on_after(limit):
+            async with self._logging_in:
+                if self._token is None:
+                    self._token = await self._log_in(connection, limit)
+                return self._token or None
+        raise Failure("a login is not answered", FailureKind.UNDONE, silent=True)
 
     async def _log_in(self, connection: Connection, limit: float) -> str:
         password = self._read_password()

@@ -18,7 +18,6 @@ import ssl
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreReplaced, StoreTimeoutError
 from store.etcd.choice import Identity, MemberChoice
@@ -28,6 +27,7 @@ from store.etcd.rpc.connection import Connection, channel_credentials
 from store.etcd.rpc.diagnosis import diagnose
 from store.net.absence import Outages
 from store.net.certificates import ClientContext
+from store.net.dialing import renewed
 from store.net.tasks import cancel_and_wait
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from store.etcd.codec import Cluster, Fields
     from store.etcd.rpc import etcd_pb2 as pb
     from store.etcd.rpc.watch_stream import Subscription
+    from store.net.dialing import Renew
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class Members:
         *,
         probe: Fields,
         tls: ssl.SSLContext | None = None,
-        renew: Callable[[], ssl.SSLContext | None] | None = None,
+        renew: Renew = None,
         user: str | None = None,
         password: str | Callable[[], str | None] | None = None,
         rng: random.Random | None = None,
@@ -229,7 +230,7 @@ class Members:
             asked_at = self._time()
             try:
                 token = await self.login.token(connection, limit)
-                result = await attempt(connection, token, limit)
+                result = await attempt(connection, token, max(limit + asked_at - self._time(), 0.001))
             except Failure as failure:
                 if failure.trouble in (FailureKind.COMPACTED, FailureKind.LEASE_EXISTS):
                     self.choice.note_answer(connection.place)
@@ -291,9 +292,7 @@ class Members:
             raise ConnectionLost(f"the client of {self.name} is closed", maybe_applied=False)
         place = self.choice.choose()
         target = self._cluster.targets[place]
-        if self._renew is not None:
-            renewed = await anyio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
-            self._tls = self._tls and (renewed or self._tls)
+        self._tls = await renewed(self._tls, self._renew)
         credentials = channel_credentials(self._tls) if self._tls is not None else None
         connection = Connection(place, target, credentials=credentials, name=self.name, met=self._met)
         try:

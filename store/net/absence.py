@@ -36,8 +36,9 @@ def log_absence(name: str, problem: Callable[[], str], *, within: float, ended_b
     def tell(waited: float) -> None:
         nonlocal timer
         if waited and waiting[0] is me:
-            what, so_far, rest = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
-            log.warning("still no store at %s after %s: %s; %s ends this in %s", name, so_far, what, ended_by, rest)
+            what, *times = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
+            text = f"still no store at %s after {times[0]}: %s; %s ends this in {times[1]}"
+            _log_in_thread(log, logging.WARNING, text, name, what, ended_by)
         at = next((moment for moment in FIRST if moment > waited), 2 * waited)
         if at < within:
             timer = loop.call_later(at - waited, tell, at)
@@ -90,7 +91,10 @@ class Outages:
             self._met = True
 
     def _say(self, text: str, now: float, more: str) -> None:
-        if self._log.isEnabledFor(logging.INFO):
-            said = (text, self._name, in_words(now - self._since), more)
-            # Log in a thread: a terminal or pipe may block.
-            threading.Thread(target=self._log.info, args=said, name="log", daemon=True).start()
+        _log_in_thread(self._log, logging.INFO, text, self._name, in_words(now - self._since), more)
+
+
+def _log_in_thread(log: logging.Logger, level: int, *said: object) -> None:
+    """Log in a thread: a terminal or pipe may block."""
+    if log.isEnabledFor(level):
+        threading.Thread(target=log.log, args=(level, *said), name="log", daemon=True).start()

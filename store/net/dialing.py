@@ -33,16 +33,22 @@ Ends: TypeAlias = tuple[str, str]  # the two ends of a route: the addresses of t
 Dial: TypeAlias = "Callable[[Callable[[], asyncio.Protocol]], Awaitable[tuple[asyncio.Transport, asyncio.Protocol]]]"
 """A function that connects, and returns the result of `loop.create_connection`."""
 
+Renew: TypeAlias = "Callable[[], ssl.SSLContext | None] | None"  # reads the certificate files again
+
+
+async def renewed(tls: ssl.SSLContext | None, renew: Renew) -> ssl.SSLContext | None:
+    """Return the context for a new connection, from the present files; None without TLS."""
+    found = None if renew is None else await anyio.to_thread.run_sync(renew, abandon_on_cancel=True)
+    return tls and (found or tls)
+
 
 class TcpDial:
     """Connects to an address over TCP, with TLS if the address says so."""
 
-    def __init__(
-        self, address: Address, tls: ssl.SSLContext | None, *, renew: Callable[[], ssl.SSLContext | None] | None = None
-    ) -> None:
+    def __init__(self, address: Address, tls: ssl.SSLContext | None, *, renew: Renew = None) -> None:
         self.secure: bool = address.secure
         self.tls: ssl.SSLContext | None = (tls or ssl.create_default_context()) if address.secure else None
-        self._renew = renew  # called before each connection; reads the certificate files again
+        self.renew = renew
         self.addresses: Addresses = Addresses(address.host, address.port)
 
     async def __call__(
@@ -51,10 +57,7 @@ class TcpDial:
         """See `Dial`."""
         loop = asyncio.get_running_loop()
         open_before_uvloop(loop)
-        context = self.tls
-        if self._renew is not None:
-            renewed = await anyio.to_thread.run_sync(self._renew, abandon_on_cancel=True)
-            context = (renewed or context) if self.secure else None
+        context = await renewed(self.tls, self.renew)
         await self.choose(context)
         try:
             # Do not await between getting the socket and passing it on: a cancellation there would leak it.
@@ -66,7 +69,7 @@ class TcpDial:
         except (ConnectionResetError, BrokenPipeError) as error:
             raise HungUp(IN_THE_HANDSHAKE) if context else error from None
 
-    async def choose(self, context: ssl.SSLContext | None = None) -> None:
+    async def choose(self, context: ssl.SSLContext | None) -> None:
         """Set `addresses` before connecting; a subclass for several hosts overrides this."""
 
 

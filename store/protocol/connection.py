@@ -395,6 +395,11 @@ class ClientConnection:
         """Remove and return the request with this id, or None."""
         return self.in_flight.pop(request_id, None)
 
+    @property
+    def abandoned_grants(self) -> list[InFlight]:
+        """The grants that no caller waits for, and whose answers are still to come: see `undone_by`."""
+        return [item for item in self.in_flight.values() if item.abandoned and isinstance(item.request, Grant)]
+
     def abandon(self, item: InFlight) -> None:
         """Note that no caller waits for a request: it is not repeated, unless it is a grant that was sent."""
         item.abandoned = True

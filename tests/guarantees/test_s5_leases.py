@@ -109,6 +109,30 @@ async def test_s5_a_blocking_grant_that_timed_out_leaves_no_lease(how: str) -> N
 
 
 @virtual_time
+async def test_s5_a_client_that_is_closed_after_a_grant_that_timed_out_leaves_no_lease() -> None:
+    """Regression: its lease stayed for its TTL, although the answer came in time for the last call."""
+    network = MemoryNetwork(latency=0.05)
+    async with serve_in_memory(network) as server:
+        async with connect_in_memory(network) as client:
+            with pytest.raises(store.StoreTimeoutError):
+                await client.grant(600.0, timeout=0.06)
+        await asyncio.sleep(1.0)
+        assert server.figures()["leases"] == 0
+
+
+async def test_s5_a_blocking_client_that_is_closed_after_a_grant_that_timed_out_leaves_no_lease() -> None:
+    async with store.serve() as server, Proxy("127.0.0.1", server.port) as proxy:
+        async with connect_blocking(f"tcp://127.0.0.1:{proxy.port}") as client:
+            await asyncio.to_thread(client.ping)
+            proxy.delay = 0.04  # each way
+            with pytest.raises(store.StoreTimeoutError):
+                await asyncio.to_thread(client.grant, 600.0, timeout=0.06)
+        async with asyncio.timeout(20.0):
+            while server.figures()["leases"]:  # noqa: ASYNC110 - the server sends no notification
+                await asyncio.sleep(0.01)
+
+
+@virtual_time
 async def test_s5_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_cut_network_after_the_ttl() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network, source="other") as other, other.watch("") as watch:

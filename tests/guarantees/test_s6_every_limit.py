@@ -105,6 +105,13 @@ async def a_frame(scene: Scene) -> str:
     return await refusal(scene.client.transact(then=[Put("a", bytes(12_000)), Put("b", bytes(12_000))]))
 
 
+@past({"append_bytes_max": 1000}, "1001 bytes", "append to another key, or put the value")
+async def an_append(scene: Scene) -> str:
+    await scene.client.put("a", bytes(2000))
+    await scene.client.put("a", bytes(1000))
+    return await refusal(scene.client.append("a", b"x"))
+
+
 @past({"value_bytes_max": 1000}, "1001 bytes", "store a reference to it instead")
 async def a_value(scene: Scene) -> str:
     await scene.client.put("a", bytes(1000))

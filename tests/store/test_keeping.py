@@ -171,6 +171,18 @@ class OldLease(Lease):
         """Revoke the lease."""
 
 
+@pytest.mark.virtual_time
+async def test_a_lease_that_is_granted_late_and_not_renewed_in_time_is_revoked() -> None:
+    """Regression: it stayed for its TTL, and no caller knew it."""
+    network = MemoryNetwork(latency=0.4)
+    async with serve_in_memory(network) as server, connect_in_memory(network) as client:
+        with pytest.raises(store.StoreTimeoutError):
+            async with client.kept_lease(2.4, timeout=1.0, disconnect_ttl=None):
+                pytest.fail("it was renewed in time")
+        await asyncio.sleep(1.0)
+        assert server.figures()["leases"] == 0
+
+
 async def test_a_lease_whose_grant_was_long_under_way_is_renewed_before_anybody_relies_on_it() -> None:
     """Regression: it was lost as soon as it was granted, after an outage during which the grant had waited."""
     for age, renewed in ((0.0, 0), (2.9, 0), (3.0, 1), (60.0, 1)):

@@ -50,7 +50,11 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
     try:
         os.execvp(command[0], command)  # noqa: S606  its purpose
     except OSError as error:
-        os.write(2, f"rdzv run: {command[0]} cannot be executed: {error.strerror}\n".encode())
+        import shutil
+
+        is_there = isinstance(error, FileNotFoundError) and shutil.which(command[0])
+        why = "the interpreter that it names does not exist" if is_there else error.strerror
+        os.write(2, f"rdzv run: {command[0]} cannot be executed: {why}\n".encode())
     finally:
         os._exit(CANNOT_EXECUTE)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-
 UNFIT_MOST = 64  # failed health checks that a run keeps, the latest of each node
 
 

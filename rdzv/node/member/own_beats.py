@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.link.link import StoreSession
 
-
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 SAY_WAIT_AFTER = 1.5  # seconds of a member's wait in the round's store before its node logs the wait

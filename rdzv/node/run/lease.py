@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from rdzv.core.keys import Keys
     from store import Store
 
-
 RUN_TTL_LEAST = 60.0  # seconds that a run without nodes stays, at least, even if `closed_ttl` is shorter
 
 

@@ -14,7 +14,8 @@ import pytest
 
 import rdzv
 import store
-from rdzv.backends.builtin import client_of
+import store.sync
+from rdzv.backends.builtin import _TcpConnector, client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import parse
@@ -220,6 +221,24 @@ async def test_a_hosted_store_and_its_page_want_the_current_token(where: str, tm
         file.write_bytes(NEW)
         settle(tmp_path)
         assert [await is_wanted(token) for token in (NEW, OLD)] == [True, False]
+
+
+def test_a_blocking_caller_finds_the_serving_host_of_several_with_renewed_certificates(tmp_path: Path) -> None:
+    """Regression: it asked the hosts with the certificates of its start, and found none."""
+    old, new = Authority(), Authority()
+    for _ in write_in_place(tmp_path, {**old.files, "token": OLD}):
+        pass
+    with store.sync.serve(tls=new.serving(), token=NEW) as server:
+        names = {"ca": "ca", "cert": "pem", "key": "pem", "token_file": "token"}
+        given = {name: str(tmp_path / file) for name, file in names.items()}
+        url = f"tcps://127.0.0.1:{free_port()},127.0.0.1:{server.port}/job"
+        made = _TcpConnector(parse(url, given, {}))
+        for _ in write_in_place(tmp_path, {**new.files, "token": NEW}):
+            pass
+        settle(tmp_path)
+        client = made.blocking_client()
+        client.put("a", b"1", timeout=20.0)
+        client.close()
 
 
 @pytest.mark.parametrize("twin", ["awaited", "blocking"])

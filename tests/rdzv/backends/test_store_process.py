@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import ssl
+import sys
 import threading
 import time
 from pathlib import Path
@@ -220,6 +221,41 @@ def test_a_store_that_stands_still_does_not_hold_up_the_end_of_its_node(monkeypa
     assert serving.connections == 0
     serving.close()
     assert serving._process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("entry", ["", "here"])
+async def test_a_program_that_found_the_library_by_a_relative_path_may_change_its_directory(
+    entry: str, tmp_path: Path
+) -> None:
+    """Regression: the store's process did not find the library, or found another package of its name."""
+    home = Path(rdzv.__file__).parents[1]
+    here = tmp_path / "here"
+    here.mkdir()
+    for package in ("rdzv", "store"):
+        (here / package).symlink_to(home / package)
+    (tmp_path / "elsewhere" / "store").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "store" / "__init__.py").write_text("raise ImportError('another package')")
+    program = f"""
+import sys
+sys.path[:] = [{entry!r}, *(each for each in sys.path if each not in ("", {str(home)!r}))]
+import asyncio, os, rdzv
+async def main():
+    connecting = rdzv.connect(sys.argv[1], host="process")
+    async with connecting as handler:
+        os.write(1, b"connected\\n")
+import rdzv.backends.store_process
+os.chdir({str(tmp_path / "elsewhere")!r})
+asyncio.run(main())
+"""
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", program, url),
+        cwd=here if entry == "" else tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert output == b"connected\n"
 
 
 def test_settings_that_cannot_be_passed_to_a_process_are_refused_before_the_node_joins() -> None:

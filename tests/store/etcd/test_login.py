@@ -37,6 +37,13 @@ class Member:
         return pb.AuthenticateResponse(token=answer)
 
 
+class SilentMember(Member):
+    """Answers no login."""
+
+    async def ask(self, *_: Any, **__: Any) -> Any:
+        await asyncio.sleep(3600)
+
+
 async def token(login: Login, member: Member) -> str | None:
     return await login.token(cast("Connection", member), 2.0)
 
@@ -50,6 +57,22 @@ async def test_one_login_serves_all_callers_until_its_token_is_refused() -> None
         login.refused(OLD, "first", 1)
         assert await token(login, member) == "second", "it is not fetched again for each of those who showed the first"
     assert member.passwords == ["secret"] * 2
+
+
+@pytest.mark.virtual_time
+async def test_a_caller_waits_for_the_login_of_another_no_longer_than_its_own_limit() -> None:
+    """Regression: a lock's timeout did not bound it."""
+    login, member = Login("etcd", "me", "secret"), SilentMember()
+    loop = asyncio.get_running_loop()
+    first = asyncio.create_task(login.token(cast("Connection", member), 8.0))
+    await asyncio.sleep(0)
+    began = loop.time()
+    with pytest.raises(Failure, match="a login is not answered") as caught:
+        await login.token(cast("Connection", member), 1.0)
+    assert loop.time() - began <= 1.1
+    assert caught.value.trouble is FailureKind.UNDONE
+    with pytest.raises(Failure):
+        await first
 
 
 async def test_a_token_that_is_always_refused_is_no_matter_of_tokens() -> None:

@@ -17,6 +17,7 @@ from rdzv.cli.launcher import guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PYTHON = sys.executable
 # in one write: two processes may write at once
@@ -70,6 +71,18 @@ def test_a_command_that_cannot_be_executed_is_named() -> None:
         assert ends_with(process) == 126
         assert process.stdout is not None
         assert process.stdout.read() == "rdzv run: /no/such/command cannot be executed: No such file or directory\n"
+
+
+def test_of_a_script_whose_interpreter_is_missing_the_interpreter_is_named(tmp_path: Path) -> None:
+    """Regression: it was said that the script did not exist."""
+    script = tmp_path / "train"
+    script.write_text("#!/no/such/python\n")
+    script.chmod(0o755)
+    with guarded(str(script)) as (process, _):
+        assert ends_with(process) == 126
+        assert process.stdout is not None
+        why = "the interpreter that it names does not exist"
+        assert process.stdout.read() == f"rdzv run: {script} cannot be executed: {why}\n"
 
 
 def test_a_signal_sent_before_the_command_has_begun_is_not_lost() -> None:
