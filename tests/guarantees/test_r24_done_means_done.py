@@ -5,6 +5,7 @@ success as its own.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 from typing import TYPE_CHECKING
@@ -82,6 +83,7 @@ async def test_r24_a_job_that_meets_another_ones_run_by_accident_ends_with_an_er
         await second.says("give each job a name: --rdzv-id=NAME")
         jobs.go()
         assert (await first.wait(), await second.wait()) == (0, 1)
+        assert len([line for line in second.output if "give each job a name: --rdzv-id=NAME" in line]) == 1
         assert "--rdzv-id=NAME" in second.output[-1]
         assert jobs.ran() == {"first"}
 
@@ -95,8 +97,11 @@ async def test_r24_a_spare_of_a_run_without_a_name_ends_well_and_does_not_begin_
             await agent.says("has rank")
         spare = await jobs.agent("spare")
         await spare.says("this agent is a spare of a job without a name")
+        await asyncio.sleep(4)  # the agent looks every 3 s whether its wait has another reason
         jobs.go()
         assert [await agent.wait() for agent in (*agents, spare)] == [0, 0, 0]
+        (warning,) = [line for line in spare.output if "this agent is a spare of a job without a name" in line]
+        assert warning.startswith("W"), "it is no mere line of the story"
         assert jobs.ran() == {"a", "b"}
 
 

@@ -245,16 +245,19 @@ async def test_r16_the_reason_is_in_the_status_and_one_line_of_the_log_per_chang
         assert len(said) == 3, "one by the coordinator, and one by each node"
 
 
-async def test_r16_an_order_that_fails_is_in_every_status_and_in_the_timeout_error() -> None:
+@pytest.mark.parametrize("error", [LookupError, SystemExit])
+async def test_r16_an_order_that_fails_is_in_every_status_and_in_the_timeout_error(error: type[BaseException]) -> None:
+    """SystemExit ended the thread of all nodes of the process, for good."""
+
     def order(*_: object) -> list[Any]:
-        raise LookupError("no topology for b")
+        raise error("no topology for b")
 
     async with VirtualRun(min_nodes=2, rank_order=order, join_timeout=30) as run:
         a, b = run.handler("a"), run.handler("b")
         observer = run.handler("observer", min_nodes=None)
         joining = [await run.join(a), await run.join(b)]
         await asyncio.sleep(5)
-        words = "it cannot be completed: rank_order fails with LookupError: no topology for b"
+        words = f"it cannot be completed: rank_order fails with {error.__name__}: no topology for b"
         for node in (a, b, observer):
             assert words in (await node.status()).reason
         with pytest.raises(RendezvousTimeoutError, match=words):

@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any
 
 import anyio
@@ -19,6 +19,7 @@ import pytest
 
 import rdzv
 import store
+from rdzv.backends import bind_address
 from rdzv.backends.bind_address import NotResolvedError, PortTakenError
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, Hosting, host_if_called_for
@@ -127,6 +128,28 @@ async def test_an_address_that_every_machine_takes_for_its_own_is_refused_unless
         host_of(url, insecure=True, min_nodes=1, max_nodes=2)
     await end(host_of(url, insecure=True, min_nodes=1, max_nodes=1))
     await end(host_of(url, insecure=True, min_nodes=1, max_nodes=2, is_host=True))
+
+
+@pytest.mark.parametrize("how", ["refuses", "is silent"])
+async def test_an_address_that_refuses_or_is_silent_is_another_machines(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine may be still starting, and then it would start a store of its own."""
+    monkeypatch.setattr(bind_address, "ANSWERS_WITHIN", 0.3)
+    port, loopback = free_port(), int(socket.AF_INET)
+    with socket.socket() as other, ExitStack() as pending:
+        other.bind(("127.0.0.7", 0))
+        if how == "is silent":  # a full queue of connections: further ones are not answered
+            other.listen(0)
+            for _ in range(4):
+                waiting = pending.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(other.getsockname())
+        addresses = [(loopback, ("127.0.0.1", port))], [(loopback, other.getsockname())]
+        monkeypatch.setattr(bind_address, "split_addresses", lambda *_: addresses)
+        with pytest.raises(RendezvousSettingsError, match=r"also names 127\.0\.0\.7.* is_host=1 on one node only"):
+            host_of(f"tcp://pods.test:{port}/job", insecure=True, min_nodes=1, max_nodes=2)
+    assert not can_reach("127.0.0.1", port)
 
 
 @pytest.fixture

@@ -101,6 +101,36 @@ async def test_signals_ignored_or_blocked_by_the_parent_stay_so(flags: tuple[str
         assert not any("SIGINT: leaving" in line or "SIGHUP: leaving" in line for line in child.output)
 
 
+@pytest.mark.parametrize("words", ["top", "status --watch"])
+async def test_a_signal_that_the_parent_has_blocked_stops_a_command_that_waits(words: str) -> None:
+    async with store.serve() as server, inheriting(*words.split(), f"{server.url}/job", blocked="SIGTERM") as child:
+        await child.says("waiting for it")
+        child.terminate()
+        assert await child.wait(timeout=12) == -signal.SIGTERM
+
+
+WITH_UMASK = "import os, sys; os.umask(int(sys.argv[1], 8)); os.execv(sys.executable, sys.argv[2:])"
+WRITES = """
+import os, pathlib
+pathlib.Path(os.environ["RDZV_BEAT_DIR"], "0").write_text("7")
+print(f"umask {os.umask(0):o}")
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--preload", "json")], ids=["new", "warm"])
+@pytest.mark.parametrize("umask", ["0", "77"])
+async def test_a_launcher_and_its_processes_work_under_the_umask_of_the_parent(
+    umask: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(WRITES)
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    words = ("-m", "rdzv", "run", *flags, url, "--", sys.executable, str(script))
+    async with start_python("-c", WITH_UMASK, umask, sys.executable, *words) as child:
+        assert await child.wait() == 0
+        assert f"[0] umask {umask}" in child.output
+
+
 async def test_the_library_does_not_change_the_signal_mask() -> None:
     """A program may block the signals that it waits for."""
     script = """

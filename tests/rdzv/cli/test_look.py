@@ -257,6 +257,34 @@ async def test_a_closed_run_is_opened_again_and_one_that_is_open_is_not(capsys: 
             await looked(["reopen", url])
 
 
+async def test_a_closed_run_is_no_error_for_status_and_an_error_for_commands_that_steer() -> None:
+    """As docs/command.md says of the exit status 3."""
+    async with store.serve() as server:
+        url = f"{server.url}/job"
+        async with two_nodes(url) as (stays, _):
+            await stays.set_closed("enough")
+        for words, status in (("status", 0), ("status --json", 0), ("history", 0), ("resize --max 3", 3)):
+            command, *rest = words.split()
+            assert (await run(command, url, *rest))[0] == status, words
+
+
+async def test_the_status_says_for_which_key_a_member_waits_and_how_long() -> None:
+    async with store.serve() as server, two_nodes(f"{server.url}/job") as (stays, goes), asyncio.timeout(LIMIT):
+        infos = await asyncio.gather(stays.next_rendezvous(), goes.next_rendezvous())
+        waiting = asyncio.create_task(infos[0].store.get("never"))
+        line = ""
+        while "round's store" not in line:
+            _, output = await run("status", f"{server.url}/job")
+            line = next(line for line in output if "  stays  " in line)
+        assert re.search(r"waits \d+ s in the round's store, for key 'never'", line)
+        _, output = await run("status", f"{server.url}/job", "--json")
+        told = {one["node_id"]: one for one in json.loads(output[0])["members"]}
+        assert told["stays"]["waits_for"] == "key 'never'"
+        assert told["stays"]["waited"] > 1
+        assert told["goes"]["waited"] is None
+        waiting.cancel()
+
+
 async def test_a_narrow_window_cuts_off_members_but_not_the_reason_or_missing_nodes() -> None:
     pytest.importorskip("rich")
     async with store.serve() as server, rdzv.connect(f"{server.url}/job?min_nodes=1", node_id="n" * 60) as node:

@@ -112,6 +112,29 @@ def test_without_free_descriptors_a_blocking_call_reports_the_limit(what: str) -
     assert "Too many open files: this process may have 30 of at most 30; raise ulimit -n" in said
 
 
+HOLDS_ALL_PORTS = """
+import pathlib, socket, subprocess, sys
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").write_text("40000 40013")
+server = socket.create_server(("127.0.0.1", 30000), backlog=64)
+held = []
+try:
+    while True:
+        held.append(socket.create_connection(("127.0.0.1", 30000)))
+except OSError:
+    sys.exit(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)
+"""
+
+
+@AS_ROOT
+async def test_without_a_free_automatic_port_a_node_still_knows_its_own_address() -> None:
+    """Regression: it took the address for another machine's, started no store, and waited 10 minutes for one."""
+    url = "tcp://127.0.0.1:29400/job?min_nodes=1&join_timeout=20&master_port=29500"
+    words = ("-c", HOLDS_ALL_PORTS, "-m", "rdzv", "run", url, "--", "echo", "trained")
+    async with start("unshare", "--net", sys.executable, *words) as child:
+        assert (await child.wait(), child.stdout) == (0, ["[0] trained"]), child.written()
+
+
 def test_the_limit_of_threads_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     async def no_thread(_: argparse.Namespace) -> int:
         raise RuntimeError("can't start new thread")

@@ -128,6 +128,23 @@ async def test_output_for_a_non_blocking_pipe_waits_for_its_reader() -> None:
             assert b"connections" in text
 
 
+def test_the_streams_of_a_command_stay_blocking_for_other_processes() -> None:
+    """O_NONBLOCK belongs to the pipe or terminal: the shell, and all that write there, would have it, too."""
+    streams = [os.pipe() for _ in range(2)]
+    into = dict(zip(("stdout", "stderr"), (writing for _, writing in streams), strict=True))
+    url = f"tcp://127.0.0.1:{free_port()}/job?min_nodes=1"
+    words = [sys.executable, "-m", "rdzv", "--debug", "run", url, "--", "sleep", "3"]
+    with subprocess.Popen(words, cwd=ROOT, start_new_session=True, **into) as process:  # type: ignore[call-overload]
+        blocking = True
+        while process.poll() is None:
+            blocking = blocking and all(os.get_blocking(writing) for _, writing in streams)
+            time.sleep(0.01)
+    assert (process.returncode, blocking) == (0, True)
+    for stream in streams:
+        for end in stream:
+            os.close(end)
+
+
 def test_lines_for_a_non_blocking_standard_error_wait_for_its_reader() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from rdzv import GiveUp, MembersLostError, RoundChanged, RunGivenUpError
+from rdzv import GiveUp, MembersLostError, RoundChanged, RoundSupersededError, RunGivenUpError
 from tests.support.runs import VirtualRun, rounds_of
 
 if TYPE_CHECKING:
@@ -78,8 +78,21 @@ async def test_a_verdict_in_a_group_of_tasks_ends_the_run_everywhere(group: Any)
         assert [(type(end), end.reason, end.status) for end in others] == [(RunGivenUpError, "loss is NaN", 93)] * 2
 
 
+async def test_of_two_verdicts_in_a_group_of_tasks_the_first_one_counts() -> None:
+    async with VirtualRun(min_nodes=3, max_nodes=3) as run:
+
+        async def both(error: BaseException) -> None:
+            assert isinstance(error, GiveUp)
+            raise ExceptionGroup("both", [KeyError(1), ExceptionGroup("inner", [error, GiveUp("second", status=7)])])
+
+        verdict = GiveUp("first", status=93)
+        (own, *others), _ = await ends_of(run, both, verdict)
+        assert own is verdict
+        assert [(end.reason, end.status) for end in others] == [("first", 93)] * 2
+
+
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("error", [MembersLostError("b"), RoundChanged("over")])
+@pytest.mark.parametrize("error", [MembersLostError("b"), RoundChanged("over"), RoundSupersededError("over")])
 async def test_a_member_whose_task_group_raises_a_loss_meets_the_others_again(group: Any, error: Exception) -> None:
     """Regression: it was blamed, and its loop ended with the error that reports the loss."""
     async with VirtualRun(min_nodes=2, max_nodes=3, last_call_timeout=1) as run:

@@ -205,6 +205,25 @@ async def test_any_failure_of_a_health_check_only_keeps_its_node_out(verdict: ob
         assert [one.node_id for one in (await run.handler("c").status()).members] == ["b"]
 
 
+@pytest.mark.parametrize("error", [LookupError, SystemExit])
+async def test_an_order_that_cannot_choose_among_waiting_nodes_does_not_end_the_nodes_thread(
+    error: type[BaseException],
+) -> None:
+    class Order:
+        def __call__(self, records: Any, *_: object) -> Any:
+            return records
+
+        def choose(self, *_: object) -> Any:
+            raise error("no topology")
+
+    async with VirtualRun(min_nodes=1, max_nodes=2, rank_order=Order()) as run:
+        (a,) = await run.met("a")
+        for name in "bc":
+            await run.join(run.handler(name))
+        await asyncio.sleep(3)
+        assert sorted((await a.status()).waiting) == ["b", "c"]
+
+
 @pytest.mark.parametrize(
     "odd",
     [

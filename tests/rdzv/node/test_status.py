@@ -39,6 +39,22 @@ async def test_a_member_that_joins_again_is_waiting_and_a_dead_one_is_in_no_list
         assert status.world_size == 3, "the round's, as it was completed"
 
 
+async def test_half_a_second_after_a_loss_the_status_has_the_nodes_that_are_here() -> None:
+    """Regression: `members` was empty once all survivors had come again, and no field counted them."""
+    async with VirtualRun(min_nodes=3, max_nodes=3) as run:
+        _, b, c = await run.met("abc")
+        run.crash("a")
+        for handler in (b, c):
+            await (await listen(run, handler)).until(NodesLost)
+        for handler in (b, c):
+            await run.join(handler)
+        await asyncio.sleep(0.5)
+        async with run.looked_at() as seen:
+            told = report(await seen.status())
+        assert (told["members"], told["waiting"], told["counts"]["here"]) == ([], ["b", "c"], 2)
+        assert [one["node_id"] for one in told["missing"]] == ["a"]
+
+
 async def test_a_committed_round_is_shown_before_its_progress_is_reported() -> None:
     async with VirtualRun(min_nodes=2, last_call_timeout=5) as run:
         a, b = run.handler("a"), run.handler("b")

@@ -8,7 +8,7 @@ import shlex
 import signal
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous import api  # noqa: E402
 
 from rdzv.torch import TorchRendezvousHandler  # noqa: E402
 from rdzv.torch.pytorch import KEYS_BY_RESTARTS  # noqa: E402
-from rdzv.torch.tcp_store import WorkersStore  # noqa: E402
+from rdzv.torch.tcp_store import WorkersStore, serve_workers  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,6 +131,26 @@ def test_rank_0s_agent_serves_each_rounds_workers_store_at_the_promised_port(age
         if last is not None:  # the store of the last round has ended, and its port is free
             socket.create_server((last.master_addr, last.master_port)).close()
         last = address
+
+
+@pytest.mark.skipif(not HAS_AGENT_STORE, reason="workers of this release do not find each other in an agent's store")
+def test_no_agent_starts_its_workers_before_their_store_listens(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(*arguments: Any) -> Any:
+        time.sleep(0.5)
+        return serve_workers(*arguments)
+
+    monkeypatch.setattr("rdzv.torch.handler.serve_workers", slowly)
+    for joined in as_completed(agents.join(agents.add((2, 2)), agents.add((2, 2)))):
+        address: Any = joined.result().bootstrap_store_info
+        socket.create_connection((address.master_addr, address.master_port)).close()
+
+
+def test_each_agent_decides_for_itself_whether_it_serves_the_workers_store(agents: Agents) -> None:
+    """The agents of a run may differ in it: only that of rank 0 counts."""
+    infos = agents.meet(agents.add((2, 2), agent_store="0"), agents.add((2, 2)))
+    assert sorted(info.rank for info in infos) == [0, 1]
 
 
 @pytest.mark.skipif(not HAS_AGENT_STORE, reason="workers of this release do not find each other in an agent's store")

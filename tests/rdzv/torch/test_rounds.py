@@ -15,8 +15,9 @@ import anyio
 import pytest
 
 import rdzv
+import store
 from rdzv.node.handler import Handler
-from tests.support.processes import require, start_python
+from tests.support.processes import free_port, require, start_python
 from tests.support.twins import TWINS
 
 if TYPE_CHECKING:
@@ -145,6 +146,42 @@ def test_invalid_options_of_the_group_are_an_error_before_the_node_joins(wrong: 
         rdzv.torch.rounds("tcp://127.0.0.1:1/job?min_nodes=1", **wrong)
 
 
+HOLDS_THE_GIL = """
+import asyncio, os, sys
+import rdzv, rdzv.sync, rdzv.torch
+
+async def awaited(rounds):
+    async for round in rounds:
+        async with round:
+            hold()
+
+def hold():
+    os.write(1, b"holds\\n")
+    sum(range(10**12))  # in C
+
+url, kind = sys.argv[1:]
+if kind == "rdzv.rounds":
+    asyncio.run(awaited(rdzv.rounds(url)))
+elif kind == "rdzv.torch.rounds, awaited":
+    asyncio.run(awaited(rdzv.torch.rounds(url)))
+else:
+    for round in (rdzv.torch if kind == "rdzv.torch.rounds" else rdzv.sync).rounds(url):
+        with round:
+            hold()
+"""
+
+
+@pytest.mark.parametrize("kind", ["rdzv.torch.rounds", "rdzv.torch.rounds, awaited", "rdzv.rounds", "rdzv.sync.rounds"])
+async def test_a_loop_may_host_the_store_in_a_process_of_its_own(kind: str) -> None:
+    """So the store serves the others while the program is in C code that holds the GIL."""
+    url = f"tcp://127.0.0.1:{free_port()}"
+    async with start_python("-c", HOLDS_THE_GIL, f"{url}/job?min_nodes=1&host=process", kind) as child:
+        await child.line("holds")
+        async with store.connect(url, timeout=5) as client:
+            for number in range(100):
+                await client.put("key", b"%d" % number, timeout=2)
+
+
 TWO_LOOPS = """
 import asyncio, sys
 import torch.distributed as dist
@@ -183,3 +220,6 @@ async def test_a_second_loop_is_refused_while_the_first_has_a_group(url: str, ru
         await child.says("all is well")
         assert await child.wait() == 0
         assert "mixed" not in child.output
+    async with store.connect(url) as client:
+        assert await client.count(f"/rdzv/{run_id}-first/") > 0
+        assert await client.count(f"/rdzv/{run_id}-second/") == 0, "it is refused before its node joins"

@@ -112,6 +112,18 @@ def test_buffers_are_restored_only_before_the_optimizers_step() -> None:
     assert int(model.num_batches_tracked) == 1
 
 
+@pytest.mark.parametrize("passes_model", [True, False])
+def test_gradients_are_dropped_of_the_model_and_of_all_parameters_of_the_optimizer(passes_model: bool) -> None:
+    """None and not zero: with a gradient of zero an optimizer steps, with none it skips the parameter."""
+    model, scale = torch.nn.Linear(2, 1), torch.nn.Parameter(torch.ones(()))
+    frozen = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD([{"params": frozen.parameters()}, {"params": [scale]}], lr=0.1)
+    ((model(torch.ones(1, 2)) + frozen(torch.ones(1, 2))) * scale).sum().backward()
+    InterruptedStep().take_back(model if passes_model else None, optimizer, announced=False)
+    assert [one.grad for one in (*frozen.parameters(), scale)] == [None] * 3
+    assert all((one.grad is None) is passes_model for one in model.parameters())
+
+
 @pytest.mark.parametrize(("steps_of_the_optimizer", "warnings"), [(True, 0), (False, 1)])
 def test_gradients_lost_by_an_announced_change_are_warned_of_once(
     steps_of_the_optimizer: bool, warnings: int, caplog: pytest.LogCaptureFixture

@@ -171,7 +171,7 @@ async def test_a_log_that_takes_no_line_delays_no_loop(stuck: Stuck) -> None:
 @pytest.mark.virtual_time
 async def test_a_log_that_takes_no_line_delays_no_loop_whose_store_was_never_there(stuck: Stuck) -> None:
     """Regression: the first line was written in the loop."""
-    with absence_told("tcp://head:1", str, within=600, ended_by="join_timeout"):
+    with log_absence("tcp://head:1", str, within=600, ended_by="join_timeout"):
         await anyio.sleep(10)
         assert stuck.reached.wait(60)
         assert stuck.was_let_go == [], "the loop has waited for it"

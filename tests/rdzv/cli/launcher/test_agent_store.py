@@ -52,6 +52,17 @@ async def test_workers_are_clients_of_the_store_that_rank_zeros_launcher_serves(
                 assert await node.wait(timeout=30) == 0
 
 
+@pytest.mark.parametrize("options", [(), ("--agent-store",)])
+async def test_it_is_off_by_default_and_then_torch_is_not_imported(options: tuple[str, ...]) -> None:
+    shows = ("sh", "-c", "echo $TORCHELASTIC_USE_AGENT_STORE")
+    with store.sync.serve() as server:
+        words = ("-X", "importtime", "-m", "rdzv", "run", *options, f"{server.url}/job?min_nodes=1", "--", *shows)
+        async with start_python(*words) as node:
+            assert await node.wait() == 0
+    imported = {line.rpartition("|")[2].strip() for line in node.output if line.startswith("import time:")}
+    assert ("torch" in imported, f"[0] {bool(options)}" in node.stdout) == (bool(options), True)
+
+
 async def test_a_worker_that_listens_at_the_port_itself_gets_an_error_with_the_remedy() -> None:
     with store.sync.serve() as server:
         async with run(f"{server.url}/job?min_nodes=1", BIND, "--agent-store") as node:
