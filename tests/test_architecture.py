@@ -145,7 +145,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     | {"rdzv.node.link", "rdzv.node.member", "rdzv.node", "rdzv.node.front", "rdzv.node.handler"},
     "rdzv.display": NOUNS | {"rdzv.core", "rdzv.config", "rdzv._version", "store.net"},
     "rdzv.http": STORE | BELOW_NODE | NODE | {"rdzv.display", "rdzv._version"},
-    "rdzv.backends": STORE | BELOW_NODE | NODE | {"rdzv.http"},
+    "rdzv.backends": STORE | BELOW_NODE | NODE | {"rdzv.display", "rdzv.http"},
     "rdzv.loop": STORE | BELOW_NODE | NODE | {"rdzv.backends"},
     "rdzv.sync": STORE | BELOW_NODE | NODE | {"rdzv.backends", "rdzv.loop"},
     "rdzv.testing": EVERYTHING_PUBLIC - {"rdzv"},

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import logging.handlers
 import os
 import signal
 import socket
@@ -21,12 +20,12 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TextIO
 from urllib.parse import quote
 
 from rdzv.backends.credentials import PATHS, Credentials
 from rdzv.config.settings import parse
+from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.errors import RendezvousSettingsError
 from store import Limits, StoreUsageError
 from store.net.sockets import bound_sockets, close_in_children, forget
@@ -158,9 +157,7 @@ def main(numbers: list[int]) -> None:
     lines = control.makefile("rw")
     asked = json.loads(lines.readline())
     threading.Thread(target=_end_with, args=(asked["parent"], control), daemon=True).start()
-    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()  # a blocked stderr must not block the store
-    logging.handlers.QueueListener(queue, logging.StreamHandler()).start()
-    logging.basicConfig(level=asked["level"], handlers=[logging.handlers.QueueHandler(queue)])
+    logging.basicConfig(level=asked["level"], handlers=[StandardErrorHandler()])
     token = asked["token"] and bytes.fromhex(asked["token"])
     limits = asked["limits"] and Limits(**asked["limits"])
     try:

@@ -265,6 +265,22 @@ def test_settings_that_cannot_be_passed_to_a_process_are_refused_before_the_node
         parse("tcp://head/job?min_nodes=1&host=elsewhere", {}, {})
 
 
+@LINUX
+async def test_it_serves_and_ends_also_if_its_standard_error_is_not_read() -> None:
+    """It logs that it serves: a write that waits for a reader would hold it up before that."""
+    reading, writing = os.pipe()
+    os.write(writing, b"x" * 65_536)
+    logs = NODE.replace("async def main", "import logging; logging.getLogger('store').setLevel(10)\nasync def main", 1)
+    url = f"tcp://127.0.0.1:{free_port()}"
+    program = f"import os; os.dup2(os.open('/proc/{os.getpid()}/fd/{writing}', os.O_WRONLY), 2); exec({logs!r})"
+    async with start_python("-c", program, f"{url}/job?min_nodes=1") as child:
+        await child.says("met")
+        child.kill()
+        await is_over(url)
+    for end in (reading, writing):
+        os.close(end)
+
+
 async def test_the_page_is_served_beside_it() -> None:
     pytest.importorskip("aiohttp")
     port = free_port()
