@@ -34,6 +34,7 @@ log: logging.Logger = logging.getLogger(__name__)
 DRAIN_WITHIN: Final = 5.0  # seconds to pass on a process's remaining output before the next round
 PROMPT_AFTER: Final = 200  # milliseconds until a terminal shows an incomplete line
 LINE_BYTES_MAX: Final = 65_536  # a longer line is split
+NO_LOG: Final = "--log-dir: %s cannot be written: %s; the job goes on without it"
 
 
 @dataclass(eq=False)
@@ -141,14 +142,13 @@ def _kill_session(leader: int) -> None:
 def _open_log(folder: str, environment: Mapping[str, str]) -> Path | None:
     """Make the log file of a process; return None on an error: a full disk must not end a healthy node."""
     run, round = quote(environment["RDZV_RUN_ID"], safe=""), environment["RDZV_ROUND"]
-    if not run.strip("."):  # a run_id of dots, which `quote` keeps, would be another folder
-        run = run.replace(".", "%2E")
+    run = run if run.strip(".") else run.replace(".", "%2E")  # `quote` keeps dots, which would be another folder
     path = Path(folder) / run / f"round-{round}" / f"rank-{environment['RANK']}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError as error:
-        log.warning("--log-dir: %s cannot be written: %s; the job goes on without it", path, error.strerror or error)
+        log.warning(NO_LOG, path, error.strerror or error)
         return None
     return path
 
@@ -171,7 +171,7 @@ class _Output(threading.Thread):
 
     def __init__(self, source: int, target: int, rank: int, label: bytes, log: Path | None = None) -> None:
         super().__init__(name=f"output {label.decode()}")
-        self._rank = rank
+        self._rank, self._is_log_cut = rank, False
         self._log = None if log is None else log.open("ab", buffering=0)  # a process's two streams share this file
         self._from = source
         self._to = target
@@ -201,8 +201,7 @@ class _Output(threading.Thread):
         poll = select.poll()
         poll.register(self._from, select.POLLIN)
         poll.register(self._finish_reading, select.POLLIN)
-        rest = b""
-        shows_prompts = os.isatty(self._to)
+        rest, shows_prompts = b"", os.isatty(self._to)
         while True:
             ready = {file for file, _ in poll.poll(PROMPT_AFTER if rest and shows_prompts else None)}
             if not ready:  # after a pause: the incomplete line may be a prompt
@@ -215,8 +214,12 @@ class _Output(threading.Thread):
             if not chunk:
                 break
             if self._log is not None:
-                with contextlib.suppress(OSError):  # a log file on a full disk must not hide output from a terminal
-                    self._log.write(chunk)
+                try:
+                    write_all(self._log.fileno(), chunk)
+                except OSError as error:  # a log file on a full disk must not hide output from a terminal
+                    level = logging.DEBUG if self._is_log_cut else logging.WARNING
+                    log.log(level, NO_LOG, self._log.name, error.strerror)
+                    self._is_log_cut = True
             if self._unfinished[self._to] is self:  # this thread's incomplete line was written last
                 end = chunk.find(b"\n") + 1 or len(chunk)
                 self._write(chunk[:end], unfinished=not chunk[:end].endswith(b"\n"))

@@ -132,7 +132,7 @@ async def test_an_address_that_every_machine_takes_for_its_own_is_refused_unless
 
 @pytest.mark.parametrize("how", ["refuses", "is silent"])
 async def test_an_address_that_refuses_or_is_silent_is_another_machines(
-    how: str, monkeypatch: pytest.MonkeyPatch
+    how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another machine may be still starting, and then it would start a store of its own."""
     monkeypatch.setattr(bind_address, "ANSWERS_WITHIN", 0.3)
@@ -149,7 +149,10 @@ async def test_an_address_that_refuses_or_is_silent_is_another_machines(
         monkeypatch.setattr(bind_address, "split_addresses", lambda *_: addresses)
         with pytest.raises(RendezvousSettingsError, match=r"also names 127\.0\.0\.7.* is_host=1 on one node only"):
             host_of(f"tcp://pods.test:{port}/job", insecure=True, min_nodes=1, max_nodes=2)
-    assert not can_reach("127.0.0.1", port)
+        assert not can_reach("127.0.0.1", port)
+        for more in ({"max_nodes": 1}, {"max_nodes": 2, "is_host": True}):
+            await end(host_of(f"tcp://pods.test:{port}/job", insecure=True, min_nodes=1, **more))
+    assert caplog.text.count("also names 127.0.0.7, of other machines") == 1, "a lone node is warned"
 
 
 @pytest.fixture

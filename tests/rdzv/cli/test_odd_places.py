@@ -135,6 +135,18 @@ async def test_without_a_free_automatic_port_a_node_still_knows_its_own_address(
         assert (await child.wait(), child.stdout) == (0, ["[0] trained"]), child.written()
 
 
+@AS_ROOT
+@pytest.mark.parametrize("host", ["[fe80::77%25lo]", "[fe80::77%lo]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]"])
+async def test_a_node_serves_and_meets_at_an_address_with_a_scope_or_a_mapped_one(host: str) -> None:
+    """Regression: MASTER_ADDR had no scope, and a socket of IPv6 could not listen at a mapped address."""
+    prepared = 'ip link set lo up; ip addr add fe80::77/64 dev lo nodad; exec "$@"'
+    url = f"tcp://{host}:29400/job?min_nodes=1&join_timeout=20&insecure=1"
+    words = (sys.executable, "-m", "rdzv", "run", url, "--", "sh", "-c", "echo at $MASTER_ADDR")
+    async with start("unshare", "--net", "sh", "-c", prepared, "sh", *words) as child:
+        assert await child.wait() == 0
+        assert child.stdout == [f"[0] at {'127.0.0.1' if 'ffff' in host else 'fe80::77%lo'}"]
+
+
 def test_the_limit_of_threads_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     async def no_thread(_: argparse.Namespace) -> int:
         raise RuntimeError("can't start new thread")
@@ -166,6 +178,23 @@ def test_a_log_that_cannot_be_written_does_not_end_a_node(tmp_path: Path) -> Non
     done = ran(["run", "--log-dir", str(tmp_path / "logs"), *words[1:]])
     assert (done.returncode, done.stdout) == (0, "[0] trained\n")
     assert "cannot be written: Not a directory; the job goes on without it" in done.stderr
+
+
+@AS_ROOT
+@pytest.mark.parametrize("full", ["nr_inodes=4", "size=4k"])
+async def test_a_disk_that_fills_up_under_the_logs_does_not_end_a_node_at_the_next_round(
+    full: str, tmp_path: Path
+) -> None:
+    """Regression: a healthy node ended. There is room for the first round's folder, or for a part of its output."""
+    job = 'seq 2000; test "$RDZV_RESTARTS" = 1 || exit 3; echo trained'
+    words = ["run", "--max-restarts", "1", "--log-dir", str(tmp_path), *alone("sh", "-c", job)[1:]]
+    mounted = f'mount -t tmpfs -o {full} none {tmp_path}; exec "$@"'
+    async with start("unshare", "--mount", "sh", "-c", mounted, "sh", sys.executable, "-m", "rdzv", *words) as child:
+        assert await child.wait() == 0
+        assert child.stdout.count("[0] 2000") == 2
+        assert child.stdout[-1] == "[0] trained"
+        said = [line for line in child.output if "No space left on device; the job goes on without it" in line]
+        assert len(said) == (1 if "inodes" in full else 2), "once for each process of which something is lost"
 
 
 @pytest.mark.parametrize("words", [["token"], alone("echo", "trained")], ids=["token", "run"])

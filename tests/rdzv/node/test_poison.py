@@ -263,6 +263,8 @@ async def test_accuse_and_keep_of_a_round_that_is_over_have_no_effect() -> None:
                     assert await round.restore("path") == b"new"
                 if round.number == 0:
                     await round.keep("path", b"between the rounds it still is this node's own")
+                    if name == "a":
+                        await round.accuse((round.rank + 1) % 2, "it has not answered in its last step")
                     earlier[name] = round
 
         async def come_later() -> None:
