@@ -48,7 +48,6 @@ _PROCESSES: Final = "torch.distributed.elastic.multiprocessing.api"
 
 LAUNCHER: Final = "torch.distributed.run"  # the module of `torchrun`; `accelerate launch` calls it, too
 
-
 _NO_CODE: Final = compile("", "", "exec")
 
 
@@ -210,11 +209,10 @@ def agent_above() -> Agent | None:
     """Return the agent that has called us; None also if its code is unknown."""
     for frame in _frames(sys._getframe()):
         if frame.f_code.co_name == "_invoke_run" and frame.f_globals.get("__name__") == _AGENT:
-            problem = ""
+            agent, problem = frame.f_locals.get("self"), ""
             with contextlib.suppress(AttributeError, KeyError, ValueError):  # no workers have ended yet
                 failures = frame.f_locals["run_result"].failures.values()
                 problem = in_words(min(failures, key=lambda failure: failure.timestamp))
-            agent = frame.f_locals.get("self")
             return Agent(problem, getattr(agent, "_worker_group", None), agent)
     return None
 
@@ -254,12 +252,14 @@ class AgentEnd:
 
 def end_of_agent() -> AgentEnd:
     """Return the end of the agent that shuts its handler down; without an exception in flight, it has succeeded."""
-    error, why = sys.exception(), "an agent has ended"
+    error, agent, how = sys.exception(), agent_above(), ""
     if isinstance(error, ChildFailedError):
         first = getattr(error, "get_first_failure", None)
         how = str(error).strip().splitlines()[0] if first is None else in_words(first()[1])
-        why = f"an agent has failed: {how}"
-    has_failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+    elif error is None and agent is not None:  # 2.4 shuts the handler down before it raises the workers' failure
+        how = agent.problem
+    why = f"an agent has failed: {how}" if how else "an agent has ended"
+    has_failed = bool(how) or (error is not None and not (isinstance(error, SystemExit) and not error.code))
     return AgentEnd(signal_of(error), why, has_failed, isinstance(error, AttributeError))
 
 

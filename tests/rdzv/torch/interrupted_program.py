@@ -33,7 +33,6 @@ import torch._dynamo  # otherwise each member would import it, in almost a secon
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import rdzv
@@ -332,6 +331,8 @@ class WithShards(Member):
         return None, None, super().brought(round)[2]
 
     def begin(self, _: Any) -> None:
+        from torch.distributed.fsdp import fully_shard  # in 2.6 and later
+
         mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
         self.model = fully_shard(self.new_model(), mesh=mesh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)

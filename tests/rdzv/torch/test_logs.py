@@ -47,7 +47,8 @@ from rdzv.torch.pytorch import Agent
 keep = Agent.keep_logs
 
 def say_and_keep(agent, round):
-    tails = agent.itself._pcontext._tail_logs
+    context = agent.itself._pcontext
+    tails = getattr(context, "_tail_logs", None) or [context._stdout_tail, context._stderr_tail]  # the latter in 2.4
     print("tails have ended:", all(future.done() for tail in tails for future in tail._futs), flush=True)
     keep(agent, round)
 

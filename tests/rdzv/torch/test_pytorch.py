@@ -165,6 +165,16 @@ def test_the_reason_of_an_agents_end_is_known_during_shutdown(monkeypatch: pytes
     assert end_by(failure).why.startswith("an agent has failed: ")
 
 
+def test_an_agent_that_shuts_down_before_it_raises_the_failure_has_failed() -> None:
+    """That of PyTorch 2.4. Regression: its run was closed as a success, and spares ended with 0."""
+    agent: dict[str, Any] = {"__name__": "torch.distributed.elastic.agent.server.api"}
+    exec("def _invoke_run(run_result, call):\n    return call()", agent)
+    failed = ProcessFailure(local_rank=3, pid=1, exitcode=7, error_file="")
+    end = agent["_invoke_run"](SimpleNamespace(failures={3: failed}), it.end_of_agent)
+    assert end == it.AgentEnd(None, "an agent has failed: worker 3 ended with status 7", True, False)
+    assert not agent["_invoke_run"](SimpleNamespace(failures={}), it.end_of_agent).has_failed
+
+
 def test_an_agents_workers_are_known_once_all_are_started() -> None:
     from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,6 +52,11 @@ def torchruns() -> tuple[str, str]:
 
     ours = "rdzv.torchrun"
     return ("torch.distributed.run" if RELEASE >= (2, 5) else ours), ours
+
+
+def agents_of_2_4() -> bool:
+    """Return True with PyTorch 2.4; without PyTorch, False."""
+    return find_spec("torch") is not None and torchruns()[0] == "rdzv.torchrun"
 
 
 class Job:
@@ -300,6 +306,7 @@ main()
 
 
 @pytest.mark.in_ci
+@pytest.mark.skipif(agents_of_2_4(), reason="the agents of this release do not serve the workers' store")
 async def test_a_worker_that_finds_its_port_taken_is_reported_with_the_remedy(tmp_path: Path) -> None:
     """Regression: without a restart, which is PyTorch's default, the line had no remedy."""
     require("torch")
