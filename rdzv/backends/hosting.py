@@ -76,15 +76,14 @@ class HostedStore:
         self.server = server
         self.bound = bound
         self._serving = serving
-        self._keys = Keys(settings.prefix, settings.run_id)
+        self._keys = Keys(settings.prefix, settings.run_id, settings.endpoint.has_successors)
         self._linger = settings.close_timeout
-        self._has_successors = settings.endpoint.has_successors
 
     async def aclose(self, open_client: OpenClient) -> None:
         """Wait until all clients have disconnected, then end the store; a cancellation skips the wait."""
         try:
             if not await self._alone_within(CLOSING_WITHIN):
-                await (self._hand_over if self._has_successors else self._wait_for_others)(open_client)
+                await (self._hand_over if self._keys.has_successors else self._wait_for_others)(open_client)
         finally:
             await self.end()
 

@@ -25,6 +25,7 @@ class Keys:
 
     prefix: str
     run_id: str
+    has_successors: bool = field(default=False, repr=False, compare=False)  # True if the URL lists several hosts
     root: str = field(init=False, repr=False, compare=False)  # the prefix of all the run's keys
 
     # Keys.
@@ -63,8 +64,8 @@ class Keys:
 
     @property
     def ending(self) -> str:
-        """The key, one for all runs, that exists while the store shuts down, so that no node joins."""
-        return f"{self.prefix}/ending"
+        """The key that exists while the store shuts down, so that no node joins; with several hosts, one key."""
+        return f"{'/rdzv' if self.has_successors else self.prefix}/ending"
 
     @property
     def host(self) -> str:

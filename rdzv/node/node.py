@@ -87,7 +87,7 @@ class Node:
         rng = rng or random.Random(secrets.randbits(64))  # without a seed `Random` reads 2.5 kB of entropy
         self.settings = settings
         self.run_id: str = settings.run_id
-        self.keys: Keys = Keys(settings.prefix, settings.run_id)
+        self.keys: Keys = Keys(settings.prefix, settings.run_id, settings.endpoint.has_successors)
         self.node_id: str = settings.node_id or f"{host_name()}-{os.getpid()}-{rng.getrandbits(24):06x}"
         self.loop = loop
         self.listeners: Listeners = Listeners()  # called at each change of the node's state; any thread may add one

@@ -243,13 +243,14 @@ async def test_s13_a_node_whose_close_has_begun_serves_no_next_store(caplog: pyt
     assert "hosts the store" not in caplog.text
 
 
-async def test_s13_a_run_that_begins_while_its_store_ends_begins_at_the_next_host() -> None:
+@pytest.mark.parametrize("prefix", ["", "&prefix=/another"])
+async def test_s13_a_run_that_begins_while_its_store_ends_begins_at_the_next_host(prefix: str) -> None:
     """A run without a node when the end of the store was announced began there, beside the store of the next host."""
     hosts = ",".join(f"127.0.0.1:{free_port()}" for _ in range(2))
     async with contextlib.AsyncExitStack() as stack:
         first = await stack.enter_async_context(rdzv.connect(f"tcp://{hosts}/first?min_nodes=1"))
         await first.next_rendezvous()
-        url = f"tcp://{hosts}/second?min_nodes=2&max_nodes=2"
+        url = f"tcp://{hosts}/second?min_nodes=2&max_nodes=2{prefix}"
         late = [await stack.enter_async_context(rdzv.connect(url)) for _ in range(2)]
         leaving = asyncio.create_task(first.aclose())
         await asyncio.sleep(2.0)  # the end is announced
