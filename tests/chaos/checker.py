@@ -21,9 +21,24 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Fault", "Stay", "Violation", "check", "check_stops", "false_alarms", "stays_of"]
+__all__ = [
+    "HOST",
+    "Fault",
+    "Look",
+    "Stay",
+    "Violation",
+    "check",
+    "check_numbers",
+    "check_stops",
+    "check_stores",
+    "false_alarms",
+    "stays_of",
+]
 
 Line = dict[str, Any]
+
+HOST = "host"
+"""The kind of the faults of the host of a store in memory. Such a fault ends rounds, and excuses no overlap of two."""
 
 SEEN_LATER = 3.0
 """In seconds. A fault just before a round completes may still end it, as it is noticed a little later."""
@@ -39,6 +54,15 @@ class Fault:
 
     kind: str
     node: str | None
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A look at one of several hosts, which said between two times that it serves the store of this id."""
+
+    store_id: str
     began: float
     ended: float
 
@@ -153,6 +177,31 @@ def check_stops(lines: list[tuple[str, Line]], faults: list[Fault]) -> None:
                 raise Violation(f"R23: nothing was done that could have ended round {number} so: {node}, {line}")
 
 
+def check_stores(looks: list[Look]) -> int:
+    """Return the number of stores that have served; at most one did at any moment.
+
+    Raises:
+        Violation: A store served while another one did. No store serves again after it has ended. So a store has served
+            from the end of the first look at it to the beginning of the last one.
+    """
+    of_store: dict[str, list[Look]] = defaultdict(list)
+    for look in looks:
+        of_store[look.store_id].append(look)
+    for store_id, its in of_store.items():
+        since, until = min(look.ended for look in its), max(look.began for look in its)
+        for look in looks:
+            if look.store_id != store_id and since <= look.began and look.ended <= until:
+                raise Violation(f"S13: the store {store_id} served from {since} to {until}, and meanwhile: {look}")
+    return len(of_store)
+
+
+def check_numbers(stays: list[Stay]) -> None:
+    """Raise `Violation` if the numbers of the rounds of one process do not rise."""
+    for earlier, later in itertools.pairwise(stays):
+        if later.round <= earlier.round:
+            raise Violation(f"R4: {later.node} was in round {later.round} after round {earlier.round}")
+
+
 def false_alarms(stays: list[Stay], faults: list[Fault]) -> int:
     """Return the number of members that were lost without any other fault than reset connections."""
     lost = {
@@ -204,7 +253,9 @@ def _check_exclusive(
         over = over_at.get(stay.round, float("inf"))
         # A stopped node that goes on acts at first on what reached it before: it may enter a round that is over.
         meddled_with = any(
-            fault.node in (stay.node, None) and fault.ended > stay.began - (SEEN_LATER if fault.kind == "pause" else 0)
+            fault.node in (stay.node, None)
+            and fault.kind != HOST
+            and fault.ended > stay.began - (SEEN_LATER if fault.kind == "pause" else 0)
             for fault in faults
         )
         if stay.end in ("leaving", "closed") and stay.ended > over and not meddled_with:

@@ -21,7 +21,7 @@ from typing import Any
 import rdzv
 import rdzv.sync
 from rdzv.core.round_life import EndKind
-from tests.chaos.node import say
+from tests.chaos.node import begin, say
 
 STEPS_EVERY = 0.01  # seconds between two steps
 
@@ -80,6 +80,7 @@ def live_blocking(url: str, name: str) -> None:
 
 def main(url: str, name: str, twin: str) -> None:
     """Run a node until the run is closed, or the node is drained."""
+    begin(url)
     if twin == "awaited":
         asyncio.run(live(url, name))
     else:

@@ -10,8 +10,11 @@ Each line is a JSON object with `what`, the time `at` on the clock that all proc
     fenced    such a write was refused, or a wait ended, because the round is over for this node
     told      a change from `changes()`: kind, round, and the ids in it
     leaving   it is about to ask for the next round
+    counted   it has counted in the run's tally, as SIGUSR1 asks: the tally so far
     error     a call failed with an error that a retry may solve
     closed    the run is over, and so is this node
+
+With several hosts in the URL, the node also logs, so that it can be seen which process hosts the store.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import signal
 import sys
 import threading
 import time
@@ -41,6 +46,7 @@ TRIES_AGAIN_AFTER = 0.2  # seconds
 _writing = threading.Lock()
 _last_write = 0.0
 _writes = 0
+_must_count = threading.Event()
 
 
 def say(what: str, **more: Any) -> None:
@@ -70,6 +76,24 @@ def say_told(change: Change, round: int) -> bool:
     ids = list(getattr(change, "node_ids", ()))
     say("told", kind=type(change).__name__, round=round, ids=ids, count=getattr(change, "count", None))
     return not (isinstance(change, rdzv.NodesWaiting) and change.count == 0)
+
+
+def one_more(tally: bytes) -> bytes:
+    """Count once more."""
+    return tally + b"1"
+
+
+def say_counted(tally: bytes) -> None:
+    """Write the tally after a count."""
+    _must_count.clear()
+    say("counted", tally=tally.decode())
+
+
+def begin(url: str) -> None:
+    """With several hosts, log, and count at each SIGUSR1."""
+    if "," in url:
+        logging.basicConfig(level=logging.INFO)
+        signal.signal(signal.SIGUSR1, lambda *_: _must_count.set())
 
 
 # ------------------------------------------------------------------------------------------------------ awaited
@@ -104,6 +128,8 @@ async def live(url: str, name: str) -> None:
                     say_in(info, None)
                 while not changed.is_set():
                     await write(info)
+                    if _must_count.is_set():
+                        say_counted(await handler.change_tally(one_more))
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(changed.wait(), WRITES_EVERY)
                 say("leaving", round=round)
@@ -155,6 +181,8 @@ def live_blocking(url: str, name: str) -> None:
                 say_in(info, None)
             while not changed.is_set() and not handler.num_nodes_changed():
                 write_blocking(info)
+                if _must_count.is_set():
+                    say_counted(handler.change_tally(one_more))
                 changed.wait(WRITES_EVERY)
             say("leaving", round=round)
 
@@ -174,6 +202,7 @@ def write_blocking(info: rdzv.sync.RendezvousInfo) -> None:
 
 def main(url: str, name: str, twin: str) -> None:
     """Run a node until the run is closed."""
+    begin(url)
     try:
         if twin == "awaited":
             asyncio.run(live(url, name))

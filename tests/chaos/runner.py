@@ -56,7 +56,8 @@ class Outcome:
         dropped: The number of times that a node was told that it was dropped.
         false_alarms: The number of members that were lost without any other fault than reset connections.
         faults: The number of faults of each kind.
-        announced: The number of announced changes of each kind.
+        announced: The number of announced changes of each kind; with several hosts, of turns.
+        stores: The number of stores that have served, with several hosts.
     """
 
     rounds: int
@@ -66,6 +67,7 @@ class Outcome:
     false_alarms: int
     faults: Counter[str]
     announced: Counter[str] = field(default_factory=Counter)
+    stores: int = 0
 
 
 @dataclass(slots=True)
@@ -178,10 +180,7 @@ class Chaos:
                 async with asyncio.TaskGroup() as group:
                     for seat in self.seats.values():
                         group.create_task(self.start(seat))
-                observer = await stack.enter_async_context(rdzv.connect(self.url(joining=False)))
-                await self.trouble(seconds, observer)
-                await self.quiet(observer)
-                await self.close(observer)
+                await self.play_scenes(seconds)
                 outcome = self.judge()
             except BaseException as error:
                 for life in self.lives:
@@ -192,6 +191,13 @@ class Chaos:
                 for life in self.lives:
                     await life.stack.aclose()
         return outcome
+
+    async def play_scenes(self, seconds: float) -> None:
+        """Play faults, a calm phase, and the closing."""
+        async with rdzv.connect(self.url(joining=False)) as observer:
+            await self.trouble(seconds, observer)
+            await self.quiet(observer)
+            await self.close(observer)
 
     # --------------------------------------------------------------------------------------------------- faults
 
@@ -335,6 +341,10 @@ class Chaos:
     async def close(self, observer: rdzv.Handler) -> None:
         """R6: all are told, and end."""
         await observer.set_closed("chaos is over")
+        await self.all_end()
+
+    async def all_end(self) -> None:
+        """Wait until all nodes have ended, as the run is closed."""
         for seat in self.seats.values():
             assert seat.life is not None
             assert await seat.life.child.wait(timeout=QUIET_WITHIN) == 0

@@ -13,7 +13,20 @@ from typing import Any
 import pytest
 
 from tests.chaos.announced import announced_chaos
-from tests.chaos.checker import Fault, Stay, Violation, check, check_stops, false_alarms, stays_of
+from tests.chaos.checker import (
+    HOST,
+    Fault,
+    Look,
+    Stay,
+    Violation,
+    check,
+    check_numbers,
+    check_stops,
+    check_stores,
+    false_alarms,
+    stays_of,
+)
+from tests.chaos.hosts import hosts_chaos
 from tests.chaos.runner import chaos
 from tests.support.etcd import serve_etcd
 from tests.support.seeds import FRESH
@@ -49,6 +62,26 @@ async def test_announced_changes_interrupt_no_step_of_processes() -> None:
         raise
     assert outcome.rounds >= 2, f"{outcome} is not what chaos looks like"
     assert sum(outcome.announced.values()) >= 2
+
+
+@pytest.mark.in_ci
+async def test_one_store_serves_and_its_run_goes_on_while_its_hosts_are_struck() -> None:
+    """S13, R2, R4 and R6, with kills, stops and drains of the process that hosts the store."""
+    try:
+        outcome = await hosts_chaos(seconds=2 * SECONDS, seed=SEED)
+    except BaseException as error:
+        error.add_note(f"python -m tests.chaos --hosts --seconds {2 * SECONDS:g} --seed {SEED}")
+        raise
+    assert outcome.stores >= 1, f"{outcome} is not what chaos looks like"
+    assert sum(outcome.announced.values()) >= 1
+
+
+@pytest.mark.parametrize("module", ["tests.chaos.node", "tests.chaos.looping"])
+async def test_a_run_goes_on_after_the_kill_of_its_host_and_after_its_drain(module: str) -> None:
+    """One turn each, of handlers and of loops."""
+    for fault in ("kill", "drain"):
+        outcome = await hosts_chaos(seconds=0, seed=SEED, faults=(fault,), module=module)
+        assert outcome.stores == 2
 
 
 # ------------------------------------------------------------------------------------------------- the checker
@@ -134,6 +167,27 @@ def test_a_zombie_that_stays_is_found_out() -> None:
         judge(stay("a"), faults=[Fault("pause", "a", 12.0, 16.0)])
     judge(stay("a"), faults=[Fault("pause", "a", 12.0, 14.0)])
     judge(stay("a", ended=16.5, end="dropped"), faults=[Fault("pause", "a", 12.0, 16.0)])
+
+
+def test_the_death_of_a_host_excuses_no_overlap_of_two_rounds() -> None:
+    late = (left("a", 23.0), left("b"), *next_round())
+    judge(*late, faults=[Fault("store", None, 14.0, 19.0)])
+    with pytest.raises(Violation, match="R2: a was in round 0 when a later one completed"):
+        judge(*late, faults=[Fault(HOST, None, 14.0, 19.0)])
+
+
+def test_two_stores_that_serve_at_one_moment_are_found_out() -> None:
+    first = [Look("first", 1.0, 1.1), Look("first", 5.0, 5.1)]
+    assert check_stores([*first, Look("next", 5.05, 5.2), Look("next", 9.0, 9.1)]) == 2
+    assert check_stores([first[0], Look("next", 1.05, 1.2)]) == 2, "it may have begun within the first look"
+    with pytest.raises(Violation, match=r"S13: the store first served from 1\.1 to 5\.0, and meanwhile: "):
+        check_stores([*first, Look("next", 4.0, 4.1)])
+
+
+def test_a_process_whose_rounds_do_not_rise_is_found_out() -> None:
+    check_numbers([left("a"), stay("a", round=1, began=20.0)])
+    with pytest.raises(Violation, match="R4: a was in round 0 after round 0"):
+        check_numbers([left("a"), stay("a", began=20.0)])
 
 
 def leaving(
