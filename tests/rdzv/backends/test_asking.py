@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import random
 import socket
+import ssl
 from typing import TYPE_CHECKING
 
 import pytest
 
+import rdzv
 import store
 from rdzv.backends.asking import Host, HostLost, MultiHostDial, Reply, ask_all, find_serving_host, tell_lost
 from rdzv.backends.credentials import Credentials
@@ -18,6 +20,7 @@ from rdzv.config.settings import parse
 from rdzv.core.hosts.succession import Answer
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousStateError
 from store.net.address import Address
+from tests.rdzv.backends.test_renewal import Authority
 from tests.support.processes import free_port
 
 if TYPE_CHECKING:
@@ -70,6 +73,21 @@ async def test_a_host_refuses_only_if_each_address_of_its_name_does(monkeypatch:
         assert await answer(closed, mute) is Answer.SILENT
         assert await answer(closed, server.port) is Answer.SERVES
         assert await answer(closed, closed) is Answer.REFUSED
+
+
+async def test_a_failed_tls_handshake_is_silence_and_no_refusal() -> None:
+    """A server whose certificate is another authority's, or that speaks no TLS, may serve the store."""
+    theirs, ours = Authority(), Authority()
+    context = ssl.create_default_context(cadata=ours.files["ca"].decode())
+    async with store.serve(token=TOKEN, tls=theirs.serving()) as server, store.serve() as plain:
+        for one in (server, plain):
+            found = await host_at(one.port).ask(context, within=2.0)
+            assert found.answer is Answer.SILENT
+            assert isinstance(found.error, OSError)
+        listed = ",".join(f"127.0.0.1:{port}" for port in (server.port, free_port()))
+        with pytest.raises(rdzv.RendezvousError, match="certificate"):
+            async with rdzv.connect(f"tcps://{listed}/job?join_timeout=3", tls=context, token=TOKEN) as node:
+                await node.next_rendezvous()
 
 
 async def test_a_server_that_hands_over_has_ended_and_keeps_its_clients() -> None:
