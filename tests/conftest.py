@@ -1,4 +1,7 @@
-"""The event loop of each test: real time, or virtual time with the mark `virtual_time`."""
+"""The event loop of each test, the tests that a newcomer's run leaves out, and the share of each worker.
+
+Tests run in real time, or in virtual time with the mark `virtual_time`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ import os
 import random
 import signal
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -59,6 +63,50 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _has_shares(config: pytest.Config) -> bool:
+    """Return True if each worker collects only the files that it runs.
+
+    Collecting all files takes longer than running most of them, and with `loadfile` every worker does it. CI's files
+    differ too much in length for fixed shares.
+    """
+    whole_suite = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    return whole_suite and not EVERYTHING and config.getvalue("dist") == "loadfile"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker its share: the files are dealt out by size, as a hint of their length."""
+    if _has_shares(node.config):
+        files = sorted(Path(__file__).parent.rglob("test_*.py"), key=lambda path: (-path.stat().st_size, path))
+        first, workers = int(node.workerinput["workerid"].removeprefix("gw")), node.workerinput["workercount"]
+        node.workerinput["share"] = [str(path) for path in files[first::workers]]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files of other workers' shares."""
+    share = getattr(config, "workerinput", {}).get("share")
+    others = share is not None and collection_path.match("test_*.py") and str(collection_path) not in share
+    return True if others else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Let each worker run all that it has collected, if it has collected its share."""
+    if not _has_shares(config):
+        return None
+    from xdist.scheduler import EachScheduling  # type: ignore[import-untyped]
+
+    class Shares(EachScheduling):  # type: ignore[misc]
+        """Workers that run their shares. The session counts the tests of all of them."""
+
+        def schedule(self) -> None:
+            session: Any = config.pluginmanager.get_plugin("session")
+            session.testscollected = sum(len(tests) for tests in self.node2collection.values())
+            super().schedule()
+
+    return Shares(config, log)
 
 
 def pytest_report_header() -> str:
