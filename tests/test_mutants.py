@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import random
 import re
 from typing import TYPE_CHECKING
@@ -63,6 +64,17 @@ def test_each_defect_that_is_kept_has_a_reason_and_still_exists() -> None:
     kept = {name: reason for name, _, reason in (line.partition("  # ") for line in lines)}
     assert [name for name, reason in kept.items() if not reason] == []
     assert kept.keys() - {one.name for one in defects_of({name.split()[0] for name in kept})} == set()
+
+
+def test_defects_do_not_survive_where_no_test_can_run(tmp_path: Path) -> None:
+    told = {
+        "test": "tests/rdzv/core/test_of_another_tree.py::test_it",
+        "seconds": 1.0,
+        "lines": {"rdzv/core/absent.py": "f" * 99},
+    }
+    (tmp_path / "map.jsonl").write_text(json.dumps(told))
+    with pytest.raises(SystemExit, match="can run, without this defect, too: tests/rdzv/core/test_of_another_tree"):
+        mutants.main(["play", str(tmp_path), "--count", "1", "--seed", "1", "--jobs", "1"])
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="it starts pytest some six times: in CI")

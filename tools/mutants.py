@@ -48,6 +48,7 @@ MAP_VARIABLE: Final = "RDZV_MUTANTS_MAP"
 KEPT: Final = ROOT / "tools" / "mutants.txt"
 BUDGET: Final = 20.0  # seconds that the chosen tests of one defect took when they were traced
 LIMIT: Final = 60.0  # seconds for all of them; a defect that makes them wait longer is found
+NO_END: Final = f"no end within {LIMIT:g} s"
 ENVIRONMENT: Final = {"RDZV_TEST_SEED": "1", "PYTHONHASHSEED": "0"}  # the same cases of large tables each time
 
 
@@ -261,8 +262,11 @@ class Copies:
         """Plant a defect and run the tests; return the one that has found it, or "".
 
         A test that fails without the defect, too, is left out. One that hangs without it has not found anything.
+
+        Raises:
+            SystemExit: No test is left: the tests cannot run here, or the map is of another tree.
         """
-        tree = self._free.pop()
+        tree, without = self._free.pop(), ""
         try:
             source = (ROOT / mutant.file).read_text()
             while tests:
@@ -270,9 +274,12 @@ class Copies:
                 failed = self._run(tree, tests)
                 self._write(tree / mutant.file, source)
                 named = [one for one in tests if one == failed] or tests
-                if not failed or not self._run(tree, named):
+                without = self._run(tree, named) if failed else ""
+                if not without:
                     return failed
                 tests = [one for one in tests if one not in named]
+            if without != NO_END:
+                raise SystemExit(f"No test for {mutant.name} can run, without this defect, too: {without}")
             return ""
         finally:
             self._free.append(tree)
@@ -292,9 +299,11 @@ class Copies:
                 output, _ = child.communicate(timeout=LIMIT)
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
-                return f"no end within {LIMIT:g} s"
-        failure = re.search(r"^(?:FAILED|ERROR) (tests/.*?)(?: - |$)", output, re.MULTILINE)
-        return "" if not child.returncode else failure[1] if failure else "no failure, but a crash"
+                return NO_END
+        failure = re.search(
+            r"^(?:FAILED|ERROR|ERROR: .*not found:) (?:/\S*/)?(tests/.*?)(?: - |$)", output, re.MULTILINE
+        )
+        return "" if not child.returncode else failure[1] if failure else f"pytest ended: {output[-500:]}"
 
 
 def tests_for(mutant: Mutant, runs: list[Run]) -> list[str]:
