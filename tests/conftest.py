@@ -81,7 +81,8 @@ def pytest_configure_node(node: Any) -> None:
     if _has_shares(node.config):
         files = sorted(Path(__file__).parent.rglob("test_*.py"), key=lambda path: (-path.stat().st_size, path))
         first, workers = int(node.workerinput["workerid"].removeprefix("gw")), node.workerinput["workercount"]
-        node.workerinput["share"] = [str(path) for path in files[first::workers]]
+        both_ways = files[first :: 2 * workers] + files[2 * workers - 1 - first :: 2 * workers]
+        node.workerinput["share"] = [str(path) for path in both_ways]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

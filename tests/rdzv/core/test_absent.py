@@ -98,6 +98,14 @@ def test_a_successor_continues_known_durations_and_invents_none() -> None:
     assert explain(run.progress) == f"1 of at least 4 nodes; waiting 40 s for {words}"
 
 
+def test_only_what_time_alone_changes_is_no_news() -> None:
+    gone = Missing(node_id="a", how="lost", ago=3.0, address="10.0.0.1", why="killed")
+    whole = Absent(missing=(gone,), count=4, waited=7.0, staying=("b",), staying_at=("10.0.0.2",), said_at=1.8e9)
+    rest = Absent(missing=(gone.replace(ago=None),), count=4, waited=0.0, staying=("b",), staying_at=("10.0.0.2",))
+    assert whole.without_durations() == rest
+    assert whole.replace(waited=None).without_durations() == rest.replace(waited=None)
+
+
 def test_a_name_cannot_disturb_a_terminal() -> None:
     absent = Absent(missing=(Missing(node_id="\x1b[2Jx" + "y" * 500, how="lost", address="1\n2"),), count=1)
     assert absent.describe().isprintable()

@@ -4,6 +4,7 @@ members.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from rdzv.core.decision import (
     Wait,
     explain,
     follow,
+    next_round,
     report_due,
 )
 from rdzv.core.ranks import by_arrival, survivors_first
@@ -31,6 +33,7 @@ from rdzv.core.state import (
     Coordinator,
     Dropped,
     Head,
+    LostStore,
     NodeRecord,
     NodesLeft,
     NodesLost,
@@ -96,6 +99,21 @@ def test_while_members_remain_it_decides_again_at_the_end_of_the_last_call() -> 
     assert until(run) == run.now + 30
     run.arrive("x", "y")
     assert until(run) is None, "full: no last call to wait for"
+
+
+@pytest.mark.parametrize(("awaited", "passed", "waits"), [(3, 9.9, True), (2, 9.9, False), (3, 10.0, False)])
+def test_the_first_round_in_another_store_waits_for_each_member_of_the_lost_stores_round(
+    awaited: int, passed: float, waits: bool
+) -> None:
+    run = HandFed(needed=2, capacity=2)
+    run.arrive("a", "b", came_from=(5, 0))
+    lost = LostStore(generation=1, revision=9, round=7, round_at=5, awaited=awaited)
+    head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=1)
+    decision = next_round(run.view, dataclasses.replace(run.rules, ttl=10.0), head, now=run.now + passed)
+    assert isinstance(decision, Wait) is waits
+    assert decision.progress.problem == (
+        "1 of 3 nodes of round 7, whose store was lost, may still be at work" if waits else ""
+    )
 
 
 def test_in_a_closed_run_nothing_is_decided() -> None:

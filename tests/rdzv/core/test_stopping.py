@@ -26,6 +26,8 @@ def test_all_stop_right_after_the_largest_step_that_was_begun(answers: dict[str,
 
 def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
     gate = StepGate()
+    fresh = gate.begun, gate.at_end, gate.decided, gate.for_newcomers, gate.has_stopped, gate.is_awaited, gate.finished
+    assert fresh == (None, False, False, False, False, False, None)
     assert gate.ask() is None
     gate.decide(None)
     assert gate.must_leave(0), "with no step begun anywhere all leave at once"

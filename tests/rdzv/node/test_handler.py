@@ -23,6 +23,7 @@ from rdzv.node.coordinator import term as room_of_coordinator
 from rdzv.node.member import joining as room_of_joining
 from rdzv.node.member import record as room_of_record
 from rdzv.node.run.status import find_member
+from store import ConnectionLost
 from store.messages import KeepAlive, Request, Revoke, Transact
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 from tests.support.virtual_time import now
@@ -279,6 +280,19 @@ async def test_closing_takes_at_most_its_timeout_after_any_loss_of_the_store() -
         with pytest.raises(RendezvousConnectionError):
             await a.set_closed("too late")
         assert now() - started <= 3.5
+
+
+async def test_a_node_without_a_link_loses_its_membership_with_the_store() -> None:
+    async with VirtualRun(min_nodes=1) as run:
+        node = run.handler("a").node
+        await node._disconnect(ConnectionLost("its process is gone"))
+        assert node.part.reason, "it was never connected"
+        (b,) = await run.met("b")
+        membership = b.node.membership
+        for _ in range(2):
+            await b.node._disconnect(ConnectionLost("its process is gone"))
+        assert membership is not None
+        assert membership.over == "the store is lost: its process is gone"
 
 
 async def test_changes_of_a_closed_handler_end_with_an_error() -> None:

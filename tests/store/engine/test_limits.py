@@ -58,6 +58,8 @@ def filled(size: int, key: str = "a") -> Put:
 
 WAITS_OF_TWO = WAIT_OVERHEAD * 2 + 2
 BIG, BIG_TOO = Put("big", bytes(5000)), Put("too", bytes(5000))
+HALVES = Put("a", bytes(5 * K)), Put("b", bytes(5 * K))
+THIRD = Put("c", b"1")
 LITTLE = (("outbox_bytes_max", K), ("frame_bytes_max", 10 * K), ("value_bytes_max", 5 * K), ("history_bytes_max", K))
 ROOM = (("frame_bytes_max", 10 * K), ("value_bytes_max", 5 * K))
 
@@ -112,6 +114,13 @@ CASES = [
     Case("lease_ttl_max", 60.0, Put("a", b"", ttl=61.0), (Put("a", b"", ttl=60.0),)),
     Case("lease_ttl_max", 60.0, Grant(ttl=1.0, disconnect_ttl=61.0)),
     Case("frame_bytes_max", 10 * K, GetMany(keys=("big", "big")), (BIG,), ROOM),
+    Case(
+        "frame_bytes_max",
+        10 * K,
+        Transact(when=(), then=(*HALVES, Put("c", b"1"))),
+        (Transact(when=(), then=HALVES),),
+        ROOM,
+    ),
     Case("memory_bytes_max", 16 * K, Put("b", bytes(K)), (Put("a", bytes(K)),), LITTLE),
     Case("memory_bytes_max", 16 * K, Wait(keys=("b",)), (Put("a", bytes(1050)),), LITTLE),
     Case("writes_max", 1, DeletePrefix(prefix=""), (Put("a", b""), Put("b", b""))),

@@ -90,6 +90,9 @@ def test_words_that_this_release_does_not_know_say_nothing() -> None:
         5, (store.Event(kind="delete", revision=2, key="b"),)
     )
     assert decode(msgpack.packb((5, [126, [["thawed", {}]], "new"]))) == Events(5, ())
+    for event in [], 7, [7], None:
+        with pytest.raises(ProtocolError, match="stands where an event belongs"):
+            decode(msgpack.packb((5, [126, [["thawed", {}], event]])))
     assert decode(msgpack.packb((5, [110, "a push of a later release"]))) == Events(5, ())
     failed = decode(msgpack.packb((1, [77, 99, "because", "new"])))
     assert isinstance(failed, Reply)

@@ -105,6 +105,11 @@ def test_no_member_is_judged_while_one_is_busy_or_disconnected_and_shortly_after
     assert list(watch.then(a=heard(100, 90), b=heard(101, 5)).stuck) == ["a"]
 
 
+@pytest.mark.parametrize("almost", [heard(101, 3, ago=4.0), heard(101, 3, ago=4.0, busy=4.0, what="checkpoint")])
+def test_a_member_whose_report_is_just_in_time_excuses_none(almost: LastNote) -> None:
+    assert list(Watch().then(a=heard(100, 60), b=almost).stuck) == ["a"]
+
+
 def test_no_member_is_judged_after_a_pause_of_the_coordinator() -> None:
     watch = Watch()
     watch.now += 60

@@ -19,8 +19,10 @@ async def test_if_all_call_all_continue() -> None:
         early = [run.start(handler.all_here(timeout=60)) for handler in handlers[:2]]
         await asyncio.sleep(30)
         assert not any(task.done() for task in early)
+        last_came = asyncio.get_running_loop().time()
         assert await handlers[2].all_here(timeout=60)
         assert await asyncio.gather(*early) == [True, True]
+        assert asyncio.get_running_loop().time() - last_came < 1.0, "no member waits for the timeout"
 
 
 @pytest.mark.parametrize("way", ["dies", "leaves"])

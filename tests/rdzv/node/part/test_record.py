@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from rdzv.errors import RendezvousSettingsError
+from rdzv.core.state import Closed
+from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousSettingsError
 from rdzv.node.link.link import StoreSession
 from rdzv.node.member.record import TTL_MOST, new_record, node_ttl
 from store import Create, Limits, Put
@@ -141,3 +142,12 @@ async def test_a_node_that_was_refused_for_its_settings_may_join_later() -> None
         with pytest.raises(RendezvousSettingsError, match="max_nodes"):
             await joining
         assert [info.world_size for info in await run.meet(a, b)] == [2, 2]
+
+
+@pytest.mark.parametrize(("spare", "given_up"), [(False, False), (False, True), (True, False), (True, True)])
+async def test_only_a_spare_of_a_run_whose_work_is_done_ends_with_success(spare: bool, given_up: bool) -> None:
+    error = part_of().closed_error(Closed(reason="enough", by="b", given_up=given_up, status=3), spare=spare)
+    assert isinstance(error, RendezvousGracefulExitError) is (spare and not given_up)
+    assert str(error).startswith("run job is closed by b: enough")
+    if isinstance(error, RendezvousClosedError):
+        assert (error.reason, error.given_up, error.status) == ("enough", given_up, 3)

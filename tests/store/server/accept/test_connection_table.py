@@ -209,3 +209,27 @@ async def test_a_connection_that_is_served_does_not_make_way_until_afterwards() 
     assert table.make_room()
     assert page.aborted
     assert table.all == ()
+
+
+@pytest.mark.parametrize(
+    ("strangers", "of_pages", "coming", "beside", "has_room"),
+    [
+        (7, 0, 0, False, True),
+        (8, 0, 0, False, False),
+        (6, 0, 1, False, True),
+        (6, 0, 2, False, False),
+        (7, 1, 0, True, True),
+        (7, 2, 0, True, False),
+        (7, 2, 0, False, True),
+        (6, 0, 1, True, True),
+        (5, 0, 2, True, False),
+    ],
+)
+def test_a_stranger_more_is_accepted_below_the_bound_and_a_page_below_its_share(
+    strangers: int, of_pages: int, coming: int, beside: bool, has_room: bool
+) -> None:
+    """Of eight strangers, two may be connections to pages."""
+    table = Scene(handshakes_max=8).table
+    for number in range(strangers):
+        table.register(Somebody(), "10.0.0.1", beside=number < of_pages)
+    assert table.make_room(coming=coming, beside=beside) is has_room
