@@ -8,10 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from rdzv.core.state import LostStore
 from rdzv.node.coordinator import term as coordinator
-from store.messages import Guarded, Transact
-from tests.sim.explorer.scenarios import AGAIN, COMMIT_AND_CUT, COMMIT_AND_DEATH, DEATH, WRITE_AND_CUT
-from tests.sim.explorer.world import as_it_is
+from store.messages import Guarded, Put, Transact
+from tests.sim.explorer.scenarios import AGAIN, COMMIT_AND_CUT, COMMIT_AND_DEATH, DEATH, LOSS, WRITE_AND_CUT
+from tests.sim.explorer.world import KEYS, as_it_is
 from tests.sim.full_bugs import CredulousView, ForgetfulView, SilentView, StaleView
 from tests.sim.full_node import commits
 
@@ -58,6 +59,20 @@ def _unfenced(request: Request[Any]) -> Request[Any]:
     return request
 
 
+def _none_is_awaited(request: Request[Any]) -> Request[Any]:
+    if isinstance(request, Transact):
+        return request.replace(then=tuple(_unawaited(one) if _tells_of_loss(one) else one for one in request.then))
+    return request
+
+
+def _tells_of_loss(operation: object) -> bool:
+    return isinstance(operation, Put) and operation.key == KEYS.lost_store
+
+
+def _unawaited(told: Any) -> Any:
+    return told.replace(value=LostStore.unpack(told.value).replace(awaited=0).pack())
+
+
 def _view(bug: type) -> Callable[[], AbstractContextManager[Any]]:
     return partial(patch.object, coordinator, "View", bug)
 
@@ -69,6 +84,7 @@ BUGS = {
     "a commit without the coordinator's condition": Bug(
         scenario=COMMIT_AND_CUT, says="was committed in term", mend=_commits_without("/head/coordinator")
     ),
+    "the members of a lost store's round are not waited for": Bug(scenario=LOSS, says="(R2)", mend=_none_is_awaited),
     "a zombie's write that is not fenced": Bug(scenario=WRITE_AND_CUT, says="wrote", mend=_unfenced),
     "a stale record that is kept as alive": Bug(scenario=DEATH, says="(R7)", plant=_view(StaleView)),
     "a loss that is not reported": Bug(scenario=DEATH, says="(R7)", plant=_view(SilentView)),

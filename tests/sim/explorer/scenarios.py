@@ -14,6 +14,7 @@ __all__ = [
     "COMMIT_AND_DEATH",
     "DEATH",
     "EVERYTHING",
+    "LOSS",
     "MEETING",
     "SCENARIOS",
     "TAKE_OVER",
@@ -31,6 +32,9 @@ TAKE_OVER = Scenario(name="take-over", standing=True, faults=("crash",), victims
 
 DEATH = Scenario(name="death", standing=True, faults=("crash",))
 """All are in a round, one of them dies, perhaps the coordinator, and the others meet again."""
+
+LOSS = Scenario(name="loss", standing=True, faults=("lose",))
+"""All are in a round, and another store takes the store's place. Two meet there; the third learns of it at any time."""
 
 AGAIN_AND_DEATH = Scenario(name="again-death", standing=True, again=True, faults=("crash",))
 """One joins again by itself, and any node dies at any point after that, for example during the commit."""
@@ -55,6 +59,7 @@ WHOLE = (
     AGAIN,
     MEETING,
     DEATH,
+    LOSS,
     COMMIT_AND_DEATH,
     AGAIN_AND_DEATH,
     COMMIT_AND_CUT,

@@ -12,6 +12,7 @@ A step is one of these, and is atomic:
     crash n    the process of n is gone; the store sees its connection close
     cut n      no message passes between n and the store
     heal n     the messages that were queued meanwhile pass
+    lose n     another store, without data, takes the store's place; node n is cut off, and so learns of it late
     time       the clock advances to the next timer, of a node or of a lease
 
 An event that is not listed happens at once: a keep-alive, and a request that commutes with all possible steps of others
@@ -51,7 +52,7 @@ from store import interface, messages
 from store.engine.applied import Answer, Delivery
 from store.engine.engine import Engine
 from store.engine.processes import Closing
-from store.errors import StoreTimeoutError
+from store.errors import StoreReplaced, StoreTimeoutError, unsent
 from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listing, ListingPart, Put, Transact
 from store.protocol.connection import error_of
 from tests.sim.checker import Checker
@@ -81,7 +82,7 @@ HORIZON = 60.0  # seconds; a node without a round and without an obstacle by the
 PER_NODE = 100_000  # ids that belong to one node
 OBSERVER = 99  # the peer that gets every revision as it is made
 OWN_CLOCK_GRAIN = 0.01  # seconds
-URL = f"tcp://store/job?min_nodes=2&max_nodes=3&last_call_timeout={LAST_CALL}&ttl={TTL}&disconnect_ttl={DISCONNECT_TTL}"
+URL = f"tcp://store,next/job?min_nodes=2&max_nodes=3&last_call_timeout={LAST_CALL}&ttl={TTL}&disconnect_ttl={DISCONNECT_TTL}"
 KEYS = Keys(parse(URL, {}, {}).prefix, "job")
 
 
@@ -91,7 +92,7 @@ class Scenario:
 
     Attributes:
         name: Its name.
-        faults: The faults, of which one may hit one node, once, at any point: "crash", "cut".
+        faults: The faults, of which one may hit one node, once, at any point: "crash", "cut", "lose".
         victims: The nodes that may be hit.
         at: A fault is possible only while a write to a key with this part is under way; empty: at any time.
         again: Node 0 joins again by itself, so that there is a second round also without a fault.
@@ -136,7 +137,7 @@ class _Connection(interface.Store):
     """A node's client of the store. Its requests and the store's messages wait in two queues."""
 
     def __init__(self, world: World, peer: int, host: Host) -> None:
-        self._world, self._host = world, host
+        self._world, self._host, self._store_id = world, host, f"store {world.stores}"
         self.peer = peer
         self.closed = False
         self.up: deque[tuple[int, Request[Any]]] = deque()
@@ -153,6 +154,10 @@ class _Connection(interface.Store):
         """The parts of the connection that belong to the state of the world."""
         return bool(self.taken), self.up, self.down, self._answers, self._watches
 
+    @property
+    def store_id(self) -> str:
+        return self._store_id
+
     def send(self, request: Request[Any]) -> tuple[int, asyncio.Future[Any]]:
         """Queue a request. Return its id and the future of its answer."""
         self._asked += 1
@@ -162,6 +167,7 @@ class _Connection(interface.Store):
         return self._asked, answer
 
     async def call(self, request: Request[Any], *, timeout: float | None = None) -> Any:
+        self.check_not_lost()
         request = self._world.mend(request)
         sent_at = self.time()
         _, answer = self.send(request)
@@ -190,11 +196,34 @@ class _Connection(interface.Store):
         self._watches.pop(id, None)
         self.send(Cancel(target=id))
 
+    def lose(self) -> None:
+        """Lose the store. The next message says so, and no other follows."""
+        self.closed = True
+        self.up.clear()
+        self.down = deque([(0, StoreReplaced("another store has taken its place", maybe_applied=True))])
+
+    def check_not_lost(self) -> None:
+        """Raise an error if the node has read that the store is lost."""
+        if self._failed is not None:
+            raise unsent(self._failed)
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the node is to read next that the store is lost."""
+        return bool(self.down) and isinstance(self.down[0][1], StoreReplaced)
+
     def read(self) -> None:
         """Read the first queued message."""
         self.has_read += 1
         id, item = self.down.popleft()
-        if type(item) is tuple:  # events; an answer is a record, which is a subclass of tuple
+        if isinstance(item, StoreReplaced):
+            self._failed = item
+            for asked in self._answers.values():
+                if not asked.done():
+                    asked.set_exception(unsent(item))
+            for watch in self._watches.values():
+                watch.deliver(())
+        elif type(item) is tuple:  # events; an answer is a record, which is a subclass of tuple
             if id in self._watches:
                 self._watches[id].deliver(item)
         else:
@@ -217,6 +246,7 @@ class _Watch(interface.Watch):
         self._id = 0
 
     async def __aenter__(self) -> Self:
+        self._connection.check_not_lost()
         self._id, answer = self._connection.send(self._request)
         self._connection.opened(self._id, self)
         await answer
@@ -228,13 +258,14 @@ class _Watch(interface.Watch):
         self._connection.ended(self._id)
 
     def deliver(self, events: tuple[Event, ...]) -> None:
-        self._batches.append(list(events))
+        self._batches += [list(events)] * bool(events)
         self._news.set()
 
     async def batches(self) -> AsyncIterator[list[Event]]:
         while True:
             while self._batches:
                 yield self._batches.popleft()
+            self._connection.check_not_lost()
             self._news.clear()
             await self._news.wait()
 
@@ -260,6 +291,13 @@ class _Member:
         self.life = self.host.start(self._live())
 
     def _open(self) -> _Connection:
+        lost = self.connection
+        if lost.failure is not None:
+            self.connection = _Connection(self.world, self.index, self.host)
+            self.connection.sent_at = lost.sent_at
+            # A number for each message that was read: see `written`. Nodes have been numbered before.
+            self.connection.has_read, self.connection.taken = lost.has_read, 1
+            self.world.connect(self)
         return self.connection
 
     async def _live(self) -> None:
@@ -316,6 +354,17 @@ class _Member:
         return None if lease is None else self.connection.sent_at.get(lease.id)
 
     @property
+    def is_at_work(self) -> bool:
+        """True if the node takes itself for a member, and its lease has not ended by its own clock."""
+        renewed_at = self.renewed_at
+        return (
+            self.alive
+            and self.membership is not None
+            and renewed_at is not None
+            and self.host.time() - renewed_at < TTL - OWN_CLOCK_GRAIN
+        )
+
+    @property
     def membership(self) -> Any:
         """Its membership of the round that it believes to be in, or None."""
         membership = self.node.membership
@@ -342,21 +391,17 @@ class World:
         self.mend = mend
         self.path: list[Step] = []
         self.timeline = Timeline(0)
-        self.engine = Engine(store_id="store")
-        self.engine._keys.revision = REVISIONS
-        self.engine._leases._last_id = LEASES + PER_NODE * NODES
+        self.stores = 0
         self.story: list[str] = []
         self.revisions: dict[int, str] = {}
         agreed = Agreed(parse(URL, {}, {}))
         self.replay = ""
         self.checker = Checker(self, KEYS, agreed.rules, grain=0.01)
         self.faults_left = 1 if scenario.faults else 0
-        self.engine.connect(OBSERVER, session_id=b"observer", now=self.now)
-        self._apply(OBSERVER, 1, messages.Watch(prefix=""))
+        self._begin_store()
         self.members = [_Member(self, index) for index in range(NODES)]
         for member in self.members:
-            process = b"process %08d" % member.index
-            self.engine.connect(member.index, session_id=process, process=process, now=self.now)
+            self.connect(member)
         self._go_on()
         if scenario.connected:
             for member in self.members:
@@ -368,6 +413,19 @@ class World:
         if scenario.standing:
             self._stand()
         self.path.clear()
+
+    def _begin_store(self) -> None:
+        self.stores += 1
+        self.engine = Engine(store_id=f"store {self.stores}")
+        self.began_at = self.engine._keys.revision = REVISIONS + PER_NODE * self.stores
+        self.engine._leases._last_id = LEASES + PER_NODE * (NODES + self.stores)
+        self.engine.connect(OBSERVER, session_id=b"observer", now=self.now)
+        self._apply(OBSERVER, 1, messages.Watch(prefix=""))
+
+    def connect(self, one: _Member) -> None:
+        """Connect a node to the present store."""
+        process = b"process %08d" % one.index
+        self.engine.connect(one.index, session_id=process, process=process, now=self.now)
 
     def _stand(self) -> None:
         """Take one path until all are in round 0, and no message is under way but those of node 0's next arrival."""
@@ -462,6 +520,15 @@ class World:
             case "cut":
                 self.faults_left = 0
                 one.cut, one.led = True, self._leads(one)
+            case "lose":
+                self.faults_left, one.cut = 0, True
+                # Nodes tell the new store the last revision that they have seen: each counts.
+                seen = range(self.began_at, self.engine._keys.revision + 1)
+                self.revisions = dict.fromkeys(seen, "lost") | self.revisions
+                self.checker.replaced()
+                for other in self.members:
+                    other.connection.lose()
+                self._begin_store()
             case "heal":
                 one.cut, one.stale = False, len(one.connection.up)
             case "time":
@@ -478,7 +545,7 @@ class World:
     def _read_at_once(self) -> bool:
         """Let a node read a queued message. Return False if there was none."""
         for one in self.members:
-            if self.scenario.eager and one.in_reach and one.connection.down:
+            if self.scenario.eager and one.in_reach and one.connection.down and not one.connection.is_lost:
                 one.connection.read()
                 while self.scenario.joined and one.connection.down:
                     one.connection.read()
@@ -487,7 +554,7 @@ class World:
 
     def _take_at_once(self) -> bool:
         """Take a request that commutes with every possible step. Return False if there was none."""
-        commuting = not self.faults_left or "cut" not in self.scenario.faults
+        commuting = not self.faults_left or self.scenario.faults == ("crash",)
         for one in self.members:
             up = one.connection.up
             if not one.in_reach or not up:
@@ -594,6 +661,13 @@ class World:
                     f"{silence:.2f} s (R9)",
                 )
 
+        at_work = [one.membership.round for one in self.members if one.is_at_work]
+        require(
+            self.checker.last is None or all(round.revision > self.began_at for round in at_work),
+            f"round {self.checker.last and self.checker.last.round.number} has begun, and a member of a lost store's "
+            f"round may be at work (R2)",
+        )
+
     def _settled(self) -> bool:
         """Return True if all nodes that can reach the store are in the last round, and no message is under way."""
         last = self.checker.last
@@ -632,7 +706,7 @@ class World:
 
     def fingerprint(self) -> bytes:
         """Return a hash, equal for two states with the same future."""
-        texts = [repr(self.faults_left)]
+        texts = [repr((self.faults_left, self.stores))]
         for one in self.members:
             if one.alive:
                 texts += one.written(self.now)
