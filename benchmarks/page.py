@@ -25,7 +25,7 @@ from benchmarks import support
 from rdzv.core.keys import Keys
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import NodeRecord, Phase, Progress
-from rdzv.core.stuck.beats import BeatNote
+from rdzv.core.stuck.beats import StepNote
 
 BUCKET = 200  # members of one bucket of ranks
 WATCHED = 10.0  # seconds
@@ -94,7 +94,7 @@ async def measure(nodes: int, pages: list[int], *, steps: bool) -> None:
 
         async def say_steps() -> None:
             for step in range(10**9):
-                note = BeatNote(round=0, step=step, age=0.0, rate=1.0)
+                note = StepNote(round=0, step=step, age=0.0, rate=1.0)
                 await lease.keep_alive(note=note.pack())
                 await anyio.sleep(1.0)
 

@@ -82,11 +82,11 @@ OF_THE_INSIDE = {
     *("Handler.closed", "Handler.membership", "Handler.start"),
     *("blocking", "end_calls", "end_waits", "listening", "reopened"),
     *("waiting_through_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
-    *("abandon", "ask", "ask_ping", "awaits_answer", "bound_pauses", "ends", "fail", "fail_over", "failure"),
+    *("abandon", "ask", "send_ping", "awaits_answer", "limit_pauses", "ends", "fail", "fail_over", "failure"),
     *("interrupt", "last_problem", "may_write", "met", "notify", "on_connection", "received", "seek_successor"),
     *("observed_address", "server", "tell", "tells_causes", "used_by", "memory_kept_back"),
     *("Server.leave", "figures", "protocol", "on_request", "end_when_alone", "table"),
-    *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "ours_until", "task"),
+    *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "valid_until", "task"),
     *("Cluster.end", "joined", "say", "has_let_go", "sources", "ClusterNode.start"),
 }
 """What public classes have for other rooms: callers do not need it, and the pages do not show it."""

@@ -16,7 +16,7 @@ _FOLDER = Path(__file__).resolve().parents[1] / "store"
 _MARK = "from store.messages import"  # a line that only this project's `store/__init__.py` has
 
 
-def _shadow() -> str | None:
+def _shadowing_file() -> str | None:
     """Return the foreign file that is, or would be, imported instead of this package."""
     loaded = sys.modules.get("store")
     if loaded is not None:
@@ -45,7 +45,6 @@ def _refuse(found: str) -> ImportError:
 
 
 def _explain(error: Exception) -> Exception:
-    """Return the error to raise if a module of this project cannot be imported."""
     where = error.name if isinstance(error, ImportError) else getattr(getattr(error, "obj", None), "__name__", "")
     if (where or "").partition(".")[0] != "store":
         return error  # a dependency is missing; the error names it
@@ -57,7 +56,7 @@ if not Path(__file__).exists():
         f"rdzv does not run from an archive ({_FOLDER.parent}): it starts processes from files; install it, or have "
         f"the archive unpacked (pex --layout loose, shiv; not zipapp, nor PyInstaller)"
     )
-_found = _shadow()
+_found = _shadowing_file()
 if _found is not None:
     raise _refuse(_found)
 try:

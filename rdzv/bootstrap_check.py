@@ -63,7 +63,7 @@ def judge(why: str, missing: Collection[int], *, size: int, needed: int, again: 
     return Verdict(why=why)
 
 
-async def check_the_way(
+async def check_reachability(
     round: Round, rank: int, names_of: Callable[[Collection[int]], Awaitable[list[str]]]
 ) -> tuple[str, list[int]]:
     """Check that members reach rank 0; return the problem in words, or "", and, on rank 0, the missing ranks."""
@@ -72,7 +72,7 @@ async def check_the_way(
         problem = await reach(round, rank)
         return problem and f"rank 0 at {at}: {problem}", []
     try:
-        missing = await all_reach(round)
+        missing = await listen_for_members(round)
     except OSError as error:
         return f"rank 0 cannot listen at {at}: {error.strerror or error}", []
     if not missing:
@@ -82,7 +82,7 @@ async def check_the_way(
     return f"{who}{more} did not come to {at} within {WITHIN:g} s", missing
 
 
-async def answers(host: str, port: int) -> bool:
+async def is_reachable(host: str, port: int) -> bool:
     """Return True if a machine accepts or refuses a connection within `WITHIN` seconds: the network leads to it."""
     with anyio.move_on_after(WITHIN):
         try:
@@ -96,7 +96,7 @@ async def answers(host: str, port: int) -> bool:
     return False
 
 
-async def all_reach(round: Round) -> list[int]:
+async def listen_for_members(round: Round) -> list[int]:
     """Listen as rank 0 until all ranks connect; return the missing ranks. Raise OSError if the port is in use."""
     missing = set(range(1, round.size))
     complete, told = asyncio.Event(), asyncio.Event()

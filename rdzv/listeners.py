@@ -17,7 +17,7 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 class Listener(Protocol):
     """An object notified of changes."""
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """React to a change of the observed state, which may not concern this listener."""
 
 
@@ -32,11 +32,11 @@ class Listeners:
     def __init__(self) -> None:
         self._listeners: dict[Listener, Listener] = {}
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """Notify all listeners, in this thread. A listener's error is logged, and the others are still notified."""
         for listener in tuple(self._listeners):
             try:
-                listener.changed()
+                listener.notify()
             except Exception:
                 log.exception("a listener has failed: %r", listener)
 

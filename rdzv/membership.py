@@ -43,7 +43,7 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tup
         return super().__new__(cls, (store, rank, world_size))
 
     @classmethod
-    def of(cls, membership: Membership, run_id: str, **rest: Any) -> Self:
+    def from_membership(cls, membership: Membership, run_id: str, **rest: Any) -> Self:
         """Return the view of a membership; `rest` has the fields that the membership lacks."""
         round = membership.round
         return cls(
@@ -130,7 +130,7 @@ class Membership:
     beats: StepLog
     node_id: str = ""
     store_id: str | None = None  # the id of the round's store; None for a backend without ids
-    head: Head = field(default_factory=Head)  # the last head given to `take`; unchanged once the membership is over
+    head: Head = field(default_factory=Head)  # the last head given to `update`; unchanged once the membership is over
     over: str | None = None  # why the node is no longer in the round; None while it is
     over_at: float | None = None  # when the membership ended, on this node's clock
     dropped: bool = False  # True if the others removed this node, or its lease ended
@@ -141,7 +141,7 @@ class Membership:
     gate: StepGate = field(default_factory=StepGate)
     listeners: Listeners = field(default_factory=Listeners)
 
-    def take(self, head: Head, *, rejoins: bool = False) -> None:
+    def update(self, head: Head, *, rejoins: bool = False) -> None:
         """Update this membership from the run's head, and then notify the listeners; never block.
 
         One read of the head may bring both a decision to stop and the departures that follow it. The decision is set
@@ -162,7 +162,7 @@ class Membership:
             gate.decide(stop.step, why=stop.why, for_newcomers=stop.for_newcomers)
         if progress is not None and self.over is None:  # after the membership's end, the list may name this node
             self.lost_ids = progress.lost_ids
-        self.listeners.changed()
+        self.listeners.notify()
 
     @property
     def progress(self) -> Progress | None:
@@ -178,7 +178,7 @@ class Membership:
     def end(self, reason: str, *, dropped: bool) -> None:
         """End the membership, and notify the listeners."""
         self._set_over(reason, dropped=dropped)
-        self.listeners.changed()
+        self.listeners.notify()
 
     def _set_over(self, reason: str, *, dropped: bool) -> None:
         self.dropped = dropped
@@ -197,7 +197,7 @@ class Membership:
         """Call back once, with the result of `news`, as soon as `news()` is not None; at once if it is not None now."""
         once = _Once(self.listeners, news, callback)
         self.listeners.add(once)
-        once.changed()  # `news()` may have had a result before this listener was added
+        once.notify()  # `news()` may have had a result before this listener was added
 
 
 @dataclass(slots=True, eq=False)
@@ -208,8 +208,7 @@ class _Once(Generic[T]):
     news: Callable[[], T | None]
     callback: Callable[[T], object]
 
-    def changed(self) -> None:
-        """Call back if `news()` is not None, unless another thread does so."""
+    def notify(self) -> None:
         news = self.news()
         if news is not None and self.listeners.remove(self):
             try:

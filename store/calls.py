@@ -1,6 +1,6 @@
 """The methods of a store: each makes one kind of request by `call`.
 
-Blocking calls run the same coroutines over `AtOnce`, where they never wait: `finished` runs each in one step.
+Blocking calls run the same coroutines over `BlockingAsAsync`, where they never wait: `finished` runs each in one step.
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ def time_limit(timeout: object, default: float | None) -> float | None:
     raise StoreUsageError(f"timeout is {shown(seconds)}; give seconds, or None")
 
 
-def _several(keys: Iterable[str]) -> tuple[str, ...]:
+def _as_keys(keys: Iterable[str]) -> tuple[str, ...]:
     if isinstance(keys, str):
         raise StoreUsageError(f"{keys!r} is one key where several are taken: write [{keys!r}]")
     return tuple(keys)
 
 
-def _there(entries: Iterable[Entry | None]) -> list[Entry]:
+def _existing(entries: Iterable[Entry | None]) -> list[Entry]:
     return [entry for entry in entries if entry is not None]
 
 
-class Cuts:
+class DisconnectReports:
     """Tells the keepers of a client's leases that a connection has ended. Safe to use from several threads.
 
     After the end of a connection the server may expire a lease early; a restarted server gives each lease its full
@@ -131,7 +131,7 @@ class Cuts:
 class Calls(ABC):
     """The calls of a store. `cuts` is None if no lease ends early with a connection."""
 
-    cuts: Cuts | None = None
+    cuts: DisconnectReports | None = None
     _failed: StoreError | None = None
     _on_connection: tuple[Callable[[bool], None], ...] = ()
 
@@ -163,11 +163,11 @@ class Calls(ABC):
 
     async def get_many(self, keys: Keys, *, timeout: float | None = None) -> MaybeEntries:
         """Return the entries of several keys at one revision, in order."""
-        return list((await self.call(messages.GetMany(keys=_several(keys)), timeout=timeout)).entries)
+        return list((await self.call(messages.GetMany(keys=_as_keys(keys)), timeout=timeout)).entries)
 
     async def list(self, prefix: str, *, keys_only: bool = False, timeout: float | None = None) -> Entries:
         """Return the entries of all keys that start with `prefix`, sorted; `keys_only` leaves their values empty."""
-        return _there((await self.call(messages.List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
+        return _existing((await self.call(messages.List(prefix=prefix, keys_only=keys_only), timeout=timeout)).entries)
 
     async def count(self, prefix: str, *, timeout: float | None = None) -> int:
         """Count the keys that start with `prefix`."""
@@ -265,7 +265,7 @@ class Calls(ABC):
 
     async def wait(self, keys: Keys, *, when: Iterable[Condition] = (), timeout: float | None = None) -> Entries:
         """Wait until all keys exist, and return their entries; `ConditionFailed` once one of `when` is false."""
-        return _there((await self.call(_guarded(messages.Wait(keys=_several(keys)), when), timeout=timeout)).entries)
+        return _existing((await self.call(_guarded(messages.Wait(keys=_as_keys(keys)), when), timeout=timeout)).entries)
 
     async def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> Lease:
         """Grant a lease of `ttl` seconds; see `LeaseTerms`."""
@@ -334,7 +334,7 @@ class Calls(ABC):
         for callback in self._on_connection:
             callback(connected)
 
-    def bound_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  not all stores know
+    def limit_pauses(self, remaining: Callable[[], float]) -> None:  # noqa: B027  not all stores know
         """Limit the pauses between attempts to connect by the seconds that `remaining` returns."""
 
     async def __aenter__(self) -> Self:
@@ -367,7 +367,7 @@ class Lease:
         return (await self._store.call(messages.TimeToLive(lease=self.id), timeout=timeout)).remaining
 
 
-def finished(work: Awaitable[T]) -> T:
+def run_at_once(work: Awaitable[T]) -> T:
     """Return the result of an awaitable that never waits."""
     try:
         next(work.__await__())
@@ -387,7 +387,7 @@ def blocking(call: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Calla
 
     @functools.wraps(call)
     def method(self: _HasAwaited[A], /, *arguments: P.args, **keywords: P.kwargs) -> T:
-        return finished(call(self._awaited, *arguments, **keywords))
+        return run_at_once(call(self._awaited, *arguments, **keywords))
 
     return method
 
@@ -400,7 +400,7 @@ class Block(contextlib.AbstractContextManager[T]):
 
     def __enter__(self) -> T:
         try:
-            return finished(self._context.__aenter__())
+            return run_at_once(self._context.__aenter__())
         except BaseException as error:
             self._exit_context(error)
             raise
@@ -409,7 +409,7 @@ class Block(contextlib.AbstractContextManager[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         try:
-            return finished(self._context.__aexit__(kind, error, trace))
+            return run_at_once(self._context.__aexit__(kind, error, trace))
         except BaseException as other:
             self._exit_context(other)
             raise
@@ -417,10 +417,10 @@ class Block(contextlib.AbstractContextManager[T]):
     def _exit_context(self, error: BaseException) -> None:
         # If a signal's handler has raised the error, the context may still be entered: leave it.
         with contextlib.suppress(Exception):
-            finished(self._context.__aexit__(type(error), error, error.__traceback__))
+            run_at_once(self._context.__aexit__(type(error), error, error.__traceback__))
 
 
-class AtOnce(Calls):
+class BlockingAsAsync(Calls):
     """Offers a blocking store as `Calls`; the coroutines never wait."""
 
     def __init__(self, store: BlockingCalls) -> None:
@@ -449,7 +449,7 @@ class AtOnce(Calls):
 class BlockingCalls(ABC):
     """The blocking twin of `Calls`."""
 
-    cuts: Cuts | None = None
+    cuts: DisconnectReports | None = None
 
     @abstractmethod
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
@@ -469,7 +469,7 @@ class BlockingCalls(ABC):
 
     @property
     def _awaited(self) -> Calls:
-        return AtOnce(self)
+        return BlockingAsAsync(self)
 
     put = blocking(Calls.put)
     get = blocking(Calls.get)
@@ -490,7 +490,7 @@ class BlockingCalls(ABC):
 
     def grant(self, ttl: float, **terms: Unpack[LeaseTerms]) -> BlockingLease:
         """See `Calls.grant`."""
-        granted = finished(self._awaited.grant(ttl, **terms))
+        granted = run_at_once(self._awaited.grant(ttl, **terms))
         return BlockingLease(self, id=granted.id, ttl=granted.ttl)
 
     def __enter__(self) -> Self:
@@ -506,7 +506,7 @@ class BlockingLease:
     __slots__ = ("_awaited", "id", "ttl")
 
     def __init__(self, store: BlockingCalls, *, id: int, ttl: float) -> None:
-        self._awaited = Lease(AtOnce(store), id=id, ttl=ttl)
+        self._awaited = Lease(BlockingAsAsync(store), id=id, ttl=ttl)
         self.id: int = id
         self.ttl: float = ttl  # as granted
 

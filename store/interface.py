@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from store.calls import BlockingCalls, BlockingLease, Calls, Lease, LeaseLike
 from store.errors import unsent
-from store.keeping import BlockingKeptLease, HeldLease, Keeping, kept_lease
+from store.keeping import BlockingKeptLease, HeldLease, KeptLeases, kept_lease
 from store.net.process import check_loop, check_made_here
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Store(Calls):
     name: str
     _made_in: bytes
     _loop: asyncio.AbstractEventLoop
-    _keeping: Keeping | None = None
+    _keeping: KeptLeases | None = None
 
     def check_usable(self) -> None:
         """Raise an error if the client has failed, was made before a `fork()`, or is of another event loop."""
@@ -148,7 +148,7 @@ class Store(Calls):
     def kept_lease(self, ttl: float, **terms: Unpack[LeaseTerms]) -> AbstractAsyncContextManager[HeldLease]:
         """Return a lease that is kept during `async with`; its loss cancels the block."""
         if self._keeping is None:
-            self._keeping = Keeping(self)
+            self._keeping = KeptLeases(self)
         return kept_lease(self._keeping, ttl, **terms)
 
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from store.calls import AtOnce, Lease, finished
+from store.calls import BlockingAsAsync, Lease, run_at_once
 from store.errors import ConnectionLost, LeaseNotFound, StoreError, StoreTimeoutError
 from store.messages import NOTE_BYTES_MAX
 from store.net.process import process_identity
-from store.net.tasks import Cancelling, cancel_and_wait, to_the_end, together
+from store.net.tasks import Cancelling, cancel_and_wait, run_to_end, run_together
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
-    from store.calls import BlockingCalls, Calls, Cuts, LeaseTerms
+    from store.calls import BlockingCalls, Calls, DisconnectReports, LeaseTerms
 
     NoteOf = Callable[[bool], bytes]
 
@@ -58,10 +58,10 @@ def suspended_for() -> float:
     return _suspended_for
 
 
-class Belief:
+class LeaseValidity:
     """The time until which a lease is valid, on the client's clock."""
 
-    def __init__(self, sent_at: float, ttl: float, cuts: Cuts | None, terms: LeaseTerms) -> None:
+    def __init__(self, sent_at: float, ttl: float, cuts: DisconnectReports | None, terms: LeaseTerms) -> None:
         self.renewed_at: float = sent_at  # when the last acknowledged renewal was sent
         self._slept = suspended_for()
         self.ttl: float = ttl
@@ -81,7 +81,7 @@ class Belief:
         """Note that a connection ended at `cut_at`; if it is infinite, no server runs, and no lease ends early."""
         self.cut_at = cut_at if cut_at == math.inf else min(self.cut_at, cut_at)
 
-    def renewed(self, sent_at: float, slept: float, *, cut_before: float) -> None:
+    def note_renewal(self, sent_at: float, slept: float, *, cut_before: float) -> None:
         """Note a renewal, sent at `slept` of `suspended_for`; it makes up for the end of a link before `cut_before`."""
         self.renewed_at, self._slept = sent_at, slept
         if self.cut_at <= cut_before:
@@ -96,7 +96,7 @@ class Belief:
         return f"its lease of {self.ttl:g} s could not be renewed in time"
 
 
-class Keeping:
+class KeptLeases:
     """The leases kept over one store client, in its event loop.
 
     If a keep-alive has no answer for `UNANSWERED` seconds, `on_silence` is called with the time of its sending; after
@@ -111,7 +111,7 @@ class Keeping:
         if store.cuts is not None:
             store.cuts.listeners[self._connection_ended] = None
         store.on_connection(self._connection_changed)
-        store.bound_pauses(lambda: min((lease.ours_until for lease in self.kept), default=math.inf) - store.time())
+        store.limit_pauses(lambda: min((lease.valid_until for lease in self.kept), default=math.inf) - store.time())
 
     def _connection_changed(self, connected: bool) -> None:
         if connected or self.store.failure is not None:
@@ -133,7 +133,7 @@ class Keeping:
         try:
             lease, sent_at = await asyncio.shield(granting)
         except asyncio.CancelledError:
-            await to_the_end(_forget(granting))
+            await run_to_end(_forget(granting))
             raise
         held = HeldLease(self, id=lease.id, ttl=lease.ttl)
         held.keep(sent_at=sent_at, on_lapse=on_lapse, terms=terms)
@@ -143,7 +143,7 @@ class Keeping:
 
     async def release_all(self) -> None:
         """Release all leases concurrently: an unreachable store costs one timeout."""
-        await together(*(lease.release() for lease in self.kept))
+        await run_together(*(lease.release() for lease in self.kept))
 
     def add(self, lease: HeldLease) -> None:
         """Start to keep a lease."""
@@ -175,7 +175,7 @@ class Keeping:
 class HeldLease:
     """A lease that is kept, or that a transaction will grant: call `keep` after the transaction."""
 
-    def __init__(self, keeping: Keeping, *, id: int, ttl: float) -> None:
+    def __init__(self, keeping: KeptLeases, *, id: int, ttl: float) -> None:
         self._keeping = keeping
         self._lease = Lease(keeping.store, id=id, ttl=ttl)
         self.id: int = id
@@ -202,14 +202,14 @@ class HeldLease:
         """
         assert not self.kept, "a lease is granted once"
         self.kept = True
-        self._belief = Belief(sent_at, self.ttl, self._keeping.store.cuts, terms or {})
+        self._belief = LeaseValidity(sent_at, self.ttl, self._keeping.store.cuts, terms or {})
         self._on_lapse = on_lapse
         self._keeping.add(self)
         self.task = asyncio.create_task(self._keep(note), name=f"keep lease {self.id}")
-        self._look()
+        self._check_expiry()
 
     @property
-    def ours_until(self) -> float:
+    def valid_until(self) -> float:
         """The time, on the client's clock, at which the lease may be gone."""
         return self._belief.until
 
@@ -217,21 +217,21 @@ class HeldLease:
         """Note the end of a connection: renew the lease on another one, or report its loss in time."""
         self._belief.note_cut(cut_at)
         self.renew_now()
-        self._look()
+        self._check_expiry()
 
-    def _look(self) -> None:
+    def _check_expiry(self) -> None:
         """Note the loss of the lease if its time is over; else set a timer, as a sleep in `_keep` may last longer."""
         if self not in self._keeping.kept:
             return
         if self._timer is not None:
             self._timer.cancel()
         if (lost := self._belief.lost(self._keeping.store.time())) is not None:
-            self._lapse(lost)
+            self._report_loss(lost)
         else:
-            left = self.ours_until - self._keeping.store.time()
-            self._timer = asyncio.get_running_loop().call_later(left, self._look)
+            left = self.valid_until - self._keeping.store.time()
+            self._timer = asyncio.get_running_loop().call_later(left, self._check_expiry)
 
-    def _lapse(self, why: str) -> None:
+    def _report_loss(self, why: str) -> None:
         if self._keeping.drop(self):
             self.lost = why
             if self.task is not None and self.task is not asyncio.current_task():
@@ -259,23 +259,23 @@ class HeldLease:
                     keeping.expect_answer(sent_at)
                     await self._lease.keep_alive(note=said, timeout=max(belief.until - sent_at, 0.001))
                     keeping.note_answer()
-                    belief.renewed(sent_at, slept, cut_before=now())
+                    belief.note_renewal(sent_at, slept, cut_before=now())
                     # Count the pause from the sending of the keep-alive: a lost connection may have delayed the answer.
                     pause = max(sent_at + renew_every - now(), 0.0)
                     if self._wanted:  # `renew_now` was called since the sending, for a newer note
                         pause = 0.0
                 except LeaseNotFound:
                     keeping.note_answer()
-                    self._lapse(LAPSED)
+                    self._report_loss(LAPSED)
                 except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
                     pause = _pause_after(error, self._lease)  # a new connection retries at once
                     if keeping.store.failure is not None:
-                        self._lapse(str(keeping.store.failure))
-            self._look()
+                        self._report_loss(str(keeping.store.failure))
+            self._check_expiry()
 
     def check(self) -> None:
         """Raise `LeaseNotFound` if the lease is lost."""
-        self._look()
+        self._check_expiry()
         _check(self.id, self.lost)
 
     async def _sleep(self, seconds: float) -> None:
@@ -291,7 +291,7 @@ class HeldLease:
             return  # the lease was lost, or released before
         if self._timer is not None:
             self._timer.cancel()
-        await to_the_end(self._revoke(), within=within)
+        await run_to_end(self._revoke(), within=within)
 
     async def _revoke(self) -> None:
         with anyio.move_on_after(RELEASE_WITHIN), contextlib.suppress(StoreError):
@@ -348,7 +348,7 @@ def _pause_after(error: Exception, lease: Lease) -> float:
 
 
 @contextlib.asynccontextmanager
-async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) -> AsyncIterator[HeldLease]:
+async def kept_lease(keeping: KeptLeases, ttl: float, **terms: Unpack[LeaseTerms]) -> AsyncIterator[HeldLease]:
     """Keep a lease during a block, which may end in another task; then revoke it.
 
     If the lease is lost, the task that entered the block is cancelled until it leaves, and `LeaseNotFound` is raised.
@@ -363,11 +363,11 @@ async def kept_lease(keeping: Keeping, ttl: float, **terms: Unpack[LeaseTerms]) 
             if made_in is not process_identity() and lease.task is not None:
                 lease.task.cancel()  # a forked child leaves the leases to its parent
                 keeping.kept.clear()
-            lease._look()
+            lease._check_expiry()
             loss.end()
             await lease.release(within=_release_within(sys.exc_info()[0]))
     except asyncio.CancelledError:
-        if not loss.was_all:
+        if not loss.was_only_cause:
             raise
     lease.check()
 
@@ -379,7 +379,7 @@ class _Keeper:
         self, store: BlockingCalls, ttl: float, terms: LeaseTerms, holder: weakref.ref[BlockingKeptLease]
     ) -> None:
         self._store, self._ttl, self._terms, self._holder = store, ttl, terms, holder
-        self.belief: Belief = Belief(store.time(), math.inf, store.cuts, terms)
+        self.belief: LeaseValidity = LeaseValidity(store.time(), math.inf, store.cuts, terms)
         self.known, self.left, self.over = Flag(), Flag(), Flag()
         self.error: Exception | None = None
         self._lost: str | None = None
@@ -405,13 +405,13 @@ class _Keeper:
         if cuts is not None:
             cuts.listeners[self._note_cut] = None
         try:
-            self.lease, renewed_at = finished(_granted(AtOnce(self._store), self._ttl, self._terms))
+            self.lease, renewed_at = run_at_once(_granted(BlockingAsAsync(self._store), self._ttl, self._terms))
             self.belief.renewed_at, self.belief.ttl = renewed_at, self.lease.ttl
             self.known.set()
             threading.current_thread().name = f"keep lease {self.lease.id}"
             self._renew()
             if self.lost is None:
-                finished(self.lease.revoke(timeout=RELEASE_WITHIN))
+                run_at_once(self.lease.revoke(timeout=RELEASE_WITHIN))
         except Exception as error:  # noqa: BLE001 - the holder raises it, if it still waits
             self.error = error
         finally:
@@ -439,13 +439,13 @@ class _Keeper:
                 continue
             self._due = sent_at + renew_every
             try:
-                finished(self.lease.keep_alive(timeout=max(belief.until - sent_at, 0.001)))
+                run_at_once(self.lease.keep_alive(timeout=max(belief.until - sent_at, 0.001)))
             except LeaseNotFound:
                 self._lost = LAPSED
             except Exception as error:  # noqa: BLE001 - the holder must learn of defects, too, in time
                 self._due = time() + _pause_after(error, self.lease)
             else:
-                belief.renewed(sent_at, slept, cut_before=sent_at)
+                belief.note_renewal(sent_at, slept, cut_before=sent_at)
 
 
 class BlockingKeptLease(contextlib.AbstractContextManager["BlockingKeptLease"]):

@@ -107,7 +107,7 @@ class Condition(Record, kw_only=True):
     target: Target
     expected: int | bytes | bool
 
-    def unfit(self) -> str | None:
+    def field_error(self) -> str | None:
         """Return an error if the key is empty, or `expected` has another type than the target."""
         if not self.key:
             return "has no key; a key has at least one character"
@@ -422,7 +422,7 @@ class CompareAndSet(Request[CompareAndSetResult], code=10, kw_only=True):
     ttl: float | None = None
     lease: int | None = None
 
-    def unfit(self) -> str | None:
+    def field_error(self) -> str | None:
         """Return an error unless exactly one expectation is given."""
         if (self.expected_revision is None) == (self.expected_value is None):
             return f"of {shown(self.key)} takes exactly one of expected_revision and expected_value"
@@ -525,7 +525,7 @@ class ListNotes(Request[NotePage], code=24, kw_only=True):
     after: str = ""
 
 
-class Excessive(Request[Failed]):
+class TooManyElements(Request[Failed]):
     """Stands for an undecoded request of more than `elements_max` elements; never sent."""
 
     elements_max: int

@@ -1,4 +1,4 @@
-"""Pure: text of others made safe for a terminal and a log, and durations in words.
+"""Text of others made safe for a terminal and a log, and durations in words.
 
 Names, reasons and errors come from any client. A control character could clear a screen or forge a line.
 """

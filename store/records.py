@@ -1,4 +1,4 @@
-"""Pure: records declare their fields and types once, for construction, comparison, packing, checks and reading.
+"""Records declare their fields and types once, for construction, comparison, packing, checks and reading.
 
     class Put(Record, code=1):
         key: str
@@ -63,7 +63,7 @@ class UnknownWord(Unfit):
     """A number or a word that only a later release knows."""
 
 
-class _NotOf(Unfit):
+class _WrongType(Unfit):
     """A value is not of the expected type. The caller, which knows the field's name, raises `Unfit` instead."""
 
 
@@ -83,7 +83,7 @@ class _Kind:
         self.read = read
         self.plain = plain
 
-    def reader_of(self, type_: type) -> Callable[[Any], Any]:  # noqa: ARG002 - `AnyOf` uses the type
+    def reader_of(self, type_: type) -> Callable[[Any], Any]:  # noqa: ARG002 - `UnionKind` uses the type
         return self.read
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
@@ -100,7 +100,7 @@ class TextAs(_Kind):
 
     def _read(self, value: Any) -> str:
         if not isinstance(value, str):
-            raise _NotOf
+            raise _WrongType
         return self._change(value)
 
 
@@ -113,15 +113,15 @@ def _kind_of(type_: Any) -> _Kind:
     if origin is Annotated:
         return arguments[1] if isinstance(arguments[1], _Kind) else _kind_of(arguments[1])
     if origin in (Union, types.UnionType):
-        return AnyOf(arguments)
+        return UnionKind(arguments)
     if origin is tuple:
-        return _Many(_kind_of(arguments[0])) if arguments[1:] == (...,) else _row(list(map(_kind_of, arguments)))
+        return _Array(_kind_of(arguments[0])) if arguments[1:] == (...,) else _tuple(list(map(_kind_of, arguments)))
     if origin in (dict, Mapping):
         return _mapping(*map(_kind_of, arguments))
     if origin is Literal:
         return _exactly(type(arguments[0]))
     if _is_record(type_):
-        return AnyOf((type_,))
+        return UnionKind((type_,))
     if type_ is Any:
         return _Kind(lambda value: value)
     if issubclass(type_, IntEnum):
@@ -140,11 +140,11 @@ def _exactly(type_: type) -> _Kind:
         if type(value) is type_:
             return value
         if type(value) is bool or not isinstance(value, also):
-            raise _NotOf
+            raise _WrongType
         try:
             return type_(value)
         except OverflowError:  # an int that no float can hold
-            raise _NotOf from None
+            raise _WrongType from None
 
     return _Kind(read, (type_,))
 
@@ -155,7 +155,7 @@ def _member(type_: type[IntEnum]) -> _Kind:
 
     def read(value: Any) -> Any:
         if type(value) is bool or not isinstance(value, int):
-            raise _NotOf
+            raise _WrongType
         member = members.get(value, other)
         if member is None:
             raise UnknownWord(f"{type_.__name__.lower()} {int(value)}")
@@ -167,7 +167,7 @@ def _member(type_: type[IntEnum]) -> _Kind:
 def _word(type_: type[StrEnum]) -> _Kind:
     def read(value: Any) -> Any:
         if not isinstance(value, str):
-            raise _NotOf
+            raise _WrongType
         try:
             return type_(value)
         except ValueError:
@@ -176,10 +176,10 @@ def _word(type_: type[StrEnum]) -> _Kind:
     return _Kind(read, (type_,))
 
 
-def _row(kinds: list[_Kind]) -> _Kind:
+def _tuple(kinds: list[_Kind]) -> _Kind:
     def read(value: Any) -> tuple[Any, ...]:
         if type(value) not in _ARRAYS or len(value) < len(kinds):
-            raise _NotOf
+            raise _WrongType
         return tuple([kind.read(one) for kind, one in zip(kinds, value, strict=False)])
 
     return _Kind(read)
@@ -188,20 +188,20 @@ def _row(kinds: list[_Kind]) -> _Kind:
 def _mapping(name: _Kind, what: _Kind) -> _Kind:
     def read(value: Any) -> dict[Any, Any]:
         if not isinstance(value, dict | types.MappingProxyType):
-            raise _NotOf
+            raise _WrongType
         return {name.read(each): what.read(held) for each, held in value.items()}
 
     return _Kind(read)
 
 
-class _Many(_Kind):
+class _Array(_Kind):
     def __init__(self, kind: _Kind) -> None:
         super().__init__(self._read)
         self._read_one, self._plain = kind.read, frozenset(kind.plain)
 
     def _read(self, value: Any) -> tuple[Any, ...]:
         if type(value) not in _ARRAYS:
-            raise _NotOf
+            raise _WrongType
         if self._plain and self._plain.issuperset(map(type, value)):
             return tuple(value)
         return tuple(map(self._read_one, value))
@@ -216,7 +216,7 @@ class _Many(_Kind):
         return tuple(checked)
 
 
-class AnyOf(_Kind):
+class UnionKind(_Kind):
     """The values of a union: of plain types, and of either one record without a code or several records with codes."""
 
     def __init__(self, kinds: Iterable[Any]) -> None:
@@ -238,7 +238,7 @@ class AnyOf(_Kind):
     def _record(self, value: Any) -> Any:
         code = value[0] if isinstance(value, _ARRAYS) and value else None
         if type(code) is not int:
-            raise _NotOf(f"{shown(value)} does not begin with a code")
+            raise _WrongType(f"{shown(value)} does not begin with a code")
         record = self._by_code.get(code)
         if record is None:
             raise UnknownWord(f"request {code}")
@@ -252,9 +252,9 @@ class AnyOf(_Kind):
         for kind in self._others:
             try:
                 return kind.read(value)
-            except _NotOf:
+            except _WrongType:
                 continue
-        raise _NotOf(f"{shown(value)} is of none of the allowed types")
+        raise _WrongType(f"{shown(value)} is of none of the allowed types")
 
     def read_in_steps(self, value: Any) -> Steps[Any]:
         """Do the same as `read`, with the pauses of the records in the union."""
@@ -270,7 +270,8 @@ class _Shape:
     def __init__(self, record: Any) -> None:
         self._record = record
         self._length = len(record.fields) + (record.code is not None)
-        self._make: Callable[[Any], Any] = self._fit if hasattr(record, "unfit") else functools.partial(_new, record)
+        checks = hasattr(record, "field_error")
+        self._make: Callable[[Any], Any] = self._checked if checks else functools.partial(_new, record)
         # Maps the types of all fields to the function that makes such a record: one lookup per record is fast.
         self._makers: dict[tuple[type, ...], Callable[[Any], Any]] = {}
 
@@ -282,7 +283,7 @@ class _Shape:
 
     def read(self, values: Any) -> Any:
         if not isinstance(values, _ARRAYS):
-            raise _NotOf(f"{shown(values)} stands where {self._record.__name__} belongs")
+            raise _WrongType(f"{shown(values)} stands where {self._record.__name__} belongs")
         types_ = tuple(map(type, values))
         make = self._makers.get(types_) or self._maker(types_)
         return make(values)
@@ -291,30 +292,30 @@ class _Shape:
         fields = enumerate(zip(self._fields, types_, strict=False))
         in_need = [(at, kind.reader_of(type_)) for at, ((_, kind), type_) in fields if type_ not in kind.plain]
         is_plain = not in_need and len(types_) == self._length
-        make = self._make if is_plain else functools.partial(self._read_those, in_need)
+        make = self._make if is_plain else functools.partial(self._read_fields, in_need)
         if is_plain or len(self._makers) < TYPES_NOTED_MOST:
             self._makers[types_] = make
         return make
 
-    def _read_those(self, in_need: list[tuple[int, Callable[[Any], Any]]], values: Any) -> Any:
+    def _read_fields(self, in_need: list[tuple[int, Callable[[Any], Any]]], values: Any) -> Any:
         checked = list(values)
         for at, read in in_need:
             try:
                 checked[at] = read(checked[at])
-            except _NotOf:
-                raise self._cannot_have(self._fields[at][0], checked[at]) from None
-        return self._make(checked) if len(checked) == self._length else self._filled(checked)
+            except _WrongType:
+                raise self._field_error(self._fields[at][0], checked[at]) from None
+        return self._make(checked) if len(checked) == self._length else self._with_defaults(checked)
 
     def read_in_steps(self, values: Any) -> Steps[Any]:
         checked = []
         for (name, kind), value in zip(self._fields, values, strict=False):
             try:
                 checked.append((yield from kind.read_in_steps(value)))
-            except _NotOf:
-                raise self._cannot_have(name, value) from None
-        return self._filled(checked)
+            except _WrongType:
+                raise self._field_error(name, value) from None
+        return self._with_defaults(checked)
 
-    def _filled(self, values: list[Any]) -> Any:
+    def _with_defaults(self, values: list[Any]) -> Any:
         if len(values) < self._length:
             missing = [name for name, _ in self._fields[len(values) :]]
             if any(name not in self._record.defaults for name in missing):
@@ -322,13 +323,13 @@ class _Shape:
             values += [self._record.defaults[name] for name in missing]
         return self._make(values[: self._length])
 
-    def _fit(self, values: Any) -> Any:
+    def _checked(self, values: Any) -> Any:
         made = _new(self._record, values)
-        if (why := made.unfit()) is not None:
+        if (why := made.field_error()) is not None:
             raise Unfit(f"{self._record.__name__} {why}")
         return made
 
-    def _cannot_have(self, name: str, value: Any) -> Unfit:
+    def _field_error(self, name: str, value: Any) -> Unfit:
         given = f"[{', '.join(map(shown, value[:4]))}]" if isinstance(value, _ARRAYS) else shown(value)
         return Unfit(f"{self._record.__name__} cannot have {name}={given}")
 
@@ -358,7 +359,7 @@ class RecordType(type):
 
     def __dir__(cls) -> list[str]:
         """Return the names that callers use: not those of bases without fields, which read, check and pack records."""
-        machinery = {"unfit"}
+        machinery = {"field_error"}
         for base in cls.__mro__:
             if isinstance(base, RecordType) and not cast("type[Record]", base).fields:
                 machinery |= vars(base).keys()
@@ -388,7 +389,7 @@ class Record(_Base, metaclass=RecordType):
         def read_in_steps(cls: type[R], values: object) -> Steps[R]:
             """Do the same as `read`, with a pause after each thousand elements of an array."""
 
-        def unfit(self) -> str | None:
+        def field_error(self) -> str | None:
             """Return an error if the fields do not fit together; subclasses may define this."""
 
     else:

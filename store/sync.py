@@ -12,7 +12,7 @@ from store.connecting import checked_token, is_etcd
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Ping
 from store.net.address import Address
-from store.net.threads import Held, LoopThread
+from store.net.threads import HeldContext, LoopThread
 from store.recipes import blocking as recipes
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Serving(contextlib.AbstractContextManager["Server"]):
     def __enter__(self) -> Server:
         self._thread = LoopThread("store", last=True)
         try:
-            self._held = Held(self._thread, self._serving)
+            self._held = HeldContext(self._thread, self._serving)
             return self._held.__enter__()
         except BaseException:
             self._thread.stop()
@@ -98,7 +98,7 @@ class Serving(contextlib.AbstractContextManager["Server"]):
 
     def beside(self, context: contextlib.AbstractAsyncContextManager[T]) -> contextlib.AbstractContextManager[T]:
         """Return a context that is entered in the server's thread; leave it before the server."""
-        return Held(self._thread, context)
+        return HeldContext(self._thread, context)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

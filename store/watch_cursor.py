@@ -1,4 +1,4 @@
-"""Pure: the request that opens a watch again after an interruption, for clients of either protocol (promise S4)."""
+"""The request that opens a watch again after an interruption, for clients of either protocol (promise S4)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class WatchCursor:
         if last.kind == "synced" or self._next is not None:
             self._next = last.revision + 1  # not set within a snapshot, where no watch can resume
 
-    def nothing_before(self, revision: int) -> None:
+    def note_progress(self, revision: int) -> None:
         """Note that all events up to this revision have arrived, as a later answer shows."""
         if self._next is not None:
             self._next = max(self._next, revision + 1)

@@ -108,8 +108,8 @@ ONE_TWIN_ONLY = {
     "SharedStore": "close keys_max blocking end_calls reopened",  # `keys_max` is for PyTorch's clones
     "Client": (
         "aclose close connected durable lease_ttl_max "  # a blocking client connects at its first call
-        "abandon ask ask_ping awaits_answer bound_pauses notify check_usable ends fail fail_over failure last_problem "
-        "may_write met on_connection received observed_address server tell tells_causes end_waits interrupt"
+        "abandon ask send_ping is_pending limit_pauses notify check_usable ends fail fail_over failure last_problem "
+        "set_writable met on_connection received observed_address server tell tells_causes end_waits interrupt"
     ),
     "Watch": "close",  # from another thread; the awaited twin's task is cancelled
 }
@@ -138,7 +138,7 @@ SHOWN = {
     "store.Client": "put get compare_and_set transact watch kept_lease grant wait",
     "store.Server": "url port",
 }
-HIDDEN = {"all_here", "check_left", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "ask_ping"}
+HIDDEN = {"all_here", "check_left", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "send_ping"}
 
 
 async def test_a_page_shows_inherited_members_and_no_internals(tmp_path: Path) -> None:

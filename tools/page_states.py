@@ -20,7 +20,7 @@ from aiohttp import web
 
 from rdzv.core.absent import Missing
 from rdzv.core.history import Chapter, History, Incident
-from rdzv.core.live.changes import message, settled, summary_of, without_ages
+from rdzv.core.live.changes import message, summary_of, without_ages, without_jitter
 from rdzv.core.report import RunStatus, account, report
 from rdzv.core.round import Participant
 from rdzv.core.state import Ban, Closed, Phase
@@ -314,7 +314,7 @@ class Played:
             if run_id == chosen:
                 happened = sum(1 + len(one.incidents) for one in history.chapters)
                 told = without_ages(full) | {"happened": happened, "cost": cost.plain()}
-                shown = settled((before or {}).get("run") or {}, told)
+                shown = without_jitter((before or {}).get("run") or {}, told)
             runs.append(summary_of(full, cost, history.chapters, status.now) | {"steps": None})
         return {"now": time.time(), "store": "4591aeef2467c5a2", "chosen": chosen, "runs": runs, "run": shown}
 

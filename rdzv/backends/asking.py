@@ -20,10 +20,10 @@ from store.net.address import Address, host_and_port
 from store.net.dialing import NEVER_ANSWERED, RefusedByStore, TcpDial, describe, exhausted_limit, renewed
 from store.net.racing import Addresses
 from store.net.sockets import lack_of_ports
-from store.net.tasks import together
+from store.net.tasks import run_together
 from store.net.threads import LoopThread
 from store.protocol.frames import frame
-from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Sorry, decode_opening
+from store.protocol.wire import CANDIDATE, ENDED, HANDSHAKE_BYTES_MAX, Greeting, Rejection, decode_opening
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ class Host:
                     found = await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True)
             except (OSError, UnicodeError) as error:
                 return Reply(Answer.SILENT, error=error)
-            answers = await together(*(self._ask_at(one, tls) for one in found))
+            answers = await run_together(*(self._ask_at(one, tls) for one in found))
             return min(answers, key=lambda asked: PRECEDENCE.get(asked.answer, len(PRECEDENCE)))
         return Reply(Answer.SILENT)
 
@@ -80,7 +80,7 @@ class Host:
             await asyncio.get_running_loop().sock_connect(sock, address)
             name = self.address.host if tls is not None else None
             reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name)
-            asked = _meaning(decode_opening(await read_frame(reader), Greeting))
+            asked = _reply_in(decode_opening(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
                 writer.write(frame(word.to(asked.candidate)))
                 await read_frame(reader)
@@ -126,7 +126,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(size)
 
 
-def _meaning(said: Greeting | Sorry) -> Reply:
+def _reply_in(said: Greeting | Rejection) -> Reply:
     if isinstance(said, Greeting):
         return Reply(Answer.SERVES)
     if said.kind == CANDIDATE:
@@ -218,7 +218,7 @@ async def answers_of_hosts(settings: Settings, credentials: Credentials) -> dict
     if not settings.endpoint.has_successors:
         return {}
     dial = MultiHostDial(settings, credentials)
-    found = await together(*(host.ask(dial.tls) for host in dial.hosts))
+    found = await run_together(*(host.ask(dial.tls) for host in dial.hosts))
     return {str(host): asked.answer for host, asked in zip(dial.hosts, found, strict=True)}
 
 

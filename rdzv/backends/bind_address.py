@@ -66,7 +66,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     ours, others = split_addresses(host, port)
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
-    if those_that_accept(ours):
+    if accepting_targets(ours):
         raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
         raise OSError(
@@ -74,12 +74,12 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
             "it is no address of this machine. If a Service or NAT forwards it to this machine, the store has to "
             "listen on every address: give the run a token or mutual TLS, or say insecure=1",
         )
-    accepting = those_that_accept(others)
+    accepting = accepting_targets(others)
     if accepting:
         raise HostedElsewhereError(f"{host}:{port} is served at {in_words(accepting)} already")
     if not ours:
         return BindAddress("", indirect=True)
-    here = those_that_accept(others, listen_on=port) if others else ()
+    here = accepting_targets(others, listen_on=port) if others else ()
     foreign = tuple(target for target in others if target not in here)
     with contextlib.suppress(ValueError):  # ValueError: `host` is a name
         if host != "localhost":
@@ -124,7 +124,7 @@ def _can_be_bound(target: Target) -> bool:
     return True
 
 
-def those_that_accept(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
+def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None) -> list[Target]:
     """Connect to all targets concurrently, and return those that accept.
 
     With `listen_on`, listen at that port, and return only the targets whose connections arrive here, with a

@@ -20,7 +20,7 @@ from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.hosting import CALL_TIMEOUT, Hosting
 from rdzv.backends.monitoring import metrics_server
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
-from rdzv.backends.succession import Succession
+from rdzv.backends.succession import HostSuccession
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
@@ -163,8 +163,6 @@ def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
 
 
 class _TcpConnector:
-    """A node, and its connections to the TCP store, which this process may host."""
-
     __slots__ = ("_begin_metrics", "_credentials", "_dial", "_hosting", "_of_node", "_rng", "_settings", "node")
 
     def __init__(self, settings: Settings) -> None:
@@ -175,7 +173,7 @@ class _TcpConnector:
         self.node.store_settings = self._at_its_host
         self._begin_metrics = metrics_server(self.node, settings, self._credentials)
         self._dial = _dial(self._settings, self._credentials)
-        self._hosting: Hosting | Succession | None = None
+        self._hosting: Hosting | HostSuccession | None = None
         self._of_node: ClientToEnter | None = None
 
     def _at_its_host(self) -> Settings:
@@ -206,7 +204,7 @@ class _TcpConnector:
         self._begin_metrics()
         settings = self._settings
         if settings.is_host is not False:  # the decision needs a thread, which `is_host=0` saves
-            await self._host_if_called_for()
+            await self._host_if_needed()
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
         client = _tcp_client(self._dial, settings, self._credentials, rng=self._rng, **times)
         client.on_connection(self._note_connection)
@@ -225,7 +223,7 @@ class _TcpConnector:
         """End the search for a host when connected; with several hosts, begin it again when disconnected."""
         if connected and self._hosting is not None:
             self._hosting.note_store_found()
-        elif isinstance(self._hosting, Succession) and self.node.needs_store:
+        elif isinstance(self._hosting, HostSuccession) and self.node.needs_store:
             self._hosting.resume()
 
     async def __aexit__(self, *error: Any) -> None:
@@ -233,13 +231,13 @@ class _TcpConnector:
         if client is not None:
             await client.__aexit__(*error)
 
-    async def _host_if_called_for(self) -> None:
+    async def _host_if_needed(self) -> None:
         if self._hosting is None:
             # Decide only at the first connection whether to host a store: a live run must not get a second one.
-            kind = Succession if self._settings.endpoint.has_successors else Hosting
+            kind = HostSuccession if self._settings.endpoint.has_successors else Hosting
             self._hosting = hosting = kind(self._settings, self._credentials, self.client, self._rng)
             self.node.on_close(hosting.aclose)
-            if isinstance(hosting, Succession):
+            if isinstance(hosting, HostSuccession):
                 self.node.on_lease_lost(hosting.resume)
                 hosting.may_host = self.node.may_host
             self.node.hosts_store = lambda: hosting.hosts

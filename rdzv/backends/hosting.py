@@ -28,9 +28,9 @@ from rdzv.backends.bind_address import (
     HostedElsewhereError,
     NotResolvedError,
     PortTakenError,
+    accepting_targets,
     choose_bind_address,
     in_words,
-    those_that_accept,
 )
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.backends.store_process import StoreProcess
@@ -267,16 +267,16 @@ class Hosting(StoreStarter):
         say_at = anyio.current_time() + SAY_TAKEN_AFTER
         while True:
             try:
-                host = await in_thread(lambda: host_if_called_for(self._settings, self._credentials))
+                host = await in_thread(lambda: host_if_needed(self._settings, self._credentials))
                 if host is not None:
-                    if (reason := await self._why_not_the_only_one(host)) is not None:
+                    if (reason := await self._why_to_end(host)) is not None:
                         await host.end()
                         raise reason
                     if self._settings.data_dir is not None:
-                        await self._begin_life_anew()
+                        await self._clear_old_rejection()
                 return host
             except RendezvousError as error:
-                if not await self._may_pass(error):
+                if not await self._is_temporary(error):
                     raise
                 log.debug("%s; looking again in a moment", error)
                 if type(error) is PortTakenError and not self.problem and anyio.current_time() >= say_at:
@@ -288,11 +288,11 @@ class Hosting(StoreStarter):
             if self._settled.is_set():
                 return None
 
-    async def _why_not_the_only_one(self, host: HostedStore) -> RendezvousConnectionError | None:
+    async def _why_to_end(self, host: HostedStore) -> RendezvousConnectionError | None:
         """Return why the new store must end, if the URL leads to another store or nowhere."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
-            began_too = await in_thread(lambda: those_that_accept(host.bound.foreign)) if host.bound.foreign else []
+            began_too = await in_thread(lambda: accepting_targets(host.bound.foreign)) if host.bound.foreign else []
             if began_too:
                 return HostedElsewhereError(f"another node has started a store at {url} at the same moment")
             return None
@@ -307,7 +307,7 @@ class Hosting(StoreStarter):
             )
         return None if leads_here else HostedElsewhereError(f"{url} leads to the store of another node")
 
-    async def _begin_life_anew(self) -> None:
+    async def _clear_old_rejection(self) -> None:
         """Delete the last host's rejection of new nodes from a store that continues from disk."""
         try:
             async with self._open_client(CALL_TIMEOUT) as client:
@@ -315,7 +315,7 @@ class Hosting(StoreStarter):
         except StoreError as error:
             log.warning("the rejection of newcomers by the last host of the store could not be deleted: %s", error)
 
-    async def _may_pass(self, error: RendezvousError) -> bool:
+    async def _is_temporary(self, error: RendezvousError) -> bool:
         """Return True if this obstacle to starting the store may pass, or a store may be found meanwhile."""
         if isinstance(error, HostedElsewhereError):
             return True
@@ -339,7 +339,7 @@ class Hosting(StoreStarter):
         return False
 
 
-def host_if_called_for(settings: Settings, credentials: Credentials) -> HostedStore | None:
+def host_if_needed(settings: Settings, credentials: Credentials) -> HostedStore | None:
     """Start the embedded store if the settings say so, or if it belongs here and no process listens at its port."""
     if settings.is_host is False:
         return None

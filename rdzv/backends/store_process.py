@@ -156,7 +156,7 @@ def main(numbers: list[int]) -> None:
     control, *listeners = [socket.socket(fileno=number) for number in numbers]
     lines = control.makefile("rw")
     asked = json.loads(lines.readline())
-    threading.Thread(target=_end_with, args=(asked["parent"], control), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(asked["parent"], control), daemon=True).start()
     logging.basicConfig(level=asked["level"], handlers=[StandardErrorHandler()])
     token = asked["token"] and bytes.fromhex(asked["token"])
     limits = asked["limits"] and Limits(**asked["limits"])
@@ -184,7 +184,7 @@ def _send(lines: TextIO, what: object) -> None:
         lines.flush()
 
 
-def _end_with(parent: int, control: socket.socket) -> None:
+def _exit_with_parent(parent: int, control: socket.socket) -> None:
     while os.getppid() == parent:
         time.sleep(LOOK_EVERY)
     with contextlib.suppress(OSError):

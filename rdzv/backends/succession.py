@@ -29,7 +29,7 @@ from store.net.dialing import describe
 from store.net.sockets import bound_sockets, close_in_children, forget
 from store.net.threads import in_thread
 from store.printable import escaping
-from store.protocol.wire import CANDIDATE, Sorry, encode_sorry
+from store.protocol.wire import CANDIDATE, Rejection, encode_rejection
 
 if TYPE_CHECKING:
     import random
@@ -52,7 +52,7 @@ ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is as
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive
 
 
-class Succession(StoreStarter):
+class HostSuccession(StoreStarter):
     """Decides when this process serves its run's store."""
 
     def __init__(
@@ -105,11 +105,11 @@ class Succession(StoreStarter):
         for place, answer in enumerate(answers):
             if answer is Answer.CANDIDATE:
                 return None
-            if answer is Answer.REFUSED and (bound := await in_thread(partial(self._bound, place))) is not None:
+            if answer is Answer.REFUSED and (bound := await in_thread(partial(self._address_here, place))) is not None:
                 return place, bound
         return None
 
-    def _bound(self, place: int) -> BindAddress | None:
+    def _address_here(self, place: int) -> BindAddress | None:
         """Return the address to listen on for the host at this index; None if this machine cannot serve there."""
         if self._settings.uses_tls and self._credentials.server_tls() is None:
             return None  # the run uses TLS, and this machine has no certificate
@@ -167,7 +167,7 @@ class Succession(StoreStarter):
     @contextlib.asynccontextmanager
     async def _answering(self, sockets: Sequence[socket.socket], name: str) -> AsyncIterator[None]:
         """During the context, answer each connection as a candidate, and accept an operator's word."""
-        said = encode_sorry(Sorry(CANDIDATE, name))
+        said = encode_rejection(Rejection(CANDIDATE, name))
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # If the connection has closed, uvloop raises RuntimeError at a write.

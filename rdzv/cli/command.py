@@ -148,7 +148,7 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
         level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[StandardErrorHandler()]
     )
     if threading.current_thread() is threading.main_thread():
-        _take_signals_back()
+        _reset_signals()
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             status = runner.run(_run_until_ctrl_c(command, options))
@@ -176,7 +176,7 @@ ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 AGAIN_AFTER: Final = 1.0  # seconds
 
 
-def _take_signals_back() -> None:
+def _reset_signals() -> None:
     """Unblock signals that the parent has blocked, and do not ignore SIGCHLD, or children have no exit status."""
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -96,7 +96,6 @@ class _Actor:
         self._said.put_nowait({"what": "ended"})
 
     async def hear(self, what: str) -> dict[str, Any]:
-        """Wait for the node's next report of the kind `what`; skip its other reports."""
         while True:
             said = await self._said.get()
             if said["what"] == what:
@@ -149,7 +148,7 @@ class _Director:
         return heard
 
     async def expect_round(self, number: int, names: set[str]) -> float:
-        """Verify that exactly these nodes form a round with correct sums; return when the last of them reported it."""
+        """Verify that exactly these nodes form a round with correct sums; return when all have."""
         heard = await self.hear(names, "round")
         size = len(names)
         total = [size * (size + 1) / 2] * VECTOR

@@ -245,7 +245,6 @@ async def _time(client: store.Store, checks: list[Check]) -> float:
 
 
 async def _compare_clocks(client: store.Store, *, seconds: float, etcd: bool) -> Check:
-    """Check that the clock of the store's leases runs as fast as this machine's."""
     lease = await client.grant(LEASE_TTL)
     try:
         began, left = client.time(), await lease.time_to_live()

@@ -88,7 +88,7 @@ async def _watch(options: argparse.Namespace) -> int:
             with contextlib.suppress(StoreReplaced):
                 async with open_run(options, follow=wakeup, must_exist=False) as run:
                     if last is None:
-                        await _say_if_missing(run)
+                        await _warn_if_missing(run)
                     last = await _frame(run)
                     answered()
                     if sys.stdout.isatty() and not options.json and os.environ.get("TERM", "dumb") != "dumb":
@@ -102,8 +102,8 @@ async def _watch(options: argparse.Namespace) -> int:
     return DONE
 
 
-async def _say_if_missing(run: Run) -> None:
-    """If this run does not exist, log a warning that lists the existing runs: the id may be mistyped."""
+async def _warn_if_missing(run: Run) -> None:
+    """If this run is missing, log the existing runs: the id may be mistyped."""
     try:
         await run.check_exists()
     except RendezvousStateError as error:
@@ -126,8 +126,6 @@ async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list
 
 
 class _Terminal:
-    """The screen, which the package rich redraws, and the key `q`, which ends it."""
-
     def __init__(self, live: Any, wakeup: Wakeup) -> None:
         self._live = live
         self._wakeup = wakeup
@@ -146,7 +144,7 @@ class _Terminal:
     def pressed(self) -> None:
         letters = os.read(sys.stdin.fileno(), 64)
         self.over = self.over or b"q" in letters or b"\x04" in letters
-        self._wakeup.changed()
+        self._wakeup.notify()
 
 
 @contextlib.contextmanager
@@ -172,7 +170,6 @@ def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
 
 
 async def _follow(run: Run, wakeup: Wakeup, frame: Frame, terminal: _Terminal) -> Frame:
-    """Draw a run until it is closed or `q` is pressed; raise StoreReplaced if the store was replaced."""
     read_at, took, heard = time.monotonic(), 0.0, False
     silent_since: float | None = None
     while True:

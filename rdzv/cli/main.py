@@ -56,12 +56,12 @@ DEFAULT_URL: Final = "RDZV_URL"  # the environment variable with the default URL
 
 def command_named(name: str) -> Command:
     """Import and return a subcommand."""
-    kind = _room("command").Command
-    there: list[Command] = [each for each in vars(_room(ROOMS[name])).values() if isinstance(each, kind)]
+    kind = _module_of("command").Command
+    there: list[Command] = [each for each in vars(_module_of(ROOMS[name])).values() if isinstance(each, kind)]
     return {command.name: command for command in there}[name]
 
 
-def _room(name: str) -> Any:
+def _module_of(name: str) -> Any:
     return importlib.import_module(f"rdzv.cli.{name}")
 
 
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options is None:
             _overview(ROOMS).print_help()
             return 0
-        status: int = _room("command").carry_out(command_named(options.command), options)
+        status: int = _module_of("command").carry_out(command_named(options.command), options)
         return status
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -126,8 +126,6 @@ def _with_url(command: Command, words: list[str]) -> list[str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, without the usage."""
-
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG_USAGE, f"{self.prog}: {message}{self._hint(message)}; see {self.prog} --help\n")
 
@@ -144,7 +142,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _overview(names: Iterable[str]) -> argparse.ArgumentParser:
-    """Return a parser whose help lists these subcommands; it reads none of their arguments."""
     parser = _Parser(
         prog="rdzv",
         usage="rdzv [-h] [--version] [-v] [--debug] COMMAND ...",

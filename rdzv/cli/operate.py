@@ -58,7 +58,7 @@ WHERE = "--where ATTRIBUTE=VALUE"
 NODE_OR_WHERE = Argument(*NODE.names, **NODE.settings, nargs="?")
 
 
-def _check_who_is_meant(options: argparse.Namespace) -> None:
+def _check_target(options: argparse.Namespace) -> None:
     if (options.node is None) == (options.where is None):
         raise RendezvousSettingsError("name a NODE, or give --where ATTRIBUTE=VALUE")
 
@@ -114,7 +114,7 @@ async def _reopen(options: argparse.Namespace) -> int:
     option("--for SECONDS", duration, "for how long, say 10m (default: until unban)", dest="lasts"),
 )
 async def _ban(options: argparse.Namespace) -> int:
-    _check_who_is_meant(options)
+    _check_target(options)
     span = "" if options.lasts is None else f" for {in_words(options.lasts)}"
     async with open_run(options) as run:
         here = await run.ban(
@@ -146,7 +146,7 @@ async def _no_such_node(run: Run, name: str) -> str:
     Argument("--reason", default="", help="why; the history says it"),
 )
 async def _unban(options: argparse.Namespace) -> int:
-    _check_who_is_meant(options)
+    _check_target(options)
     async with open_run(options) as run:
         was_banned = await run.unban(options.node or "", options.reason, where=options.where)
     who = f"node {options.node}" if options.where is None else f"nodes with {'='.join(options.where)}"

@@ -24,7 +24,7 @@ import store
 from rdzv.backends.builtin import client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import http_module
-from rdzv.backends.succession import Succession
+from rdzv.backends.succession import HostSuccession
 from rdzv.cli.command import DONE, ENDING, Argument, SignalFilter, argument_type, command, flag, handle_signal, option
 from rdzv.config import value_types
 from rdzv.config.endpoint import SCHEMES
@@ -159,7 +159,7 @@ async def _serve(options: argparse.Namespace) -> int:
         _say(f"store {server.store_id} listens on {where}, {kept}")
         notify("READY=1")
         server.on_failure(stop.set)  # if the server fails, end this process: a service manager restarts it
-        beating = asyncio.create_task(_tell_watchdog(), name="tell the watchdog that this loop runs")
+        beating = asyncio.create_task(_notify_watchdog(), name="tell the watchdog that this loop runs")
         stack.push_async_callback(cancel_and_wait, beating)
         stack.enter_context(short_collections())
         while not stop.is_set():
@@ -180,7 +180,7 @@ async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Even
     if not settings.endpoint.has_successors:
         raise RendezvousSettingsError(f"--hosts={options.hosts[:80]} names one host; give --host and --port for that")
     credentials = Credentials(settings)
-    succession = Succession(settings, credentials, lambda _: client_of(settings, credentials), random.Random())
+    succession = HostSuccession(settings, credentials, lambda _: client_of(settings, credentials), random.Random())
     said = ""
     try:
         while not stop.is_set():
@@ -210,8 +210,7 @@ def notify(state: str) -> None:
         log.warning("%s cannot be told %s: %s", name, state, error.strerror or error)
 
 
-async def _tell_watchdog() -> None:
-    """Notify systemd's watchdog, from the loop that serves, at half of its interval."""
+async def _notify_watchdog() -> None:
     microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", str(os.getpid()))
     while microseconds.isdecimal() and int(microseconds) and of == str(os.getpid()):
         await anyio.sleep(int(microseconds) / 2e6)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.config.rules import capacity_of, check_sizes, needed_of
+from rdzv.config.rules import check_sizes, max_in_whole_units, min_in_whole_units
 from rdzv.config.settings import PARAMETERS, describe_difference
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def was_resized_from(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool
 def sizes_of(agreed: Mapping[str, Any]) -> tuple[int, int]:
     """Return the fewest and the most nodes of a round, in whole units."""
     unit = agreed["node_unit"]
-    return needed_of(agreed["min_nodes"], unit), capacity_of(agreed["max_nodes"], unit)
+    return min_in_whole_units(agreed["min_nodes"], unit), max_in_whole_units(agreed["max_nodes"], unit)
 
 
 def describe_size(min_nodes: int, max_nodes: int) -> str:

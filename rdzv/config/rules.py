@@ -76,19 +76,19 @@ def check_sizes(least: int, most: int, unit: int = 1) -> None:
     """Raise an error if no round can complete with these numbers."""
     if most < least:
         refuse(f"max_nodes={most} must not be less than min_nodes={least}; raise one or lower the other")
-    needed = needed_of(least, unit)
-    if capacity_of(most, unit) < needed:
+    needed = min_in_whole_units(least, unit)
+    if max_in_whole_units(most, unit) < needed:
         refuse(
             f"min_nodes={least} in units of node_unit={unit} is {needed}, and must not be more than "
             f"max_nodes={most}; raise max_nodes to {needed} or choose a smaller node_unit"
         )
 
 
-def needed_of(min_nodes: int, unit: int) -> int:
+def min_in_whole_units(min_nodes: int, unit: int) -> int:
     """Return the minimum, rounded up to a unit."""
     return -(-min_nodes // unit) * unit
 
 
-def capacity_of(max_nodes: int, unit: int) -> int:
+def max_in_whole_units(max_nodes: int, unit: int) -> int:
     """Return the maximum, rounded down to a unit."""
     return max_nodes // unit * unit

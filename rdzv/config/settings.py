@@ -30,7 +30,7 @@ from rdzv.config import value_types as kinds
 from rdzv.config.config_errors import refuse, shown, suggest
 from rdzv.config.endpoint import SCHEMES, Endpoint, split_url
 from rdzv.config.parameters import KEEP_ALIVE, RUN_ID, Parameter, Source, parameter
-from rdzv.config.rules import capacity_of, check_consistent, check_that_it_applies, needed_of
+from rdzv.config.rules import check_consistent, check_that_it_applies, max_in_whole_units, min_in_whole_units
 from rdzv.config.value_types import duration, whole_number
 from store.limits import Limits  # noqa: TC001  so that the annotations can be evaluated
 from store.messages import GONE_TTL
@@ -219,12 +219,12 @@ class Settings:
     @property
     def needed(self) -> int:
         """The fewest nodes of a round, in whole units; raises an error for an observer."""
-        return needed_of(self._joiner(self.min_nodes), self.node_unit)
+        return min_in_whole_units(self._joiner(self.min_nodes), self.node_unit)
 
     @property
     def capacity(self) -> int:
         """The most nodes of a round, in whole units; raises an error for an observer."""
-        return capacity_of(self._joiner(self.max_nodes), self.node_unit)
+        return max_in_whole_units(self._joiner(self.max_nodes), self.node_unit)
 
     def _joiner(self, nodes: int | None) -> int:
         if nodes is None:
@@ -249,7 +249,6 @@ _SHARED_IF_GIVEN: Final = ("torch_store", "stall_timeout", "first_step_timeout",
 
 
 def _plain(value: Any) -> Any:
-    """Return the qualified name of a function; other values unchanged."""
     if not callable(value):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)

@@ -34,7 +34,7 @@ class Missing(Record, kw_only=True):
 
     def where(self) -> str:
         """Return " at 10.0.0.3"; empty if the address is unknown or equals the node's id."""
-        return f" at {_name(self.address)}" if self.address not in ("", self.node_id) else ""
+        return f" at {_shortened(self.address)}" if self.address not in ("", self.node_id) else ""
 
     def describe(self, *, elapsed: float | None = 0.0) -> str:
         """Return "lost 41 s ago: why". `elapsed` has the seconds since `ago` was measured; None omits the duration."""
@@ -60,7 +60,7 @@ class Absent(Record, kw_only=True):
     def describe(self, *, elapsed: float | None = 0.0) -> str:
         """Return "gpu-017 (lost 3 min ago) and gpu-023 (never seen)"; empty if no node is named."""
         shown = [
-            f"{_name(one.node_id)}{one.where()} ({one.describe(elapsed=elapsed)})"
+            f"{_shortened(one.node_id)}{one.where()} ({one.describe(elapsed=elapsed)})"
             for one in self.missing[:NAMED_OF_MANY]
         ]
         return _listed(shown, self.count)
@@ -76,10 +76,10 @@ class Absent(Record, kw_only=True):
     def describe_staying(self) -> str:
         """Return the names of the `staying` members: "gpu-001 and gpu-002"."""
         where = chain(self.staying_at, repeat(""))
-        return _listed([_name(named(*one)) for one in zip(self.staying, where, strict=False)], len(self.staying))
+        return _listed([_shortened(named(*one)) for one in zip(self.staying, where, strict=False)], len(self.staying))
 
 
-def _name(text: str) -> str:
+def _shortened(text: str) -> str:
     return printable(text, most=NAME_MOST)
 
 
@@ -124,7 +124,7 @@ class AbsenceBook:
         present = set(here)
         self._unseen = {id: None for id in self._expected if id not in present and id not in self._gone}
 
-    def completed(self) -> None:
+    def note_round(self) -> None:
         """Record that a round has completed: of the gone nodes, only expected nodes still count as missing."""
         self._gone = {node_id: how for node_id, how in self._gone.items() if node_id in self._expected}
         self._short_since = None

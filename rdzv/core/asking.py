@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-from rdzv.core.stored import Stored, check_prose
+from rdzv.core.stored import Stored, check_text
 from rdzv.errors import RendezvousStateError
 
 STACKS: Final = "stacks"  # asks a launcher for its processes' Python stacks
@@ -25,7 +25,7 @@ class Question(Stored, kw_only=True):
 
 def pack_answer(text: str) -> bytes:
     """Compress an answer: the stacks of many threads are similar, and shrink to a tenth."""
-    return zlib.compress(check_prose("the answer", text, most=ANSWER_BYTES_MOST).encode())
+    return zlib.compress(check_text("the answer", text, most=ANSWER_BYTES_MOST).encode())
 
 
 def unpack_answer(value: bytes) -> str:

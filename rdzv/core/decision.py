@@ -92,7 +92,7 @@ class Complete:
     members: tuple[NodeRecord, ...]
     progress: Progress
 
-    def is_of_the_same(self, other: Complete) -> bool:
+    def has_same_arrivals(self, other: Complete) -> bool:
         """Return True if both rounds have the same number and arrivals."""
         arrivals = [sorted(record.arrival for record in one.members) for one in (self, other)]
         return self.number == other.number and arrivals[0] == arrivals[1]
@@ -356,12 +356,12 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
 def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
-    A change of the phase, round or problem (see `_kind`) is written at once. Another change is written 1 ms per node
-    after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a thousand
-    messages. The time left of a last call is written for a later coordinator: every second, or after a tenth of itself
-    if longer.
+    A change of the phase, round or problem (see `_without_details`) is written at once. Another change is written 1 ms
+    per node after the last write, at least 50 ms and at most 5 s, so that a thousand arrivals do not send each node a
+    thousand messages. The time left of a last call is written for a later coordinator: every second, or after a tenth
+    of itself if longer.
     """
-    if last is None or _kind(last) != _kind(current):
+    if last is None or _without_details(last) != _without_details(current):
         return now
     if _without_times(last) != _without_times(current):
         seldom = 3 if nodes >= MANY and _acted_upon(last) == _acted_upon(current) else 1
@@ -380,7 +380,7 @@ def _without_times(progress: Progress) -> Progress:
     return progress.replace(last_call_left=None, absent=progress.absent.without_durations())
 
 
-def _kind(progress: Progress) -> tuple[object, ...]:
+def _without_details(progress: Progress) -> tuple[object, ...]:
     some = (progress.waiting > 0, progress.lost > 0, progress.departed > 0)
     no_spares = progress.spares_after is None and not progress.spare_ids
     return *_all_of_it(progress), *some, no_spares, progress.last_call_left is None
@@ -535,11 +535,11 @@ class JoinClock:
         elif not suspended and self._since is None:
             self._since = now
 
-    def left(self, now: float) -> float:
+    def seconds_left(self, now: float) -> float:
         """Return the seconds until the timeout, at least 0."""
         running = 0.0 if self._since is None else now - self._since
         return max(self._timeout - self._used - running, 0.0)
 
     def deadline(self, now: float) -> float | None:
         """Return when the timeout ends; None while suspended."""
-        return None if self._since is None else now + self.left(now)
+        return None if self._since is None else now + self.seconds_left(now)

@@ -139,7 +139,7 @@ def gone_before(history: History, number: int, *, here: Container[str], now: flo
     return list(gone.values())
 
 
-def spent(chapter: Chapter, seconds: float) -> TimeSpent:
+def time_spent(chapter: Chapter, seconds: float) -> TimeSpent:
     """Return how the first `seconds` after a round's completion were spent."""
     trained = seconds if chapter.stopped is None else min(chapter.stopped, seconds)
     waited = min(chapter.short, seconds - trained)
@@ -167,7 +167,7 @@ def _forget_oldest(history: History) -> History:
         chapters=history.chapters[1:],
         past=Past(
             rounds=past.rounds + 1,
-            spent=past.spent + spent(oldest, seconds_between(oldest, following)),
+            spent=past.spent + time_spent(oldest, seconds_between(oldest, following)),
             losses=past.losses + sum(one.count for one in losses),
             lost=MappingProxyType(dict(lost.most_common(NODES_COUNTED_MOST))),
             reasons=MappingProxyType(dict(reasons.most_common(REASONS_COUNTED_MOST))),
@@ -195,7 +195,7 @@ class HistoryWriter:
         self._short = 0.0  # the value of `Chapter.short` at the time `_short_since`
         self._short_since: float | None = None  # since when there are too few nodes; None if there are enough
 
-    def took_over(
+    def take_over(
         self,
         history: History,
         *,
@@ -257,7 +257,7 @@ class HistoryWriter:
         before = frozenset(known)
         joined = [node_id for node_id in node_ids if node_id not in before]
         reached_at = ["" if nodes[node_id] == node_id else nodes[node_id] for node_id in node_ids[:NAMED_MOST]]
-        after = self._since(now)
+        after = self._seconds_since_begin(now)
         chapter = Chapter(
             number=number,
             size=len(node_ids),
@@ -278,7 +278,7 @@ class HistoryWriter:
                 moved = Incident(kind="store lost", after=0.0, reason=f"at {lost_store}, before this round", at=at)
                 chapter = chapter.replace(incidents=(moved,))
             return History(chapters=(chapter,), past=history.past.replace(spent=spent_before, since=since))
-        history = history.replace(chapters=(*history.chapters[:-1], self._last(now), chapter))
+        history = history.replace(chapters=(*history.chapters[:-1], self._last_chapter(now), chapter))
         return _forget_oldest(history) if len(history.chapters) > CHAPTERS_MOST else history
 
     def continued(
@@ -296,7 +296,7 @@ class HistoryWriter:
         if chapter is None or chapter.number != progress.round or len(chapter.incidents) >= INCIDENTS_MOST:
             return None
         told = chapter.incidents
-        after = self._since(now)
+        after = self._seconds_since_begin(now)
         news: list[Incident] = []
         for kind, count, node_ids in (
             ("lost", progress.lost, progress.lost_ids),
@@ -323,7 +323,7 @@ class HistoryWriter:
         news.extend(Incident(kind="unbanned", after=after, reason=str(unban), at=at) for unban in unbans)
         if not news:
             return None
-        current = self._last(now).replace(incidents=(*told, *news)[:INCIDENTS_MOST])
+        current = self._last_chapter(now).replace(incidents=(*told, *news)[:INCIDENTS_MOST])
         return self._history.replace(chapters=(*self._history.chapters[:-1], current))
 
     def written(self, history: History, *, now: float) -> None:
@@ -333,7 +333,7 @@ class HistoryWriter:
             self._began, self._stopped, self._short, self._short_since = now, None, 0.0, None
         self._history = history
 
-    def _last(self, now: float) -> Chapter:
+    def _last_chapter(self, now: float) -> Chapter:
         chapter = self._history.chapters[-1]
         if self._stopped is None:
             return chapter
@@ -345,5 +345,5 @@ class HistoryWriter:
     def _short_until(self, now: float) -> float:
         return self._short + (0.0 if self._short_since is None else max(now - self._short_since, 0.0))
 
-    def _since(self, now: float) -> float | None:
+    def _seconds_since_begin(self, now: float) -> float | None:
         return None if self._began is None else max(now - self._began, 0.0)

@@ -10,8 +10,6 @@ from store.messages import CHOSEN_LEASE_LEAST
 
 
 class _Name:
-    """A property that returns a key or prefix below the run's root."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 

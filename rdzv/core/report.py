@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv.core.history import TimeSpent, seconds_between, spent
+from rdzv.core.history import TimeSpent, seconds_between, time_spent
 from rdzv.core.state import WITH, Phase
 from rdzv.core.stuck.pace import Pace, StepOf, pace_of
 
@@ -354,7 +354,7 @@ def account(run_id: str, history: History, *, now: float | None = None, waited: 
     for chapter, length in zip(history.chapters, lengths, strict=True):
         if chapter is history.chapters[-1] and waited is not None and closing_of(chapter) is None:
             chapter = chapter.replace(short=max(chapter.short, waited))  # noqa: PLW2901
-        total += spent(chapter, length)
+        total += time_spent(chapter, length)
         for one in chapter.incidents:
             if one.kind == "lost":
                 reasons[one.reason] += one.count

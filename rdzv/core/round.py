@@ -81,7 +81,7 @@ class Round(Stored, kw_only=True):
             at = self.arrivals.find(two_bytes, at + 1)
         return at // 2 if at >= 0 else None
 
-    def unfit(self) -> str | None:
+    def field_error(self) -> str | None:
         """Return why the record is invalid; None if valid."""
         return "ends with half of an arrival" if len(self.arrivals) % 2 else None
 

@@ -69,7 +69,7 @@ class NodeRecord(Stored, kw_only=True):
     release: str = ""  # the node's release of this package; empty if unknown
     since: float = 0.0  # the Unix time of the arrival, on the node's clock; 0 if unknown
     progress: int | None = None  # the node's last finished step, -1 for none; None without `rounds()`
-    came_from: tuple[int, int] | None = None  # revision of the node's round in a lost store, and its rank in it
+    lost_rank_of: tuple[int, int] | None = None  # revision of the node's round in a lost store, and its rank in it
     arrival: int = 0  # the record's revision, which identifies the arrival
 
 

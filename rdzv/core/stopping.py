@@ -155,7 +155,7 @@ class StopAgreement:
         why, for_newcomers = (why, False) if better else (standing.why, standing.for_newcomers)
         return Stop(round=round, decided=True, step=step, why=why, for_newcomers=for_newcomers), seen
 
-    def wrote(self, stop: Stop) -> None:
+    def note_written(self, stop: Stop) -> None:
         """Record that this coordinator has written `stop`, at its `revision`."""
         self._answers = {who: begun for who, begun in self._answers.items() if begun.round == stop.round}
         self._asked, self.listens = stop, True

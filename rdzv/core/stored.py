@@ -36,22 +36,22 @@ T = TypeVar("T")
 PROSE_BYTES_MOST: Final = 2000  # limit of one text, as every node may receive it
 
 
-def prose(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
+def valid_text(text: str, *, most: int = PROSE_BYTES_MOST) -> str:
     """Return the text in valid UTF-8, cut to at most `most` bytes."""
     if len(text) <= most and text.isascii():
         return text
     return text.encode(errors="backslashreplace")[:most].decode(errors="ignore")
 
 
-def check_prose(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
-    """Return a user's text as `prose` does; raise `RendezvousSettingsError` if it is no string."""
+def check_text(name: str, given: object, *, most: int = PROSE_BYTES_MOST) -> str:
+    """Return a user's text as `valid_text` does; raise `RendezvousSettingsError` if it is no string."""
     if not isinstance(given, str):
         raise RendezvousSettingsError(f"{name}={shown(given)} must be text (str)")
-    return prose(given, most=most)
+    return valid_text(given, most=most)
 
 
-Prose = Annotated[str, TextAs(prose)]
-"""The type of a text field, which `prose` cuts."""
+Prose = Annotated[str, TextAs(valid_text)]
+"""The type of a text field, which `valid_text` cuts."""
 
 
 class Stored(Record):
@@ -79,7 +79,7 @@ class Stored(Record):
         try:
             return cls.unpack(value, **outside)
         except RendezvousStateError as error:
-            pass_over(key, error)
+            log_unreadable(key, error)
             return None
 
     @classmethod
@@ -94,31 +94,31 @@ class Stored(Record):
 
 
 @functools.cache
-def _inside(kind: type[Stored]) -> list[tuple[int, str, object]]:
+def _stored_fields(kind: type[Stored]) -> list[tuple[int, str, object]]:
     fields = enumerate(kind.fields)
     return [(place, name, kind.defaults.get(name, fields)) for place, name in fields if name not in kind.outside]
 
 
 @functools.cache
-def _outside(kind: type[Stored]) -> list[tuple[int, str]]:
+def _outside_fields(kind: type[Stored]) -> list[tuple[int, str]]:
     return [(place, name) for place, name in enumerate(kind.fields) if name in kind.outside]
 
 
 def _plain_of(noun: Stored) -> object:
     row: Any = noun.check()
     if not noun.by_place:
-        return {name: row[place] for place, name, as_ever in _inside(type(noun)) if row[place] != as_ever}
-    return [row[place] for place, _, _ in _inside(type(noun))] if noun.outside else row
+        return {name: row[place] for place, name, as_ever in _stored_fields(type(noun)) if row[place] != as_ever}
+    return [row[place] for place, _, _ in _stored_fields(type(noun))] if noun.outside else row
 
 
 def _row_of(kind: type[Stored], plain: Any, outside: dict[str, object]) -> object:
     if type(plain) is list:
-        inside = _inside(kind)
+        inside = _stored_fields(kind)
         if not outside:
             return plain
         if len(plain) >= len(inside):
             del plain[len(inside) :]  # values that a later release has added
-            for place, name in _outside(kind):
+            for place, name in _outside_fields(kind):
                 plain.insert(place, outside[name])
             return plain
         plain = {name: one for (_, name, _), one in zip(inside, plain, strict=False)}  # short: from an earlier release
@@ -133,7 +133,7 @@ def _packed(what: str, plain: Callable[[], object]) -> bytes:
         raise RendezvousSettingsError(f"{what} cannot be written: {error}") from error
 
 
-def pass_over(key: str, error: RendezvousStateError) -> None:
+def log_unreadable(key: str, error: RendezvousStateError) -> None:
     """Log once that a key cannot be read: the key may be read every second."""
     _warn(f"{key} is passed over: {error}")
 

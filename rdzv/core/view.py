@@ -43,7 +43,7 @@ _WHY: dict[str, str] = {
 UNSEEN = "it went while nobody coordinated"  # between a coordinator's last report and its successor's snapshot
 
 
-class _Missed(NamedTuple):
+class _GoneMember(NamedTuple):
     """A member that has gone: `left` if it left by itself, else it was lost."""
 
     left: bool
@@ -51,7 +51,7 @@ class _Missed(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """For `View.learn`: a member of this round must be expelled although its lease is live."""
+    """For `View.apply_fact`: a member of this round must be expelled although its lease is live."""
 
     round: int
     arrival: int
@@ -60,14 +60,14 @@ class Stuck(NamedTuple):
 
 
 class Standstill(NamedTuple):
-    """For `View.learn`: a sentence saying that no member of this round makes progress, or empty."""
+    """For `View.apply_fact`: a sentence saying that no member of this round makes progress, or empty."""
 
     round: int
     said: str
 
 
 class Answered(NamedTuple):
-    """For `View.learn`: a member's answer which step it has begun; None: all answers in the store are read."""
+    """For `View.apply_fact`: a member's answer which step it has begun; None: all answers in the store are read."""
 
     node_id: str = ""
     begun: BegunStep | None = None
@@ -106,14 +106,14 @@ class View:
         self.accusations: Accusations = Accusations()
         self.agreement: StopAgreement = StopAgreement()
         self._stuck: dict[str, str] = {}  # members to expel, and why
-        self._missed: dict[str, _Missed] = {}  # gone members, also if they came back; each counts once
+        self._missed: dict[str, _GoneMember] = {}  # gone members, also if they came back; each counts once
         self._unnamed: dict[bool, int] = {True: 0, False: 0}  # the numbers of gone members not in `_missed`, by `left`
         self._lost_before: set[str] = set()  # members that the round before the last had lost
         self.records: dict[str, NodeRecord] = {}  # the records of live members and waiting nodes
         self._inherited: Progress | None = None
         self._inherited_at = 0.0
 
-    def took_over(
+    def take_over(
         self,
         round: Round | None,
         members: Iterable[Member],
@@ -133,7 +133,7 @@ class View:
         if progress is not None and progress.round == self.number:
             # Keep announced members in order, also those that have come back: an announced loss is not revoked.
             for left, node_ids in ((False, progress.lost_ids), (True, progress.departed_ids)):
-                self._missed.update((node_id, _Missed(left)) for node_id in node_ids)
+                self._missed.update((node_id, _GoneMember(left)) for node_id in node_ids)
             self.absences.take_over(progress.absent, now=progress_at)
             self.why_lost = dict(progress.why_lost)
             self.left_early = progress.left_early
@@ -186,7 +186,7 @@ class View:
         believed = self.accusations.believed(round=self.number, live=self.live)
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
-    def learn(self, fact: Stuck | Standstill | Answered) -> None:
+    def apply_fact(self, fact: Stuck | Standstill | Answered) -> None:
         """Apply a fact from another task, unless it is about another round or arrival."""
         match fact:
             case Answered(node_id, begun):
@@ -210,7 +210,7 @@ class View:
             self.accusations.clear()
             self.records.clear()  # a snapshot of all existing records follows
             self.live.clear()
-            self._forget_who_waits()
+            self._clear_waiting()
             return
         if event.kind == "synced":
             self._synced(now, last_call_timeout)
@@ -233,7 +233,7 @@ class View:
                 record = NodeRecord.unpack(event.value, node_id=node_id, arrival=event.revision)
         if record is not None and not record.left:
             self.arrived_at = now
-            self._take_out(node_id)
+            self._remove(node_id)
             self._place(record)
             return
         why = _WHY[event.cause] or (self._otherwise if event.kind == "delete" else "")
@@ -246,9 +246,9 @@ class View:
             why = record.why or why
             self.left_early |= node_id in self.members and node_id not in self._missed and not record.stopped
         self.records.pop(node_id, None)
-        self._take_out(node_id)
+        self._remove(node_id)
         if there is not None or node_id in self.members:
-            self._miss(node_id, left=record is not None, at=now, why=why, address=there.address if there else "")
+            self._note_gone(node_id, left=record is not None, at=now, why=why, address=there.address if there else "")
 
     def set_needed(self, *, needed: int, now: float) -> None:
         """Set the fewest nodes of a round."""
@@ -256,7 +256,7 @@ class View:
         if self.synced:
             self._count(now)
 
-    def completed(self, round: Round, members: Iterable[Member], *, now: float) -> None:
+    def note_round(self, round: Round, members: Iterable[Member], *, now: float) -> None:
         """Record that a round was committed. Waiting nodes that the round left over may begin the next last call."""
         lost = {node_id for node_id, one in self._missed.items() if not one.left}
         self.round = round
@@ -265,13 +265,13 @@ class View:
         self._missed.clear()
         self._unnamed = {True: 0, False: 0}
         self.live.clear()
-        self.absences.completed()
+        self.absences.note_round()
         self.why_lost.clear()
         self._stuck.clear()
         self.standstill, self.left_early = "", False
         self.enough_since = self._inherited = None
         waiting = self._everyone_waiting()
-        self._forget_who_waits()
+        self._clear_waiting()
         for record in waiting:
             self._place(record)
         self._count(now)
@@ -297,7 +297,8 @@ class View:
         unnamed = max(said.departed - self.departed_count, 0) if said else 0
         for node_id in self.members:
             if node_id not in self.records and node_id not in self._missed:
-                self._miss(node_id, left=unnamed > 0, at=None, why="" if unnamed > 0 else self._why_unseen(node_id))
+                why = "" if unnamed > 0 else self._why_unseen(node_id)
+                self._note_gone(node_id, left=unnamed > 0, at=None, why=why)
                 unnamed -= 1
         self.absences.resync(self.records)
         self._count(now)
@@ -331,18 +332,18 @@ class View:
         if member is not None and (record.arrived_after < self.number or record.lapsed_in == self.number):
             # The member arrives anew without having left: it was lost, or the reply to its former arrival was. Count it
             # as lost, so that others do not wait for it.
-            self._missed.setdefault(record.node_id, _Missed(left=False, why=self._why_unseen(record.node_id)))
+            self._missed.setdefault(record.node_id, _GoneMember(left=False, why=self._why_unseen(record.node_id)))
         if record.gave_up:
             self.gave_up[record.node_id] = record
         if record.cut_off:
             self._cut_off[record.node_id] = record
 
-    def _take_out(self, node_id: str) -> None:
+    def _remove(self, node_id: str) -> None:
         self.live.discard(node_id)
         for place in (self.waiting, self.left_out, self.gave_up, self._cut_off):
             place.pop(node_id, None)
 
-    def _forget_who_waits(self) -> None:
+    def _clear_waiting(self) -> None:
         for place in (self.waiting, self.left_out, self.gave_up, self._cut_off):
             place.clear()
 
@@ -360,11 +361,11 @@ class View:
             self.waiting = {one.node_id: one for one in everyone if one.node_id not in cut_off}
             self.left_out = {one.node_id: one for one in everyone if one.node_id in cut_off}
 
-    def _miss(self, node_id: str, *, left: bool, at: float | None, why: str, address: str = "") -> None:
+    def _note_gone(self, node_id: str, *, left: bool, at: float | None, why: str, address: str = "") -> None:
         is_member = node_id in self.members
         self.absences.add_departure(node_id, left=left, is_member=is_member, address=address, now=at, why=why)
         if is_member:
-            self._missed.setdefault(node_id, _Missed(left, why))
+            self._missed.setdefault(node_id, _GoneMember(left, why))
 
     @property
     def _too_few_wait(self) -> bool:

@@ -43,7 +43,7 @@ def summary(status: RunStatus) -> list[str]:
         for name, count in counts.items()
         if count or name == "members"
     )
-    lines.append(f"{shown}; coordinator: {_named(status, status.coordinator) if status.coordinator else 'none'}")
+    lines.append(f"{shown}; coordinator: {_node_name(status, status.coordinator) if status.coordinator else 'none'}")
     if settings := [f"{name}={status.settings[name]}" for name in SETTINGS_SHOWN if name in status.settings]:
         lines.append(f"settings: {', '.join(settings)}")
     if len(status.releases) > 1 or (status.releases and __version__ not in status.releases):
@@ -65,7 +65,7 @@ def describe_health(health: Mapping[str, Any]) -> str:
 
 def exceptions(status: RunStatus) -> list[str]:
     """Return a line for each missing, stuck, slow, accused, draining, refused or waiting node."""
-    lines = [f"    missing  {_named(status, one.node_id)}: {one.describe()}" for one in status.missing]
+    lines = [f"    missing  {_node_name(status, one.node_id)}: {one.describe()}" for one in status.missing]
     if status.missing_count > len(status.missing):
         lines.append(f"    missing  and {status.missing_count - len(status.missing)} more")
     pace = pace_in(status)
@@ -84,7 +84,7 @@ def exceptions(status: RunStatus) -> list[str]:
     lines.extend(f"    refused  {first_of(node_ids, NAMED_MOST)}: {reason}" for reason, node_ids in by_reason.items())
     for node_id in status.waiting:
         kind = "spare" if node_id in status.spares else "waiting"
-        lines.append(f"  {kind:>9}  {_named(status, node_id)}{_since(status, node_id)}")
+        lines.append(f"  {kind:>9}  {_node_name(status, node_id)}{_since(status, node_id)}")
     return lines
 
 
@@ -93,13 +93,13 @@ def member_lines(status: RunStatus, most: int | None = None) -> list[str]:
     return [
         f"  rank {member.rank:>4}  {member.node_id}  {member.address}{_since(status, member.node_id)}"
         + _step(status, member.node_id)
-        + _awaits(status, member.node_id)
+        + _wait_of(status, member.node_id)
         + "".join(f"  {name}={value}" for name, value in member.attributes.items())
         for member in status.members[:most]
     ]
 
 
-def _named(status: RunStatus, node_id: str) -> str:
+def _node_name(status: RunStatus, node_id: str) -> str:
     return named(node_id, status.addresses.get(node_id))
 
 
@@ -114,7 +114,7 @@ def _step(status: RunStatus, node_id: str) -> str:
     return f"  step {steps.step:,}, {in_words(steps.age)} ago{rate}{busy}"
 
 
-def _awaits(status: RunStatus, node_id: str) -> str:
+def _wait_of(status: RunStatus, node_id: str) -> str:
     if node_id not in status.awaits:
         return ""
     key, seconds = status.awaits[node_id]

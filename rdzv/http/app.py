@@ -17,7 +17,7 @@ from rdzv.core.report import account
 from rdzv.display.history import as_json, timeline
 from rdzv.display.pages import live_page
 from rdzv.http.access_rules import access_rules_for
-from rdzv.http.listening import health, listening
+from rdzv.http.listening import health, serve_routes
 from rdzv.http.metrics import CONTENT_TYPE, Metrics
 from rdzv.http.run_reader import SPACED, RunReader, client_of
 from rdzv.node.link.wakeup import Wakeup
@@ -52,10 +52,10 @@ async def serve(
         site = _Site(server, RunReader(client, prefix=prefix))
         measuring = asyncio.create_task(site.metrics.process.measure_loop(), name="measure the loop's lag")
         try:
-            async with listening(site.routes(), door, server.table, host, port, tls) as bound:
+            async with serve_routes(site.routes(), door, server.table, host, port, tls) as bound:
                 yield f"{'http' if tls is None else 'https'}://{host_and_port(host or socket.gethostname(), bound)}"
                 site.leaving = True
-                site.runs.followed.listeners.changed()
+                site.runs.followed.listeners.notify()
         finally:
             await cancel_and_wait(measuring)
             await site.runs.followed.drop(unused_for=0.0)
@@ -77,10 +77,10 @@ class _Site:
             web.get("/", self._show_page),
             web.get("/healthz", health),
             web.get("/readyz", self._ready),
-            web.get("/metrics", self._tell_metrics),
+            web.get("/metrics", self._metrics),
             web.get("/api/runs", self._all_runs),
             web.get("/api/runs/{run_id}", self._one_run),
-            web.get("/api/runs/{run_id}/{what:timeline|history}", self._happened),
+            web.get("/api/runs/{run_id}/{what:timeline|history}", self._history),
             web.get("/api/events", self._events),
         ]
 
@@ -92,18 +92,18 @@ class _Site:
         await self.runs.ping()  # `listening` answers with 503 if the ping fails
         return await health(request)
 
-    async def _tell_metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, _: web.Request) -> web.Response:
         runs = await self.runs.live()
         text = await self.metrics.text(self._server.figures(), runs, ended=len(self.runs.over))
         return web.Response(body=text.encode(), headers=CONTENT_TYPE)
 
     async def _all_runs(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": 1, "runs": await self.runs.summaries()})
+        return web.json_response({"version": 1, "runs": await self.runs.live_and_recent()})
 
     async def _one_run(self, request: web.Request) -> web.Response:
         return web.json_response(await self.runs.report(request.match_info["run_id"]))
 
-    async def _happened(self, request: web.Request) -> web.Response:
+    async def _history(self, request: web.Request) -> web.Response:
         run_id = request.match_info["run_id"]
         history, now = await self.runs.history(run_id)
         if request.path.endswith("/timeline"):
@@ -134,10 +134,10 @@ class _Site:
         return response
 
     async def _shown(self, run_id: str) -> dict[str, Any]:
-        runs = await self.runs.summaries()
+        runs = await self.runs.live_and_recent()
         going_on = [one for one in runs if one["closed"] is None] or runs
         chosen = run_id or (going_on[0]["run_id"] if runs else "")
-        run = await self.runs.streamed(chosen) if chosen else None
+        run = await self.runs.page_state(chosen) if chosen else None
         now = self.runs.followed.hour(chosen)
         return {"now": now, "store": self._server.store_id, "chosen": chosen, "runs": runs, "run": run}
 

@@ -83,8 +83,6 @@ class _HttpConnections:
 
 @dataclass(eq=False)
 class _HttpConnection(asyncio.Protocol):
-    """One HTTP connection; it registers in the connection table, and forwards every event to aiohttp."""
-
     _table: ConnectionTable
     _inner: asyncio.Protocol
     _by_handler: dict[asyncio.BaseProtocol, _HttpConnection]
@@ -128,7 +126,7 @@ class _HttpConnection(asyncio.Protocol):
 
 
 @contextlib.asynccontextmanager
-async def listening(
+async def serve_routes(
     routes: Iterable[web.RouteDef],
     door: AccessRules,
     table: ConnectionTable,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from rdzv.http.access_rules import access_rules_for
-from rdzv.http.listening import health, listening, own_table
+from rdzv.http.listening import health, own_table, serve_routes
 from rdzv.http.metrics import CONTENT_TYPE, ProcessMetrics, family
 from rdzv.node.link.wakeup import Wakeup
 from store.net.address import host_and_port
@@ -49,7 +49,7 @@ async def serve_node(
             while not (node.joining or node.membership is not None):
                 await wakeup.sleep_until(None)
         async with contextlib.AsyncExitStack() as stack:
-            serving = listening(metrics.routes(), door, own_table(), host, port, tls)
+            serving = serve_routes(metrics.routes(), door, own_table(), host, port, tls)
             try:
                 bound = await stack.enter_async_context(serving)
             except OSError as error:
@@ -83,8 +83,7 @@ class _NodeMetrics:
         self.observe()
         return web.Response(body="".join([self.process.text(), *self._lines()]).encode(), headers=CONTENT_TYPE)
 
-    def changed(self) -> None:
-        """Schedule a call of `observe` in the node's loop; thread-safe."""
+    def notify(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self.observe)
 
@@ -126,7 +125,7 @@ class _NodeMetrics:
             "missing_nodes": ("Nodes that are missing.", None if progress is None else progress.absent.count),
             "coordinates": ("1 while it decides for the run.", coordinates),
             "hosts_store": ("1 while its process serves the store.", node.hosts_store()),
-            "store_in_reach": ("1 while the store is in reach, as far as is known.", node.in_reach),
+            "store_in_reach": ("1 while the store is in reach, as far as is known.", node.is_connected),
             "run_closed": ("1 once the run is closed.", head.closed is not None),
             "rounds_total": ("Rounds that the node has been in.", self._rounds),
             "members_lost_total": ("Members that were lost from these, as far as they were named.", self._lost),

@@ -22,7 +22,7 @@ from rdzv.node.link.followed import FollowedRuns
 from rdzv.node.run.run import Run
 from rdzv.node.run.status import read_usage
 from store import Client
-from store.net.tasks import together
+from store.net.tasks import run_together
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -56,7 +56,7 @@ async def client_of(server: Server, *, token: Secret) -> AsyncIterator[Client]:
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
-        await loop.connect_accepted_socket(partial(server.protocol, is_of_ours=True), theirs)
+        await loop.connect_accepted_socket(partial(server.protocol, is_internal=True), theirs)
         return await loop.create_connection(factory, sock=ours)
 
     async with Client(dial, name="its own store", token=token) as client:
@@ -65,8 +65,6 @@ async def client_of(server: Server, *, token: Secret) -> AsyncIterator[Client]:
 
 @dataclass(slots=True)
 class _EndedRun:
-    """A run without nodes."""
-
     usage: Usage  # the usage at the last read; if it differs now, the run has changed
     since: float  # when the run's first key was written, on the client's clock
     summary: dict[str, Any] | None = None  # the run's figures, if they were read
@@ -91,9 +89,9 @@ class RunReader:
 
     async def live(self) -> list[dict[str, Any]]:
         """Return the figures of runs with nodes."""
-        return await self._fresh("", self._look)
+        return await self._cached("", self._read_live_runs)
 
-    async def _fresh(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
+    async def _cached(self, what: str, look: Callable[[], Awaitable[T]]) -> T:
         """Return the last answer about `what` if it may be reused, else a new answer of `look`."""
         async with self._looking:
             began = self._client.time()
@@ -113,7 +111,7 @@ class RunReader:
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
         return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 
-    async def summaries(self) -> list[dict[str, Any]]:
+    async def live_and_recent(self) -> list[dict[str, Any]]:
         """Return the figures of runs with nodes and of the youngest ended runs, without members' steps."""
         live = await self.live()
         youngest = heapq.nlargest(ENDED_LISTED, self.over.items(), key=lambda one: one[1].since)
@@ -123,7 +121,7 @@ class RunReader:
         told = [{name: value for name, value in one.items() if name != "steps"} for one in (*live, *listed)]
         return sorted(told, key=lambda one: one["run_id"])
 
-    async def _look(self) -> list[dict[str, Any]]:
+    async def _read_live_runs(self) -> list[dict[str, Any]]:
         now = self._client.time()
         usages = await read_usage(self._client, self._prefix)
         before, self.over = self.over, {}
@@ -137,7 +135,7 @@ class RunReader:
         live = []
         for at in range(0, len(unknown), COUNTED_AT_ONCE):
             some = unknown[at : at + COUNTED_AT_ONCE]
-            nodes = await together(*(self._client.count(self._keys(id).nodes) for id in some))
+            nodes = await run_together(*(self._client.count(self._keys(id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
                 summary = (await self.followed.refreshed(id)).summary() if count else None
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
@@ -149,21 +147,21 @@ class RunReader:
     async def report(self, run_id: str) -> dict[str, Any]:
         """Return one run as `rdzv status --json` does, with history; raise `NoSuchRun` if it does not exist."""
         await self._check(run_id)
-        return await self._fresh(run_id, partial(self._report, run_id))
+        return await self._cached(run_id, partial(self._report, run_id))
 
     async def _report(self, run_id: str) -> dict[str, Any]:
         run = await self.followed.refreshed(run_id)
         status, history = run.now()
         return {**report(status), "history": describe(history)[-HISTORY_LINES:], "cost": run.cost().plain()}
 
-    async def streamed(self, run_id: str) -> dict[str, Any] | None:
+    async def page_state(self, run_id: str) -> dict[str, Any] | None:
         """Return one run for the page, without values that time alone changes; None if the run does not exist."""
         if not await self._client.count(self._keys(run_id).root):
             return None
-        return await self._fresh(f"{run_id}/", partial(self._stream, run_id))
+        return await self._cached(f"{run_id}/", partial(self._stream, run_id))
 
     async def _stream(self, run_id: str) -> dict[str, Any]:
-        return (await self.followed.refreshed(run_id)).streamed()
+        return (await self.followed.refreshed(run_id)).page_state()
 
     async def history(self, run_id: str) -> tuple[History, float]:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""

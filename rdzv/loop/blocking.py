@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, cast
 
 from rdzv.errors import RendezvousSettingsError, RoundChanged
 from rdzv.loop.member import BodyCalls, MemberOfRound, Options, RoundLoop
-from store.calls import blocking, finished
+from store.calls import blocking, run_at_once
 from store.net.threads import Flag
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def rounds_made_by(make: Callable[..., SomeRound], handler: Handler, options: Op
     if node is None:
         raise RendezvousSettingsError(f"the backend of run {handler.run_id} is a third party's, and has no rounds")
     loop = RoundLoop(make, handler, node, options)
-    while (round := finished(loop.next())) is not None:
+    while (round := run_at_once(loop.next())) is not None:
         yield round
 
 
@@ -47,7 +47,7 @@ class Round(MemberOfRound):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if error is None:
             self.gate.finish()
-        return finished(self._conclude(error))
+        return run_at_once(self._conclude(error))
 
     def _ended(self, ending: Ending) -> None:
         """If members have gone, end waits in the round's store, as keys may never come. Runs in the node thread."""
@@ -56,11 +56,11 @@ class Round(MemberOfRound):
 
     async def _until_decided(self) -> None:
         known = Flag()
-        self._membership.call_once(lambda: self.gate.decided or self.life.is_over or None, lambda _: known.set())
+        self._membership.call_once(lambda: self.gate.decided or self.monitor.is_over or None, lambda _: known.set())
         known.wait()
 
-    async def _get_out(self) -> NoReturn:
-        why = "its body has ended" if self.life.ending is None else self.life.ending.reason
+    async def _leave_body(self) -> NoReturn:
+        why = "its body has ended" if self.monitor.ending is None else self.monitor.ending.reason
         raise RoundChanged(f"{self!r} is over: {why}")
 
     @property

@@ -54,7 +54,7 @@ LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_await_known
 
 
 @dataclass(eq=False)
-class Life:
+class RoundMonitor:
     """Watches one member's round for its end."""
 
     node: Node
@@ -99,37 +99,37 @@ class Life:
     def start(self) -> None:
         """Begin to watch for the round's end."""
         self.membership.listeners.add(self)
-        self.changed()
+        self.notify()
 
     def stop(self) -> None:
         """Stop watching for the round's end."""
         self.stopped = True
         self.membership.listeners.remove(self)
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """Check whether the round has ended; thread-safe."""
-        ending = None if self.ended_abruptly else self._look()
+        ending = None if self.ended_abruptly else self._find_ending()
         if ending is not None:
             self.end(ending)
         if self.phase is Phase.FAILED and self._others_live():
-            self._wake()
+            self._cancel_wait()
 
     def end(self, ending: Ending) -> None:
         """Record an ending; the first counts, but any other replaces an agreement to leave. Thread-safe."""
         if self._note(ending):
             self.on_end(ending)
             if self.phase is not Phase.AT_WORK:  # this then runs in the node's thread, which may cancel `_awaits`
-                self._wake()
+                self._cancel_wait()
 
     def _note(self, ending: Ending) -> bool:
         is_first = self._endings.setdefault(ending.is_abrupt, ending) is ending
         return is_first and self.ending is ending
 
-    def _wake(self) -> None:
+    def _cancel_wait(self) -> None:
         if self._awaits is not None:
             self._awaits.cancel()
 
-    def _look(self) -> Ending | None:
+    def _find_ending(self) -> Ending | None:
         membership, gate = self.membership, self.membership.gate
         if membership.over is not None:
             why = f"this node was dropped: {membership.over}" if membership.dropped else membership.over
@@ -140,9 +140,9 @@ class Life:
         for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
                 case NodesLost(node_ids=ids) as lost:
-                    return Ending(kind=EndKind.LOST, reason=f"lost: {names_of(lost)}", node_ids=ids)
+                    return Ending(kind=EndKind.LOST, reason=f"lost: {names_of_gone(lost)}", node_ids=ids)
                 case NodesLeft(node_ids=ids) as left if not gate.decided or self._left_early:
-                    return Ending(kind=EndKind.LEFT, reason=f"left: {names_of(left)}", node_ids=ids)
+                    return Ending(kind=EndKind.LEFT, reason=f"left: {names_of_gone(left)}", node_ids=ids)
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self.lets_newcomers_wait):
@@ -178,7 +178,7 @@ class Life:
 
     # ------------------------------------------------------------------------------------------ after the end
 
-    async def conclude(
+    async def end_work(
         self,
         failure: BaseException | str | None,
         *,
@@ -204,7 +204,7 @@ class Life:
         if is_own is None:
             return Outcome.RAISE
         if not is_own or self.ended_abruptly:
-            self.changed()  # look again: the node may read of a loss only after the work has failed
+            self.notify()  # look again: the node may read of a loss only after the work has failed
             if self.ending is None:  # the node has not read of the end yet, or the error is of another round
                 self._note(Ending(kind=EndKind.DROPPED, reason=str(failure)))
                 if self.membership.gate.is_awaited:
@@ -237,7 +237,7 @@ class Life:
         self.phase = Phase.AT_END
         self.membership.beats.finish()  # no member expects more steps of this one
         self.membership.gate.finish()
-        self.changed()
+        self.notify()
         try:
             with anyio.CancelScope() as self._awaits:
                 if self.ending is None:
@@ -266,7 +266,7 @@ class Life:
         if self.membership.round.size == 1:
             return False
         with contextlib.suppress(RendezvousError):  # losses are reported without an accusation, too, only later
-            await suspect(self.node, how or repr(failure))
+            await accuse_unnamed(self.node, how or repr(failure))
         return True
 
     async def _await_known_loss(self) -> None:
@@ -276,7 +276,7 @@ class Life:
         died_within = settings.ttl + ETCD_LATE if on_etcd else settings.disconnect_ttl
         left = loss_known_within(disconnect_ttl=died_within, ttl=settings.ttl, back_for=self.node.back_for)
         with anyio.CancelScope() as self._awaits:
-            self.changed()
+            self.notify()
             while left > 0 and not self.ended_abruptly:
                 began = anyio.current_time()
                 await anyio.sleep(LOOKS_FOR_NEWS_EVERY)
@@ -327,7 +327,7 @@ class Life:
                 return
 
 
-def names_of(gone: NodesLost | NodesLeft) -> str:
+def names_of_gone(gone: NodesLost | NodesLeft) -> str:
     """Return the names, addresses and reasons of the nodes that have gone, and the number of unnamed ones."""
     why = {node_id: f": {reason}" for node_id, reason in gone.reasons.items()}
     names = ", ".join(named(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
@@ -335,7 +335,7 @@ def names_of(gone: NodesLost | NodesLeft) -> str:
     return f"{names} and {more} more" if more > 0 else names
 
 
-async def suspect(node: Node, why: str) -> None:
+async def accuse_unnamed(node: Node, why: str) -> None:
     """Accuse an unnamed member, so that a member that has disconnected from the store is lost before `gone_ttl`."""
     link, membership = await node.connect(), node.membership
     if membership is not None and membership.over is None:

@@ -23,7 +23,7 @@ from rdzv.errors import (
     RendezvousStateError,
     RunGivenUpError,
 )
-from rdzv.loop.life import Life
+from rdzv.loop.life import RoundMonitor
 from rdzv.membership import Membership, Previous
 from store.printable import escaping
 
@@ -61,7 +61,7 @@ class Options:
         object.__setattr__(self, "no_progress", NO_PROGRESS.read(self.no_progress))
 
 
-async def done(work: Awaitable[T] | T) -> T:
+async def await_if_async(work: Awaitable[T] | T) -> T:
     """Await an async handler's result; return that of a blocking handler as it is."""
     return await work if isinstance(work, Awaitable) else work
 
@@ -82,7 +82,7 @@ class RoundLoop(Generic[SomeRound]):
     async def next(self) -> SomeRound | None:
         """Leave the last round, join the next, and return it; None once the run is over."""
         if self.last is None:
-            self._was_open = not await done(self._handler.is_closed())
+            self._was_open = not await await_if_async(self._handler.is_closed())
             if self.options.progress is not None:
                 self._finished = step_of(self.options.progress(), "progress()")
         else:
@@ -91,7 +91,7 @@ class RoundLoop(Generic[SomeRound]):
         while not self.node.is_draining:
             self.node.progress = self._finished  # other members read this value in this node's record
             try:
-                info = await done(self._handler.next_rendezvous())
+                info = await await_if_async(self._handler.next_rendezvous())
             except RendezvousGracefulExitError:
                 return None
             except RendezvousClosedError as error:
@@ -118,27 +118,27 @@ class RoundLoop(Generic[SomeRound]):
             self._finished = step_of(progress(), "progress()")
         elif gate.finished is not None:
             self._finished = gate.finished
-        achieved = round.life.membership.beats.has_progressed or (progress is not None and self._finished > before)
+        achieved = round.monitor.membership.beats.has_progressed or (progress is not None and self._finished > before)
 
         def count(tally: bytes) -> bytes:
-            return Tally.of(tally).after(round.number, failed=round.life.has_failed, achieved=achieved).pack()
+            return Tally.of(tally).after(round.number, failed=round.monitor.has_failed, achieved=achieved).pack()
 
         if self.options.no_progress:
             with contextlib.suppress(RendezvousError):  # if the store stays unreachable, `next_rendezvous` raises
-                await done(self._handler.change_tally(count))
+                await await_if_async(self._handler.change_tally(count))
 
     async def _give_up_without_progress(self) -> None:
         """Give the run up after too many rounds without a finished step; each member has counted the last round."""
         if not self.options.no_progress:
             return
-        fruitless = Tally.of(await done(self._handler.change_tally(bytes))).fruitless  # `bytes` is no change
+        fruitless = Tally.of(await await_if_async(self._handler.change_tally(bytes))).fruitless  # `bytes` is no change
         if fruitless < self.options.no_progress:
             return
         reason = (
             f"the last rounds have failed before a step was finished: {fruitless} of them, one after the other "
             f"(no_progress={self.options.no_progress})"
         )
-        await done(self._handler.give_up(reason, status=NO_PROGRESS_STATUS))
+        await await_if_async(self._handler.give_up(reason, status=NO_PROGRESS_STATUS))
         message = f"run {self.node.run_id} is given up: {reason}"
         raise RunGivenUpError(message, reason=reason, given_up=True, status=NO_PROGRESS_STATUS)
 
@@ -211,7 +211,7 @@ class MemberOfRound(ABC):
         self._is_entered = False
         self._misuse: RendezvousStateError | None = None  # raised when the loop continued inside this block
         waits = loop.options.on_waiting == "wait"
-        self.life: Life = Life(node, membership, self._ended, lets_newcomers_wait=waits)
+        self.monitor: RoundMonitor = RoundMonitor(node, membership, self._ended, lets_newcomers_wait=waits)
 
     async def begin(self) -> bool:
         """Prepare the round before the loop yields it (torch: a process group); return False if the round has ended."""
@@ -221,13 +221,13 @@ class MemberOfRound(ABC):
         if self._is_entered:
             raise RendezvousStateError("a round is entered once: the loop gives the next one")
         self._is_entered = True
-        self.life.start()
+        self.monitor.start()
 
     def check_left(self) -> None:
         """Raise an error unless this round was entered and left."""
         if not self._is_entered:
             raise RendezvousStateError("enter each round: write `async with round:` or `with round:` in the loop")
-        if not self.life.stopped:
+        if not self.monitor.stopped:
             self._misuse = RendezvousStateError(
                 f"leave the block of {self!r} first: the loop gives one round at a time"
             )
@@ -239,7 +239,7 @@ class MemberOfRound(ABC):
     @property
     def ending(self) -> Ending | None:
         """The round's ending for this member; None before."""
-        return self.life.ending
+        return self.monitor.ending
 
     def beat(self, step: SupportsIndex) -> None:
         """Report that this member begins a step, without agreeing on a stop; `check` reports it, too.
@@ -263,8 +263,8 @@ class MemberOfRound(ABC):
     async def _conclude(self, error: BaseException | None) -> bool:
         """Act on the body's end; return True to swallow its error. A `GiveUp` in an error group is raised alone."""
         try:
-            outcome = await self.life.conclude(
-                error, in_node=lambda work: done(self._handler.call(work)), release=self._release
+            outcome = await self.monitor.end_work(
+                error, in_node=lambda work: await_if_async(self._handler.call(work)), release=self._release
             )
             if outcome is not Outcome.MEET_AGAIN:
                 verdict = gave_up(error)
@@ -275,11 +275,11 @@ class MemberOfRound(ABC):
             try:
                 await self._release()
             finally:
-                self.life.stop()
+                self.monitor.stop()
         if self._misuse is not None:  # the misuse has ended the loop, so there is no next round
             raise self._misuse
         why = self.ending.reason if self.ending is not None else error or "this member has finished"
-        log.info("%s is over: %s%s", repr(self), why, f"; that caused {error!r}" if self.life.blames_others else "")
+        log.info("%s is over: %s%s", repr(self), why, f"; that caused {error!r}" if self.monitor.blames_others else "")
         return True
 
     def __repr__(self) -> str:
@@ -294,7 +294,7 @@ class BodyCalls(MemberOfRound):
         """Wait until the members have agreed, or the round has ended."""
 
     @abstractmethod
-    async def _get_out(self) -> NoReturn:
+    async def _leave_body(self) -> NoReturn:
         """End the body here, since the round is over."""
 
     async def check(self, step: SupportsIndex) -> None:
@@ -307,9 +307,9 @@ class BodyCalls(MemberOfRound):
         Args:
             step: The step about to begin: an integer of any type, larger each time.
         """
-        if self.life.stopped:
-            await self._get_out()
-        if self.life.ending is None:
+        if self.monitor.stopped:
+            await self._leave_body()
+        if self.monitor.ending is None:
             step = self._membership.beats.beat(step)
             if self.gate.begin_step(step):
                 return
@@ -317,11 +317,11 @@ class BodyCalls(MemberOfRound):
                 self._handler.check_usable()  # raise in a forked child, in which no node reports the decision
                 await self._until_decided()
             if self.gate.decided:  # the members agreed on a stop before the round ended otherwise
-                if not (self.gate.must_leave(step) or self.life.ended_abruptly):
+                if not (self.gate.must_leave(step) or self.monitor.ended_abruptly):
                     return
-                self.life.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
+                self.monitor.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
         self.gate.refused = step_of(step)
-        await self._get_out()
+        await self._leave_body()
 
     async def keep(self, key: str, data: bytes) -> None:
         """Keep a small state of the run, from round to round.
@@ -331,18 +331,18 @@ class BodyCalls(MemberOfRound):
         Raises:
             RoundSupersededError: This node is no longer in the round.
         """
-        await done(self._handler.keep(key, data, in_round=self.number))
+        await await_if_async(self._handler.keep(key, data, in_round=self.number))
 
     async def restore(self, key: str) -> bytes | None:
         """Return the data that any member has kept last under this name."""
-        kept: bytes | None = await done(self._handler.restore(key))
+        kept: bytes | None = await await_if_async(self._handler.restore(key))
         return kept
 
     async def accuse(self, rank: int, why: str) -> None:
         """Accuse another member of not answering, for example after a failed collective; see `Handler.accuse`."""
-        await done(self._handler.accuse(rank, why, in_round=self.number))
+        await await_if_async(self._handler.accuse(rank, why, in_round=self.number))
 
     async def participants(self) -> list[Participant]:
         """Return all members, by rank, with address, payload and attributes; the cost grows with their number."""
-        members: list[Participant] = await done(self._info.participants())
+        members: list[Participant] = await await_if_async(self._info.participants())
         return members

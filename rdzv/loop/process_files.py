@@ -19,7 +19,7 @@ from rdzv.core.stopping import step_of
 
 if TYPE_CHECKING:
     from rdzv.membership import Membership
-    from rdzv.node.front.known import Known
+    from rdzv.node.front.known import NodeView
     from rdzv.node.node import Node
 
 BEAT_DIR: Final = "RDZV_BEAT_DIR"
@@ -29,7 +29,7 @@ DIGITS_MOST = 20
 CHARACTERS_MAX: Final = 200  # the most characters of an exception's line that other nodes get
 
 
-def start_to_follow(handler: Known, folder: Path) -> None:
+def start_to_follow(handler: NodeView, folder: Path) -> None:
     """Read the steps of a node's processes in a folder until the node's round is over; thread-safe."""
     node, membership = handler.own_node, handler.membership
     if membership is not None:
@@ -44,22 +44,22 @@ def forget_beats(folder: Path) -> None:
             path.unlink()
 
 
-def look_at_beats(membership: Membership, folder: Path) -> None:
+def read_beats_now(membership: Membership, folder: Path) -> None:
     """Read and record the step of a node's processes now."""
-    step = _last_of(folder)
+    step = _last_step_of(folder)
     if step is not None:
         membership.beats.beat(step)
 
 
 async def _follow(node: Node, membership: Membership, folder: Path) -> None:
     while membership.over is None:
-        step = await node.loop.run_in_thread(lambda: _last_of(folder))  # a disk that hangs must not block the node
+        step = await node.loop.run_in_thread(lambda: _last_step_of(folder))  # a disk that hangs must not block the node
         if step is not None:
             membership.beats.beat(step)
         await anyio.sleep(LOOKS_EVERY)
 
 
-def _last_of(folder: Path) -> int | None:
+def _last_step_of(folder: Path) -> int | None:
     steps = []
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
@@ -72,7 +72,7 @@ def _last_of(folder: Path) -> int | None:
     return min(steps, default=None)
 
 
-def raised_in(file: str | Path) -> str:
+def exception_in(file: str | Path) -> str:
     """Return the first line of a process's exception, as `@record` wrote it; "" if its error file has none."""
     try:
         message = json.loads(Path(file).read_text(encoding="utf-8"))["message"]

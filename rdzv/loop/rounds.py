@@ -138,10 +138,10 @@ class Round(BodyCalls):
         """Wait for the agreement on a stop: about a round trip, as nodes answer while their members compute."""
         wakeup = WakeupHere()
         with self._membership.listeners.listening(wakeup):
-            while not (self.gate.decided or self.life.is_over):
+            while not (self.gate.decided or self.monitor.is_over):
                 await wakeup.sleep_until(None)
 
-    async def _get_out(self) -> NoReturn:
+    async def _leave_body(self) -> NoReturn:
         self._scope.cancel()
         await self._left.wait()  # only a task that the cancelled body does not await gets here
         raise RoundChanged(f"{self!r} is over")

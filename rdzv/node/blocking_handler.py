@@ -23,11 +23,11 @@ from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.front import verbs
-from rdzv.node.front.known import Known
+from rdzv.node.front.known import NodeView
 from rdzv.node.handler import Handler as AsyncHandler
 from rdzv.node.link.loops import result_of
-from rdzv.node.member.health import examine
-from rdzv.node.node import Ticket
+from rdzv.node.member.health import run_health_check
+from rdzv.node.node import JoinTicket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -58,7 +58,7 @@ def blocking_method(
     return method
 
 
-class Handler(Known, RendezvousHandler):
+class Handler(NodeView, RendezvousHandler):
     """One node's part in a run's rendezvous, for blocking callers; made by `rdzv.sync.connect`."""
 
     def __init__(self, inner: AsyncRendezvousHandler, loop: NodeLoop) -> None:
@@ -73,7 +73,7 @@ class Handler(Known, RendezvousHandler):
         node = self.node
         if node is None:  # the run has a third-party backend, whose result stays as it is
             return cast("RendezvousInfo", self.call(self._inner.next_rendezvous()))
-        ticket = Ticket()
+        ticket = JoinTicket()
         joining: Call[Membership] | None = None
         try:
             joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
@@ -89,7 +89,7 @@ class Handler(Known, RendezvousHandler):
                     raise
             raise
 
-    def _abandon(self, node: Node, ticket: Ticket) -> None:
+    def _abandon(self, node: Node, ticket: JoinTicket) -> None:
         with contextlib.suppress(RendezvousStateError):
             self.start(node.abandon(ticket))
 
@@ -97,7 +97,7 @@ class Handler(Known, RendezvousHandler):
         check = node.settings.health_check
         if check is None:
             return None
-        return lambda: self._loop.run_in_thread(lambda: asyncio.run(examine(check)))
+        return lambda: self._loop.run_in_thread(lambda: asyncio.run(run_health_check(check)))
 
     def _info(self, membership: Membership) -> RendezvousInfo:
         assert isinstance(self._inner, AsyncHandler)
@@ -105,7 +105,7 @@ class Handler(Known, RendezvousHandler):
             self._shared_client.close()
         shared, self._shared_client = self._inner.share()
         read_roster = functools.partial(self._roster, membership)
-        return RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
+        return RendezvousInfo.from_membership(membership, self.run_id, store=shared, _read_roster=read_roster)
 
     def node_here(self, name: str) -> Node:
         """Return the node; raise if a third-party backend has none, in a forked child, or after closing."""

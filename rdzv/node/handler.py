@@ -26,13 +26,13 @@ from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.front import verbs
-from rdzv.node.front.known import Known
+from rdzv.node.front.known import NodeView
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.link.loops import result_of
 from rdzv.node.link.wakeup import WakeupHere
-from rdzv.node.member.health import examine_in
-from rdzv.node.node import Node, Ticket
+from rdzv.node.member.health import run_health_check_in
+from rdzv.node.node import JoinTicket, Node
 from rdzv.shared_store.store import ClientAtFirstUse
 from store import ConnectionLost, StoreUsageError
 from store.keeping import RELEASE_WITHIN
@@ -63,7 +63,7 @@ def awaited_method(
     return method
 
 
-class Handler(Known, RendezvousHandler):
+class Handler(NodeView, RendezvousHandler):
     """One node's part in a run's rendezvous; made by `rdzv.connect`."""
 
     def __init__(
@@ -168,7 +168,7 @@ class Handler(Known, RendezvousHandler):
             RendezvousRefusedError: This node is banned, or failed its health check; the message has the reason.
             RendezvousStateError: Another call of this handler is joining already.
         """
-        ticket = Ticket()
+        ticket = JoinTicket()
         joining = self.start(self.node.next_rendezvous(ticket, self._health_check()))
         try:
             await joining.end()
@@ -181,10 +181,10 @@ class Handler(Known, RendezvousHandler):
 
     def _health_check(self) -> Callable[[], Awaitable[str | None]] | None:
         check, here = self.settings.health_check, asyncio.get_running_loop()
-        return None if check is None else functools.partial(examine_in, here, check)
+        return None if check is None else functools.partial(run_health_check_in, here, check)
 
     def _info(self, membership: Membership) -> RendezvousInfo:
-        self.shared_client.meet(membership.store_id)
+        self.shared_client.expect_store(membership.store_id)
         shared = shared_store(self.node, membership, self.shared_client)
         here = asyncio.get_running_loop()
 
@@ -193,7 +193,7 @@ class Handler(Known, RendezvousHandler):
                 here.call_soon_threadsafe(call, *arguments)
 
         read_roster = functools.partial(self._roster, membership)
-        info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
+        info = RendezvousInfo.from_membership(membership, self.run_id, store=shared, _read_roster=read_roster)
         membership.call_when_over(functools.partial(here_soon, shared.end_calls))
         if self.settings.waits_end_on_loss:  # end the present waits; later waits check for losses
             membership.call_when_lost(lambda _: here_soon(shared.end_waits))

@@ -30,7 +30,7 @@ from rdzv.listeners import Listeners
 from rdzv.node.coordinator.candidacy import start_candidacy
 from rdzv.node.link.link import StoreEndingError, StoreSession
 from rdzv.node.link.ports import HeldPort
-from rdzv.node.member.carrying import learn, tell
+from rdzv.node.member.carrying import keep_knowledge, pass_on_knowledge
 from rdzv.node.member.joining import Joining
 from rdzv.node.member.leaving import Leaving, announce_move
 from rdzv.node.member.noticing import MembershipWatcher
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
-class Ticket:
+class JoinTicket:
     """A handle of one call of `next_rendezvous`, by which `Node.abandon` undoes that call."""
 
     task: asyncio.Task[Any] | None = None
@@ -109,7 +109,7 @@ class Node:
         self._stack = contextlib.AsyncExitStack()
         self._connecting = asyncio.Lock()
         self._connecting_scope: anyio.CancelScope | None = None
-        self._join: Ticket | None = None  # the ticket of the last call of `next_rendezvous`, which may be under way
+        self._join: JoinTicket | None = None  # the ticket of the last call of `next_rendezvous`, which may be under way
         # Set once a closing node has left its round, although a store that it hosts may still serve others.
         self.withdrawn: asyncio.Event = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
@@ -145,7 +145,7 @@ class Node:
         """Leave the round, stop coordinating, and disconnect for good. May be called twice, also concurrently."""
         if self._closing is None:
             self._closed = True
-            self.listeners.changed()
+            self.listeners.notify()
             self._closing = asyncio.create_task(self._close(), name=f"close node {self.node_id}")
         await asyncio.shield(self._closing)
 
@@ -196,13 +196,13 @@ class Node:
                 )
                 link.host, link.hosts_store = self.store_settings().endpoint.url, self.hosts_store
                 stack.push_async_callback(link.aclose)
-                link.follower.on_change = functools.partial(self.part.take, link)
+                link.follower.on_change = functools.partial(self.part.update_membership, link)
                 link.follower.listeners.add(self.listeners)
                 link.spawn(link.follower.run(), f"follow run {self.run_id}")
                 link.spawn(MembershipWatcher(self.part, link).run(), f"watch over node {self.node_id}")
                 link.log_outages(self._who_waits, self._is_counted)
                 if self.hosts_store():
-                    link.spawn(self._name_the_host(link.store), f"name the host of the store to run {self.run_id}")
+                    link.spawn(self._log_host(link.store), f"name the host of the store to run {self.run_id}")
                 link.gives_up_after = self.settings.store_gone_timeout
                 with anyio.CancelScope(deadline=client.time() + self.settings.join_timeout):
                     await link.follower.synced.wait()
@@ -218,7 +218,7 @@ class Node:
             raise self.connection_error(error) from error
         return link
 
-    async def _name_the_host(self, store: Store) -> None:
+    async def _log_host(self, store: Store) -> None:
         host = f"run {self.run_id}, node {self.node_id} (process {os.getpid()} on {host_name()})"
         async with store.kept_lease(self.settings.ttl) as lease:
             await store.put(self.keys.host, host.encode(), lease=lease.id)
@@ -236,7 +236,7 @@ class Node:
     async def _disconnect(self, error: Exception | None = None) -> None:
         if error is not None:
             if self._link is not None and self._link.follower.synced.is_set():
-                learn(self.part, self._link)
+                keep_knowledge(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lease_lost()
             if self.head.round is not None:  # rounds in the next store must get higher numbers
@@ -253,7 +253,7 @@ class Node:
         if self.store_gone is not None:
             what += f"; {START_AGAIN}"
         elif self._link is not None:
-            what += self._link.if_hosted
+            what += self._link.hosting_hint
         return RendezvousConnectionError(f"run {self.run_id}, node {self.node_id}: {what}")
 
     def check_usable(self) -> None:
@@ -262,7 +262,7 @@ class Node:
             raise RendezvousStateError(f"this handler of run {self.run_id} is closed; connect again")
 
     @property
-    def in_reach(self) -> bool:
+    def is_connected(self) -> bool:
         """True if this node is connected to the store; thread-safe."""
         link = self._link
         return link is not None and link.store.connected
@@ -282,7 +282,7 @@ class Node:
     # ------------------------------------------------------------------------------------------ joining and leaving
 
     async def next_rendezvous(
-        self, ticket: Ticket, examine: Callable[[], Awaitable[str | None]] | None = None
+        self, ticket: JoinTicket, examine: Callable[[], Awaitable[str | None]] | None = None
     ) -> Membership:
         """Join the next round; see `Handler.next_rendezvous`.
 
@@ -335,13 +335,12 @@ class Node:
             except StoreError as error:
                 raise self.connection_error(error) from error
             clock.set(suspended=False, now=anyio.current_time())
-            with anyio.move_on_after(clock.left(anyio.current_time())) as limit:
+            with anyio.move_on_after(clock.seconds_left(anyio.current_time())) as limit:
                 link = await self._find_store(link, lost)
             if limit.cancelled_caught:
                 raise self.part.timeout(self._link)
 
     async def _find_store(self, link: StoreSession, error: Exception) -> StoreSession:
-        """Close the link to a lost store; return a link to the next store, which this node may host."""
         while True:
             async with self._connecting:
                 if self._link is link:
@@ -357,7 +356,7 @@ class Node:
                 return link
             error = StoreEndingError("it is ending")
 
-    async def abandon(self, ticket: Ticket) -> None:
+    async def abandon(self, ticket: JoinTicket) -> None:
         """Undo the call of `next_rendezvous` with this ticket: if no caller awaits the round, leave it."""
         ticket.abandoned = True
         if self._join is not ticket:
@@ -415,9 +414,9 @@ class Node:
     def progress(self, step: int | None) -> None:
         self.part.progress = step
 
-    async def tell_what_it_knows(self, link: StoreSession) -> None:
+    async def pass_on_knowledge(self, link: StoreSession) -> None:
         """Write this node's knowledge of a lost store to the store of `link`; raise StoreError on failure."""
-        await tell(self.part, link)
+        await pass_on_knowledge(self.part, link)
 
     def send_steps(self) -> None:
         """Report this node's steps to the store now; thread-safe."""

@@ -224,7 +224,7 @@ class Operations(RoundKeys):
         )
         go: tuple[Operation, ...] = Add(members, -1, self.lease), *map(Delete, marks)
         ask = self._begin(timeout)
-        is_last = (await _counted(ask, come)) >= size
+        is_last = (await _transact_and_count(ask, come)) >= size
         if not is_last:
             try:
                 await ask(Wait(keys=(last,)))
@@ -236,7 +236,7 @@ class Operations(RoundKeys):
                     text = f"the barrier {shown(key)} timed out after {ask.seconds:g} s: {there} of {size} came"
                     ask.raise_timeout(text + missing, keys=(f"{key}/last_member",))
         try:
-            inside = await _counted(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
+            inside = await _transact_and_count(ask, (*go, Put(last, b"1", lease=self.lease)) if is_last else go)
             if inside <= 0:  # the last caller to leave deletes the keys, as programs may use many barriers
                 nobody_came = (when.value(members) == b"%d" % inside,)
                 await ask(Transact(when=nobody_came, then=(Delete(members), Delete(last))))
@@ -337,8 +337,7 @@ async def _missing_at_barrier(ask: FencedCall, roster: MemberNames, came_prefix:
     return roster.describe_missing(missing, names)
 
 
-async def _counted(ask: FencedCall, operations: tuple[Operation, ...]) -> int:
-    """Carry out operations; return the count of the first."""
+async def _transact_and_count(ask: FencedCall, operations: tuple[Operation, ...]) -> int:
     return cast("int", (await ask(Transact(when=(), then=operations))).results[0])
 
 

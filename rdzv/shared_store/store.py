@@ -152,7 +152,7 @@ class ClientAtFirstUse:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
 
-    def meet(self, store_id: str | None) -> None:
+    def expect_store(self, store_id: str | None) -> None:
         """Replace the client at the next request if a new round is in another store."""
         self._of_another_store = self._client is not None and self._client.store_id != store_id
 
@@ -164,7 +164,7 @@ class ClientAtFirstUse:
                 "asyncio.run_coroutine_threadsafe, or use rdzv.sync in a thread without a loop"
             )
         client = self._client
-        if client is None or not self._is_of_use(client):
+        if client is None or not self._is_usable(client):
             began = self.time()
             with anyio.move_on_after(timeout) as limit:
                 client = await self._connect()
@@ -175,12 +175,12 @@ class ClientAtFirstUse:
                 timeout = max(timeout - (self.time() - began), 0.001)
         return await client.call(request, timeout=timeout)
 
-    def _is_of_use(self, client: Store) -> bool:
+    def _is_usable(self, client: Store) -> bool:
         return client.failure is None and not self._of_another_store
 
     async def _connect(self) -> Store:
         async with self._opening:  # concurrent first requests share one connection
-            if self._client is not None and not self._is_of_use(self._client):
+            if self._client is not None and not self._is_usable(self._client):
                 await self._close()
             if self._client is None:
                 self._loop, self._opened = asyncio.get_running_loop(), AsyncExitStack()

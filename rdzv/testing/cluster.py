@@ -190,7 +190,7 @@ class Cluster:
             ClusterError: As in `advance`.
         """
         until = self.now + within
-        while any(node.at_work for node in self.nodes):
+        while any(node.is_running for node in self.nodes):
             if self.now >= until:
                 raise ClusterStuckError(
                     f"seed {self.seed}: not all nodes have come to their ends within {within:g} virtual seconds:"
@@ -239,11 +239,11 @@ class Cluster:
 
     def pause(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
         """Stop a node's process, as SIGSTOP does, for some seconds or until `resume`."""
-        return self._stand_still(node, seconds, threads=True)
+        return self._stop_threads(node, seconds, threads=True)
 
     def hang(self, node: int | ClusterNode, seconds: float | None = None) -> Done[None]:
         """Block a node's own code, for some seconds or until `resume`; its node thread continues."""
-        return self._stand_still(node, seconds, threads=False)
+        return self._stop_threads(node, seconds, threads=False)
 
     def resume(self, node: int | ClusterNode) -> Done[None]:
         """End a `pause` or a `hang`."""
@@ -259,7 +259,7 @@ class Cluster:
         self.say(f"{found.name} is cut off{_for(seconds)}")
         for source in found.sources:
             self._world.network.partition(source)
-        self._later(seconds, partial(self._heal, found))
+        self._call_later(seconds, partial(self._heal, found))
         return Done(None)
 
     def heal(self, node: int | ClusterNode) -> Done[None]:
@@ -288,7 +288,7 @@ class Cluster:
 
     def resize(self, min_nodes: int | None = None, max_nodes: int | None = None) -> Done[None]:
         """Change the run's minimum or maximum of nodes, as `rdzv resize` does."""
-        connected = [node for node in self.nodes if node.at_work and node.handlers]
+        connected = [node for node in self.nodes if node.is_running and node.handlers]
         if not connected:
             raise RendezvousStateError("no node has connected yet: call `advance` before `resize`")
         inner = connected[0].handlers[-1].node
@@ -299,9 +299,9 @@ class Cluster:
 
     def stop_store(self, seconds: float) -> Done[None]:
         """Kill the store, and restart it after some seconds, with the data on its disk if any."""
-        if self._store.up:
+        if self._store.is_up:
             self._store.die()
-            self._director.call_later(seconds, lambda: None if self._store.up else self._store.start())
+            self._director.call_later(seconds, lambda: None if self._store.is_up else self._store.start())
         return Done(None)
 
     def pause_store(self, seconds: float) -> Done[None]:
@@ -354,7 +354,7 @@ class Cluster:
             with Cluster(self._count, seed=seed, **self._options, **self._given) as one:
                 try:
                     one.run(chosen)
-                    _deal(one, random.Random(f"faults {seed}"), faults=faults, most=most, during=during)
+                    _inject_faults(one, random.Random(f"faults {seed}"), faults=faults, most=most, during=during)
                     one.finish(within)
                     if check is not None:
                         check(one)
@@ -409,8 +409,7 @@ class Cluster:
         node.start(body).add_done_callback(partial(self._ended, node))
 
     def _exit(self, node: ClusterNode, *, until: float) -> None:
-        """End the process of an ended body once it is idle, as `asyncio.run` does."""
-        if self.now < until and not node.has_let_go:
+        if self.now < until and not node.is_idle:
             self._director.call_later(EXIT_LOOKS_EVERY, partial(self._exit, node, until=until))
         else:
             node.process.exit()
@@ -436,13 +435,13 @@ class Cluster:
                 self._world.timeline.problem = problem
         self._exit(node, until=self.now + EXIT_WITHIN)
 
-    def _stand_still(self, node: int | ClusterNode, seconds: float | None, *, threads: bool) -> Done[None]:
+    def _stop_threads(self, node: int | ClusterNode, seconds: float | None, *, threads: bool) -> Done[None]:
         found = self._node(node)
         if found.alive:
             self.say(f"{found.name} {'stands still' if threads else 'hangs'}{_for(seconds)}")
             found.process.pause(threads=threads)
             # Resume this node only, not one that has replaced it meanwhile.
-            self._later(seconds, lambda: self.nodes[found.index] is found and self.resume(found))
+            self._call_later(seconds, lambda: self.nodes[found.index] is found and self.resume(found))
         return Done(None)
 
     def _heal(self, node: ClusterNode) -> None:
@@ -452,7 +451,7 @@ class Cluster:
         for source in node.sources:
             self._world.network.heal(source)
 
-    def _later(self, seconds: float | None, action: Callable[[], object]) -> None:
+    def _call_later(self, seconds: float | None, action: Callable[[], object]) -> None:
         if seconds is not None:
             self._director.call_later(seconds, action)
 
@@ -479,7 +478,7 @@ def _for(seconds: float | None) -> str:
     return "" if seconds is None else f" for {seconds:.2f} s"
 
 
-def _deal(cluster: Cluster, rng: random.Random, *, faults: Sequence[str], most: int, during: float) -> None:
+def _inject_faults(cluster: Cluster, rng: random.Random, *, faults: Sequence[str], most: int, during: float) -> None:
     """Play 1 to `most` random faults that begin within `during` seconds; raise ValueError for unknown `faults`."""
     unknown = sorted(set(faults) - set(FAULTS))
     if unknown:
@@ -492,15 +491,15 @@ def _deal(cluster: Cluster, rng: random.Random, *, faults: Sequence[str], most: 
         kind = rng.choice(list(faults))
         seconds = rng.choice((SHORT, MIDDLING, LONG)) * rng.uniform(0.5, 1.5)
         over_at = max(over_at, moment + seconds)
-        at_work = [i for i, node in enumerate(cluster.nodes) if node.at_work and node.handlers]
+        is_running = [i for i, node in enumerate(cluster.nodes) if node.is_running and node.handlers]
         if kind == "join":
             cluster.join()
         elif kind == "stop_store":
             cluster.stop_store(min(seconds, MIDDLING))
         elif kind == "pause_store":
             cluster.pause_store(min(seconds, MIDDLING))
-        elif at_work:
-            node = rng.choice(at_work)
+        elif is_running:
+            node = rng.choice(is_running)
             match kind:
                 case "kill":
                     cluster.kill(node)
@@ -519,12 +518,12 @@ def _deal(cluster: Cluster, rng: random.Random, *, faults: Sequence[str], most: 
                 case "resize":
                     least, most = (int(cluster.settings[name]) for name in ("min_nodes", "max_nodes"))
                     cluster.resize(max_nodes=rng.randint(least, most + 2))
-                    back_at.append((moment + seconds, partial(_resize_back, cluster, most)))
+                    back_at.append((moment + seconds, partial(_undo_resize, cluster, most)))
     _advance(cluster, now, max([over_at, *(at for at, _ in back_at)]), back_at)
 
 
-def _resize_back(cluster: Cluster, most: int) -> None:
-    if any(node.at_work and node.handlers for node in cluster.nodes):
+def _undo_resize(cluster: Cluster, most: int) -> None:
+    if any(node.is_running and node.handlers for node in cluster.nodes):
         cluster.resize(max_nodes=most)
 
 

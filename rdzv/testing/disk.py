@@ -50,7 +50,7 @@ class Disk:
         self.reserve: NoFiles = NoFiles()
         self.database: sqlite3.Connection = sqlite3.connect(":memory:", isolation_level=None)
         self.database.executescript(rows.SCHEMA)
-        self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
+        self.database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", store_id))
 
     def open(self, loop: asyncio.AbstractEventLoop, *, kind: type[SimulatedJournal]) -> SimulatedJournal:
         """Open a new process's journal after the end of the last one."""
@@ -61,7 +61,7 @@ class Disk:
         """End a killed process's journal; draw whether the group being written reached the disk."""
         opened, self._journal = self._journal, None
         if opened is not None:
-            opened.gone(reaches_the_disk=self.rng.random() < 0.5)
+            opened.process_ended(reaches_the_disk=self.rng.random() < 0.5)
 
     def close(self) -> None:
         """Delete the data."""
@@ -97,7 +97,7 @@ class SimulatedJournal(Journal):
         """Return the bytes that a write may have: unlimited."""
         return sys.maxsize
 
-    steering_bytes_per_second = write_bytes_max
+    coordination_bytes_per_second = write_bytes_max
 
     def _log_growth(self) -> int:
         return 0
@@ -126,7 +126,7 @@ class SimulatedJournal(Journal):
         self._on_durable = None
         return True
 
-    def gone(self, *, reaches_the_disk: bool) -> None:
+    def process_ended(self, *, reaches_the_disk: bool) -> None:
         """End with the process; first commit the group being written if it `reaches_the_disk`."""
         if self._in_hand is not None and reaches_the_disk:
             with contextlib.suppress(sqlite3.Error, RowsRefused):
@@ -154,8 +154,6 @@ class SimulatedJournal(Journal):
 
 
 class _Borrowed:
-    """A database connection that `close` leaves open."""
-
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
 

@@ -11,7 +11,7 @@ import enum
 from collections import deque
 from typing import Protocol
 
-__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTransport", "names_of"]
+__all__ = ["EVERYTHING", "SOCKET_BUFFER_BYTES", "AnyProtocol", "Link", "MemoryTransport", "fault_names_of"]
 
 EVERYTHING = "*"
 
@@ -22,7 +22,7 @@ AnyProtocol = asyncio.Protocol | asyncio.BufferedProtocol
 End = tuple[AnyProtocol, asyncio.AbstractEventLoop]  # a protocol, and the loop in which it is called
 
 
-class Medium(Protocol):
+class LinkNetwork(Protocol):
     """The members of `MemoryNetwork` that links use."""
 
     socket_buffer_bytes: int
@@ -36,9 +36,9 @@ class Medium(Protocol):
 class Link:
     """One connection; `client` is the dialer's transport, `server` the listener's."""
 
-    def __init__(self, network: Medium, *, dialer: tuple[str, int], target: str, client: End, server: End) -> None:
+    def __init__(self, network: LinkNetwork, *, dialer: tuple[str, int], target: str, client: End, server: End) -> None:
         self.name: str = _link_name(dialer, target)
-        self.names: set[str] = names_of(dialer, target)
+        self.names: set[str] = fault_names_of(dialer, target)
         self.target = target
         self._upward = network.new_pipe()
         self._downward = network.new_pipe()
@@ -98,7 +98,7 @@ class MemoryTransport(asyncio.Transport):
         if self._closing or not data:
             return
         self._outgoing.send(memoryview(bytes(data)))
-        self._control_flow()
+        self._apply_flow_control()
 
     def write_eof(self) -> None:
         """End the outgoing stream; receiving continues."""
@@ -113,7 +113,7 @@ class MemoryTransport(asyncio.Transport):
         self.write_eof()
         self._closing = True
         self._incoming.wake()
-        self._let_go_once_flushed()
+        self._close_once_flushed()
 
     def abort(self) -> None:
         """Close at once: bytes in flight are lost, and the peer gets a reset."""
@@ -146,7 +146,7 @@ class MemoryTransport(asyncio.Transport):
         if not high >= low >= 0:
             raise ValueError(f"high ({high}) must be >= low ({low}) must be >= 0")
         self._high_water, self._low_water = high, low
-        self._control_flow()
+        self._apply_flow_control()
 
     # Called by the network.
 
@@ -218,11 +218,11 @@ class MemoryTransport(asyncio.Transport):
 
     def on_delivered(self) -> None:
         """Called after bytes written here were delivered."""
-        self._control_flow()
+        self._apply_flow_control()
         if self._closing:
-            self._let_go_once_flushed()
+            self._close_once_flushed()
 
-    def _control_flow(self) -> None:
+    def _apply_flow_control(self) -> None:
         if self.is_lost:
             return
         size = self.get_write_buffer_size()
@@ -233,7 +233,7 @@ class MemoryTransport(asyncio.Transport):
             self._writing_paused = False
             self._protocol.resume_writing()
 
-    def _let_go_once_flushed(self) -> None:
+    def _close_once_flushed(self) -> None:
         if self.get_write_buffer_size() == 0:
             self.lose(None)
 
@@ -267,7 +267,7 @@ class Pipe:
     sender: MemoryTransport
     receiver: MemoryTransport
 
-    def __init__(self, network: Medium) -> None:
+    def __init__(self, network: LinkNetwork) -> None:
         self._network = network
         self.network_loop: asyncio.AbstractEventLoop = network.loop
         self._under_way: deque[tuple[float, memoryview | Signal]] = deque()
@@ -364,6 +364,6 @@ def _link_name(dialer: tuple[str, int], target: str) -> str:
     return f"{source}>{target}#{number}"
 
 
-def names_of(dialer: tuple[str, int], target: str) -> set[str]:
+def fault_names_of(dialer: tuple[str, int], target: str) -> set[str]:
     """Return the names by which faults address this link."""
     return {_link_name(dialer, target), dialer[0], target, EVERYTHING}

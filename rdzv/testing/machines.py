@@ -117,7 +117,7 @@ class Process:
 class NoPort(HeldPort):
     """A constant instead of a bound port."""
 
-    def hold(self) -> int:
+    def reserve(self) -> int:
         """Return a constant."""
         return 40_000
 
@@ -188,7 +188,7 @@ class StoreMachine:
     # ------------------------------------------------------------------------------------------ processes
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """True while the store's process exists, even if stopped."""
         return self.host is not None
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, Pipe, names_of
+from rdzv.testing.links import EVERYTHING, SOCKET_BUFFER_BYTES, AnyProtocol, Link, MemoryTransport, Pipe, fault_names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,11 +91,11 @@ class MemoryNetwork:
         if source in self._dead:
             raise ConnectionRefusedError(f"{source} is dead")
         dialer = (source, next(self._numbers))
-        names = names_of(dialer, name)
-        await self._travel(names)
+        names = fault_names_of(dialer, name)
+        await self._delay(names)
         listener = self._listeners.get(name)
         if listener is None or names & self._refused:
-            await self._travel(names)
+            await self._delay(names)
             raise ConnectionRefusedError(errno.ECONNREFUSED, f"{name} refuses {source}")
 
         here = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ class MemoryNetwork:
             else:
                 # A stopped process's operating system accepts connections, too.
                 listener.loop.call_soon(link.server.connect)
-            await self._travel(names)
+            await self._delay(names)
         except BaseException:
             link.reset()
             raise
@@ -148,7 +148,7 @@ class MemoryNetwork:
     def partition(self, which: str | Link = EVERYTHING) -> None:
         """Hold all bytes and dials until `heal`, without an error at either end."""
         self._partitioned.add(_name(which))
-        self._hold_what_is_partitioned()
+        self._hold_partitioned()
 
     def heal(self, which: str | Link = EVERYTHING) -> None:
         """End a partition, or with `EVERYTHING` all partitions; deliver the held bytes in order."""
@@ -156,7 +156,7 @@ class MemoryNetwork:
             self._partitioned.clear()
         else:
             self._partitioned.discard(_name(which))
-        self._hold_what_is_partitioned()
+        self._hold_partitioned()
         waiting, self._waiting = self._waiting, {}
         for waiter in waiting:
             if not waiter.done():
@@ -178,7 +178,7 @@ class MemoryNetwork:
         """Return a direction of a new link."""
         return Pipe(self)
 
-    def _hold_what_is_partitioned(self) -> None:
+    def _hold_partitioned(self) -> None:
         for link in self._links.values():
             self._hold(link)
 
@@ -186,7 +186,7 @@ class MemoryNetwork:
         held = not link.names.isdisjoint(self._partitioned)
         link.hold(upward=held, downward=held)
 
-    async def _travel(self, names: set[str]) -> None:
+    async def _delay(self, names: set[str]) -> None:
         await anyio.sleep(self.draw_latency())
         while not names.isdisjoint(self._partitioned):
             healed: asyncio.Future[None] = asyncio.get_running_loop().create_future()

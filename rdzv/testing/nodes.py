@@ -52,7 +52,7 @@ class ClusterRound:
         return tuple(self.ranks[rank] for rank in sorted(self.ranks))
 
 
-class Surroundings(Protocol):
+class ClusterCalls(Protocol):
     """The members of `cluster.Cluster` that nodes use."""
 
     settings: dict[str, Any]
@@ -76,7 +76,7 @@ class ClusterNode:
         ended: True once its body has ended.
     """
 
-    def __init__(self, cluster: Surroundings, index: int, process: Process) -> None:
+    def __init__(self, cluster: ClusterCalls, index: int, process: Process) -> None:
         self._cluster = cluster
         self.index = index
         self.name: str = process.name
@@ -97,12 +97,12 @@ class ClusterNode:
         return self.process.alive
 
     @property
-    def at_work(self) -> bool:
+    def is_running(self) -> bool:
         """True while its body runs."""
         return self.alive and self.task is not None and not self.ended
 
     @property
-    def has_let_go(self) -> bool:
+    def is_idle(self) -> bool:
         """True if its process is idle."""
         loops = (self.process.host, *self.process.threads.values())
         return not any(loop.unfinished() for loop in loops)

@@ -78,7 +78,7 @@ class Timeline:
         spins, busy = 0, max(BUSY_TURNS, BUSY_TURNS_EACH * len(self.hosts))
         while True:
             while self.runnable or self.corpses:
-                self._bury_the_dead()
+                self._remove_dead_hosts()
                 if self.runnable:
                     self._take_turn()
                     self._call_what_is_due()
@@ -105,7 +105,7 @@ class Timeline:
         for host in list(self.hosts):
             host.die()
         with _nothing_running():
-            self._bury_the_dead()
+            self._remove_dead_hosts()
         self._timers.clear()
 
     def set_timer(self, when: float, host: Host, handle: asyncio.Handle) -> None:
@@ -119,7 +119,7 @@ class Timeline:
             if not handle.cancelled() and not host.dead:
                 host.due(handle)
 
-    def _bury_the_dead(self) -> None:
+    def _remove_dead_hosts(self) -> None:
         while self.corpses:
             host = self.corpses.pop(0)  # the oldest first: a process's main loop, then its threads
             if host in self.runnable:

@@ -36,7 +36,7 @@ class GlooSockets:
     def __init__(self) -> None:
         self._addresses: set[Address] = set()
 
-    def heed(self, value: str | bytes) -> None:
+    def note_address(self, value: str | bytes) -> None:
         """Record the address of a member's gloo if this value of the store contains one."""
         if isinstance(value, bytes) and len(value) > ADDRESS_BYTES and (address := _listens_at(value)) is not None:
             self._addresses.add(address)
@@ -48,12 +48,12 @@ class GlooSockets:
             with contextlib.suppress(OSError):
                 copy = os.dup(int(name))
                 try:
-                    if stat.S_ISSOCK(os.fstat(copy).st_mode) and self._is_gloos(copy):
+                    if stat.S_ISSOCK(os.fstat(copy).st_mode) and self._is_gloo_socket(copy):
                         _libc.shutdown(copy, socket.SHUT_RDWR)
                 finally:
                     os.close(copy)
 
-    def _is_gloos(self, number: int) -> bool:
+    def _is_gloo_socket(self, number: int) -> bool:
         peer = _address_of(number, "getpeername")  # None for a listening socket
         return peer is not None and not self._addresses.isdisjoint((peer, _address_of(number, "getsockname")))
 

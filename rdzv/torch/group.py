@@ -100,7 +100,7 @@ class RoundGroup:
                 failure = error
             if failure is not None and self._aborted.is_set():
                 raise failure
-            if self._all_have_made_it(store, made=failure is None):
+            if self._all_are_ready(store, made=failure is None):
                 set_group_timeout(self.timeout)
                 return
             self.close()
@@ -111,7 +111,7 @@ class RoundGroup:
         self._wait_for_all(store)
         bottom = underlying_store(store)
         if isinstance(bottom, TorchStore):
-            bottom.overheard_by = self._sockets.heed
+            bottom.overheard_by = self._sockets.note_address
         before = sys.excepthook
         with self._making:
             dist.init_process_group(
@@ -127,7 +127,7 @@ class RoundGroup:
             store.set("rdzv.group/all", "1")
         store.wait(["rdzv.group/all"])
 
-    def _all_have_made_it(self, store: Any, *, made: bool) -> bool:
+    def _all_are_ready(self, store: Any, *, made: bool) -> bool:
         """Return True if all members have made the group: a member that tried again alone would wait for the others."""
         if not made:
             store.compare_set(VERDICT, "", AGAIN)

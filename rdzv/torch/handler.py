@@ -25,13 +25,13 @@ from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, read
 from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import MOVES, leaving_in_words
-from rdzv.loop.life import Life
+from rdzv.loop.life import RoundMonitor
 from rdzv.loop.own_folder import make_own_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.rounds import handler_of
-from rdzv.torch.agent.screen import Screen, configure_logging, end_with, told_to_end
+from rdzv.torch.agent.screen import Screen, configure_logging, end_with, signal_reason
 from rdzv.torch.agent.signals import EndSignals
-from rdzv.torch.agent.unnamed_run import NO_NAME, begin_anew
+from rdzv.torch.agent.unnamed_run import NO_NAME, reopen_if_ended
 from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, agent_above, dist, end_of_agent, runs_under_torchrun, torch_api
 from rdzv.torch.store import TorchStore
@@ -166,7 +166,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
-        self._signals = EndSignals(self._hosts, partial(self._screen.ends, serves_for=None), self._told)
+        self._signals = EndSignals(self._hosts, partial(self._screen.log_signal, serves_for=None), self._told)
         self._tcp_store: Any = None  # this round's TCPStore; rank 0's serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
@@ -178,7 +178,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         self._was_member = False
         self._beats: Path | None = None
         self._worker_ends: WorkerEnds | None = None
-        self._life: Life | None = None
+        self._life: RoundMonitor | None = None
         self._kept_out = False  # True if the last `next_rendezvous` failed
         self._over = False
         self._pid = os.getpid()
@@ -200,14 +200,14 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """
         return self._settings.agent_store is not False and not KEYS_BY_RESTARTS
 
-    def _begin_life(self, handler: sync.Handler) -> None:
+    def _begin_monitoring(self, handler: sync.Handler) -> None:
         assert handler.membership is not None, "next_rendezvous has just made it a member"
         agent = agent_above()
-        self._life = life = Life(handler.own_node, handler.membership, partial(self._hear_of_ending, agent))
-        life.start()
-        handler.start(life.listen())
+        self._life = monitor = RoundMonitor(handler.own_node, handler.membership, partial(self._hear_of_ending, agent))
+        monitor.start()
+        handler.start(monitor.listen())
         if agent is not None:
-            self._worker_ends = WorkerEnds(handler.start, lambda how: life.claim_end(self._with_remedy(how)))
+            self._worker_ends = WorkerEnds(handler.start, lambda how: monitor.claim_end(self._with_remedy(how)))
             self._worker_ends.follow(agent.next_workers(), agent.raised_by)
         if self._beats is None:
             self._beats = make_own_folder("rdzv-beats-")
@@ -223,17 +223,17 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         if handler is not None:
             done = agent is not None and agent.is_done
             with contextlib.suppress(ours.RendezvousStateError):  # raised while the handler is being closed
-                handler.start(in_thread(partial(self._screen.ended, ending, handler.closed, done=done)))
+                handler.start(in_thread(partial(self._screen.log_round_end, ending, handler.closed, done=done)))
 
-    def _end_life(self, why: str = "") -> None:
+    def _end_monitoring(self, why: str = "") -> None:
         """Stop watching this round; announce a worker's failure, `why`, unless the round has ended."""
-        life, handler = self._life, self._handler
+        monitor, handler = self._life, self._handler
         self._forget_workers()
         self._life = None
-        if life is not None and handler is not None:
-            life.stop()
-            if why and life.ending is None:
-                handler.start(life.claim_end(why)).wait()
+        if monitor is not None and handler is not None:
+            monitor.stop()
+            if why and monitor.ending is None:
+                handler.start(monitor.claim_end(why)).wait()
 
     def _forget_workers(self) -> None:
         if self._worker_ends is not None:
@@ -284,10 +284,10 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _next_whole_round(self) -> sync.RendezvousInfo:
         began = time.monotonic()
         handler, agent = self._connected(), agent_above()
-        self._end_life(self._with_remedy(agent.problem) if agent is not None else "")
+        self._end_monitoring(self._with_remedy(agent.problem) if agent is not None else "")
         while True:
             self._close_tcp_stores()
-            with self._screen.meeting(handler):
+            with self._screen.log_waits(handler):
                 info = self._next_round(handler)
                 if self.use_agent_store and info.rank == 0:
                     self._workers_store = serve_workers(info, self._settings.master_port, self._taken)
@@ -297,8 +297,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                     self._tcp_store = self._agents_tcp_store(info)
                 all_here = handler.all_here(timeout=self._choices.read_timeout.total_seconds())
             if all_here:
-                self._screen.met(handler, again=self._was_member, seconds=time.monotonic() - began)
-                self._begin_life(handler)
+                self._screen.log_round(handler, again=self._was_member, seconds=time.monotonic() - began)
+                self._begin_monitoring(handler)
                 self._keep_logs(agent, info.round)
                 return info
             log.info("run %s, round %d: a member went before all had come; meeting again", info.run_id, info.round)
@@ -349,7 +349,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
                 if self._run_id != NO_NAME or self._was_member or was_open:
                     raise
                 left = self._settings.join_timeout - (time.monotonic() - began)
-                if not begin_anew(self._choices.url, self._choices.overrides, wait=left):
+                if not reopen_if_ended(self._choices.url, self._choices.overrides, wait=left):
                     raise
 
     def _connected(self) -> sync.Handler:
@@ -368,7 +368,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             host: str | None = ""
             with contextlib.suppress(ours.RendezvousError):  # `next_rendezvous` will raise this error again
                 host = None if handler.hosts_store else handler.store_host()
-            self._screen.begins(self._settings, handler.node_id, host=host)
+            self._screen.log_start(self._settings, handler.node_id, host=host)
             atexit.register(self._leave_at_exit)
         return self._handler
 
@@ -402,19 +402,19 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         If the number is above 0, the agent restarts its workers. In a closed run the number is 0. A member with a
         failed worker counts as lost.
         """
-        handler, life, on_loss = self._handler, self._life, self._choices.regroup_on_loss
+        handler, monitor, on_loss = self._handler, self._life, self._choices.regroup_on_loss
         if handler is None:
             return 0
         draining, membership = handler.draining(), handler.membership
         moves = membership is not None and membership.head.moves
         changed = handler.num_nodes_changed(on_loss=on_loss) + len(draining)
-        if on_loss and life is not None and life.ending is not None and life.ending.kind is EndKind.FAILED:
+        if on_loss and monitor is not None and monitor.ending is not None and monitor.ending.kind is EndKind.FAILED:
             changed += handler.closed is None
         if changed:
             self._forget_workers()
-        if (draining or moves) and life is not None:
+        if (draining or moves) and monitor is not None:
             said = leaving_in_words(draining, next(iter(draining.values())).reason) if draining else MOVES
-            life.end(Ending(kind=EndKind.AGREED, reason=said, node_ids=tuple(draining)))
+            monitor.end(Ending(kind=EndKind.AGREED, reason=said, node_ids=tuple(draining)))
         return changed
 
     def shutdown(self) -> bool:
@@ -428,7 +428,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             return False
         finally:
             self._over = True
-            self._end_life()
+            self._end_monitoring()
             self._close_tcp_stores()
             atexit.unregister(self._leave_at_exit)
             self._close()
@@ -442,7 +442,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         end = end_of_agent()
         if end.signal is not None:
             if self._handler is not None:  # a node that was still connecting has no handler
-                self._handler.leaves_because(told_to_end(end.signal))
+                self._handler.leaves_because(signal_reason(end.signal))
                 self._handler.leave()
         elif self._was_member or not self._kept_out:
             handler = self._connected()
@@ -467,12 +467,12 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """Say at once that this node leaves, so that it hosts a next store only if no other node does."""
         if self._handler is not None and not self._over:
             with contextlib.suppress(ours.RendezvousError):  # the handler is disconnected
-                self._handler.leaves_because(told_to_end(name))
+                self._handler.leaves_because(signal_reason(name))
 
     def _end_by_signal(self, name: str) -> None:
         """Leave, and serve the store until the others have gone; exit handlers could not start the threads for this."""
         self._signals.leave(name)
-        self._screen.ends(name, serves_for=self._settings.close_timeout if self._hosts() else None)
+        self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._hosts() else None)
         self._told(name)
         if self._handler is not None and not self._over:
             self._leave_at_exit()
@@ -481,7 +481,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
 
     def _leave_at_exit(self) -> None:
         if self._handler is not None and self._pid == os.getpid():
-            self._end_life()
+            self._end_monitoring()
             with contextlib.suppress(ours.RendezvousError):
                 self._handler.leave()
 

@@ -29,20 +29,16 @@ PyTorch does not count the changes of BatchNorm's running statistics.
 
 
 class _Copy(NamedTuple):
-    """A buffer at the last `check`: its copy, the buffer, and its count of in-place changes."""
-
     kept: torch.Tensor
     buffer: torch.Tensor
     version: int | None
 
     def may_differ(self, buffer: torch.Tensor) -> bool:
-        """Return False if the buffer is unchanged for certain."""
         if buffer is not self.buffer or buffer.numel() <= ALWAYS_COPIED:
             return True
         return self.version is None or _version(buffer) != self.version
 
     def is_like(self, buffer: torch.Tensor) -> bool:
-        """Return True if copy and buffer can replace each other."""
         kept = self.kept
         same = (buffer.shape, buffer.dtype, buffer.device) == (kept.shape, kept.dtype, kept.device)
         return same and not buffer.is_inference()
@@ -81,7 +77,7 @@ class InterruptedStep:
             copy_all(into, of)
             self._models[model] = now
 
-    def take_back(self, model: Any, optimizer: Any, *, announced: bool) -> None:
+    def undo_step(self, model: Any, optimizer: Any, *, announced: bool) -> None:
         """Drop all gradients, undo an unfinished step of the optimizer, and restore the buffers if no step has ended.
 
         `announced`: the last round ended at an agreed step.

@@ -31,7 +31,7 @@ except ImportError as _error:
         f"or without a GPU first: pip install torch --index-url https://download.pytorch.org/whl/cpu"
     ) from _error
 
-from rdzv.loop.process_files import raised_in
+from rdzv.loop.process_files import exception_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -112,10 +112,10 @@ def destroy_process_groups() -> None:
     """
     groups = list(world_of_groups.pg_map) if world_of_groups is not None else []
     dist.destroy_process_group()
-    threading.Thread(target=_let_go, args=(groups,), name="rdzv group end", daemon=False).start()
+    threading.Thread(target=_release_groups, args=(groups,), name="rdzv group end", daemon=False).start()
 
 
-def _let_go(groups: list[Any]) -> None:
+def _release_groups(groups: list[Any]) -> None:
     time.sleep(LETS_GO_AFTER)
     groups.clear()
 
@@ -185,7 +185,7 @@ class Agent:
     def raised_by(self, local_rank: int) -> str:
         """Return the content of a worker's error file."""
         files = getattr(getattr(self.itself, "_pcontext", None), "error_files", {})
-        return raised_in(files[local_rank]) if local_rank in files else ""
+        return exception_in(files[local_rank]) if local_rank in files else ""
 
     def keep_logs(self, round: int) -> None:
         """Rename a round's log folder if PyTorch is about to empty it; raise OSError if impossible."""
@@ -265,10 +265,10 @@ def end_of_agent() -> AgentEnd:
 
 def in_words(failure: Any) -> str:
     """Describe a worker's failure, PyTorch's `ProcessFailure`."""
-    return how_ended(failure.local_rank, failure.exitcode, raised_in(failure.error_file))
+    return describe_worker_end(failure.local_rank, failure.exitcode, exception_in(failure.error_file))
 
 
-def how_ended(local_rank: int, status: int, raised: str) -> str:
+def describe_worker_end(local_rank: int, status: int, raised: str) -> str:
     """Describe a worker's end by its exit status (negative for a signal) and its exception."""
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
     return f"worker {local_rank} {how}{f': {raised}' * bool(raised)}"
@@ -290,10 +290,10 @@ def teach_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
     for name in ("queue_push", "queue_pop", "queue_len", "list_keys"):
         original = getattr(dist.PrefixStore, name, None)
         if original is not None:
-            setattr(dist.PrefixStore, name, _asked_below(original, kind, prefix_of))
+            setattr(dist.PrefixStore, name, _forwarding_method(original, kind, prefix_of))
 
 
-def _asked_below(original: Callable[..., Any], kind: type, prefix_of: Callable[[Any], str]) -> Callable[..., Any]:
+def _forwarding_method(original: Callable[..., Any], kind: type, prefix_of: Callable[[Any], str]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         bottom = underlying_store(self)

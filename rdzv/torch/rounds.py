@@ -153,7 +153,7 @@ class _GroupOfRound(MemberOfRound):
         interrupted: InterruptedStep,
     ) -> None:
         self._interrupted = interrupted
-        self._was_announced = loop.last is not None and not loop.last.life.has_failed
+        self._was_announced = loop.last is not None and not loop.last.monitor.has_failed
         self._torch_store = TorchStore(shared, timeout)  # PyTorch keeps only the C++ half of the store alive
         self.group = RoundGroup(
             self._torch_store, rank=self.rank, world_size=self.world_size, backend=backend, timeout=timeout
@@ -165,7 +165,7 @@ class _GroupOfRound(MemberOfRound):
 
     async def begin(self) -> bool:
         """Make the group; treat a failure as an error of the body. Return False if the failure ends the round."""
-        self.life.start()
+        self.monitor.start()
         try:
             await self._make()
         except BaseException as error:
@@ -180,7 +180,7 @@ class _GroupOfRound(MemberOfRound):
 
     def _synchronized(self, model: Any, optimizer: Any, extra: Any) -> Any:
         source = self.newest[0] if self.newest is not None else 0
-        self._interrupted.take_back(model, optimizer, announced=self._was_announced)
+        self._interrupted.undo_step(model, optimizer, announced=self._was_announced)
         extra = synchronize(source, rank=self.rank, lags=self.lags, model=model, optimizer=optimizer, extra=extra)
         self._interrupted.follow(model, optimizer)
         return extra
@@ -262,7 +262,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         """Abort the group after a loss, and cancel the body; runs in the node's thread."""
         if ending.is_abrupt:
             self._end_thread_waits()
-        elif self.life.phase is Phase.AT_WORK:
+        elif self.monitor.phase is Phase.AT_WORK:
             return  # an agreed stop: the body leaves at its next `check`, and may be in a collective now
         super()._ended(ending)
 

@@ -40,10 +40,10 @@ def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: An
     told: list[Any] = [None]
     if rank == source:
         rest = (own_rest, optimizer.state_dict() if optimizer is not None else None)
-        told = [(_take(own, tensors), _take(rest, tensors), extra)]
+        told = [(_without_tensors(own, tensors), _without_tensors(rest, tensors), extra)]
     dist.broadcast_object_list(told, src=source)
     places, rest, extra = told[0]
-    _agree(_difference(places, _take(own, [])))
+    _agree(_difference(places, _without_tensors(own, [])))
     with torch.no_grad():
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, place in places.items():
@@ -52,7 +52,7 @@ def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: An
             sent = _broadcast(into, source)
             if rank != source and sent.data_ptr() != target.data_ptr():
                 later.append((target, sent))
-        more, optimizer_state = _fill(rest, source, rank, tensors, {})
+        more, optimizer_state = _merge(rest, source, rank, tensors, {})
         for target, sent in later:
             target.copy_(sent)
     if rank != source and more:
@@ -75,20 +75,20 @@ def _parts(model: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     return tensors, rest
 
 
-def _take(value: Any, tensors: list[torch.Tensor]) -> Any:
+def _without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Return the structure with a `_Place` for each tensor; append the tensors to the list."""
     if isinstance(value, torch.Tensor):
         sharded = hasattr(value, "device_mesh")
         tensors.append(value.detach())
         return _Place(len(tensors) - 1, tuple(value.shape), value.dtype, value.device.type, sharded)
     if isinstance(value, dict):
-        return {key: _take(inner, tensors) for key, inner in value.items()}
+        return {key: _without_tensors(inner, tensors) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_take(inner, tensors) for inner in value)
+        return type(value)(_without_tensors(inner, tensors) for inner in value)
     return value
 
 
-def _fill(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
+def _merge(value: Any, source: int, rank: int, tensors: list[torch.Tensor], received: dict[int, torch.Tensor]) -> Any:
     """Return the structure with a tensor for each `_Place`; every member walks the structure in the same order."""
     if isinstance(value, _Place):
         if value.sharded:
@@ -98,9 +98,9 @@ def _fill(value: Any, source: int, rank: int, tensors: list[torch.Tensor], recei
             received[value.index] = _broadcast(whole, source)
         return received[value.index]
     if isinstance(value, dict):
-        return {key: _fill(inner, source, rank, tensors, received) for key, inner in value.items()}
+        return {key: _merge(inner, source, rank, tensors, received) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_fill(inner, source, rank, tensors, received) for inner in value)
+        return type(value)(_merge(inner, source, rank, tensors, received) for inner in value)
     return value
 
 

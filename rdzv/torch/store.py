@@ -187,7 +187,7 @@ class TorchStore(dist.Store):
             self._last_timeout = timeout
         return self._shared
 
-    def _overheard(self, value: V) -> V:
+    def _note_value(self, value: V) -> V:
         if self.overheard_by is not None:
             self.overheard_by(value)
         return value
@@ -214,13 +214,13 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._overheard(value)
+        self._note_value(value)
         self._shared_here().set(key, value)
 
     @_with_torch_errors
     def get(self, key: str) -> bytes:
         """Wait for a key and return its value."""
-        return self._overheard(self._shared_here().get(key))
+        return self._note_value(self._shared_here().get(key))
 
     def _in_parts(self, keys: Iterable[str], within: float) -> Iterator[tuple[BlockingSharedStore, list[str], float]]:
         """Yield the keys in groups that fit in one request, each with the seconds left for all."""
@@ -242,12 +242,12 @@ class TorchStore(dist.Store):
     def multi_get(self, keys: Iterable[str]) -> list[bytes]:
         """Wait for all keys and return their values; at one revision, if they fit in one request."""
         parts = self._in_parts(keys, self.timeout.total_seconds())
-        return [self._overheard(value) for shared, some, _ in parts for value in shared.multi_get(some)]
+        return [self._note_value(value) for shared, some, _ in parts for value in shared.multi_get(some)]
 
     @_with_torch_errors
     def multi_set(self, keys: Iterable[str], values: Iterable[str | bytes]) -> None:
         """Write several values; at once, if they fit in one request."""
-        keys, values = list(keys), [self._overheard(value) for value in values]
+        keys, values = list(keys), [self._note_value(value) for value in values]
         try:
             if len(keys) != len(values):
                 self._shared_here().multi_set(keys, values)  # this call raises the error
@@ -297,8 +297,6 @@ class TorchStore(dist.Store):
 
 
 class _Over:
-    """Replaces the shared store of a finished round; every call raises its error."""
-
     def __init__(self, message: str) -> None:
         self._message = message
 

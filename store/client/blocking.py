@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from store import interface
 from store.calls import time_limit
-from store.client.channel import Channel, Shared
+from store.client.channel import Channel, ClientState
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, WaitEnded, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
 from store.limits import Limits
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Self
 
-    from store.calls import Cuts
+    from store.calls import DisconnectReports
     from store.net.address import Address
     from store.protocol.connection import Secret
 
@@ -63,7 +63,7 @@ class Client(interface.BlockingStore):
         self.name: str = str(address)
         self.tls = tls
         self.timeout = timeout
-        self.shared: Shared = Shared(
+        self.shared: ClientState = ClientState(
             Addresses(address.host, address.port),
             (tls or ssl.create_default_context()) if address.secure else None,
             name=self.name,
@@ -71,7 +71,7 @@ class Client(interface.BlockingStore):
             renew=renew,
             rng=rng or random.Random(),
         )
-        self.cuts: Cuts | None = self.shared.cuts
+        self.cuts: DisconnectReports | None = self.shared.cuts
         self._free: list[Channel] = []  # each access is atomic
         self._waiting: set[Channel] = set()  # each access is atomic
 
@@ -81,7 +81,7 @@ class Client(interface.BlockingStore):
         return self.shared.store_id
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and return its response."""
+        """See `Calls.call`."""
         shared, parks = self.shared, waits(request)
         shared.check_usable()
         timeout = time_limit(timeout, None if parks else self.timeout)
@@ -104,7 +104,7 @@ class Client(interface.BlockingStore):
             if shared.failed is not None:
                 self._close_free()
             elif len(self._free) > 1:
-                self._give_back(channel.idle_since)
+                self._close_idle_channels(channel.idle_since)
 
     def watch(self, prefix: str, *, start_revision: int | None = None, snapshot: bool = False) -> Watch:
         """See `Store.watch`."""
@@ -161,14 +161,13 @@ class Client(interface.BlockingStore):
             if len(channel.leases).bit_count() == 1:  # drop expired leases each time their number has doubled
                 channel.leases = {each: until for each, until in channel.leases.items() if until > now}
 
-    def _give_back(self, now: float) -> None:
-        """Close channels that were idle for too long, after moving their leases to another channel."""
+    def _close_idle_channels(self, now: float) -> None:
         for _ in range(GIVEN_BACK_AT_ONCE):
             try:
                 if len(self._free) < 2 or now - self._free[0].idle_since < IDLE_MOST:
                     return
                 channel = self._free[0]
-                if channel.leases and not self._pass_on(channel):
+                if channel.leases and not self._move_leases(channel):
                     channel.idle_since = now  # retry later
                     return
                 self._free.remove(channel)
@@ -176,11 +175,11 @@ class Client(interface.BlockingStore):
                 return
             self.shared.drop(channel)
 
-    def _pass_on(self, channel: Channel) -> bool:
+    def _move_leases(self, channel: Channel) -> bool:
         other = self._free_channel()
         try:
             leases = dict(channel.leases)
-            if other is channel or not other.keep(leases, PASSED_ON_WITHIN):
+            if other is channel or not other.renew_leases(leases, PASSED_ON_WITHIN):
                 return False
             other.leases.update(leases)
             for lease in leases:
@@ -232,7 +231,7 @@ class Watch(interface.BlockingWatch):
         self._channel.interrupt()
 
     def batches(self) -> Iterator[list[Event]]:
-        """Yield one list of events per revision."""
+        """See `interface.Watch.batches`."""
         for event in self._rest:
             yield [event]
         # Mark a yielded batch by an assignment, in which no signal's handler can raise; move the cursor afterwards.
@@ -259,7 +258,7 @@ class Watch(interface.BlockingWatch):
                     if isinstance(item, (Events, Lagged)):
                         channel.pushed.append(item)
                     elif isinstance(item, Reply):
-                        channel.connection.answered(item.request_id)
+                        channel.connection.take_request(item.request_id)
                         if isinstance(item.response, Pong):
                             channel.pushed.append(item.response)
         except BaseException as error:
@@ -271,12 +270,12 @@ class Watch(interface.BlockingWatch):
     def _take(self, pushed: Events | Lagged | Pong) -> None:
         if isinstance(pushed, Pong):
             # Before a pong, the server sends every event up to the pong's revision.
-            self._cursor.nothing_before(pushed.revision)
+            self._cursor.note_progress(pushed.revision)
         elif pushed.request_id == self._id:  # the message is not of an earlier opening of the watch
             if isinstance(pushed, Events):
                 self._batch = pushed.events
             else:
-                self._cursor.nothing_before(pushed.revision)
+                self._cursor.note_progress(pushed.revision)
                 self._reopen()
 
     def _reopen(self) -> None:

@@ -21,16 +21,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from store.calls import Cuts
-from store.client.patience import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Patience
-from store.client.pulse import Action, Pulse, Traffic
+from store.calls import DisconnectReports
+from store.client.patience import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Timeouts
+from store.client.pulse import Action, ConnectionHealth, Traffic
 from store.errors import ProtocolError, StoreError, WaitEnded, unsent
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
 from store.net import dialing
 from store.net.absence import Outages
 from store.net.callers import check_blocking_caller
 from store.net.process import check_made_here, process_identity
-from store.net.racing import Addresses, connected
+from store.net.racing import Addresses, connect_blocking
 from store.net.sockets import close_in_children, outstanding, prepare, raised_by_handler
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
@@ -57,7 +57,7 @@ class _Expired(Exception):
 
 
 @dataclass(eq=False)
-class Shared:
+class ClientState:
     """The arguments and the state of all channels of one client."""
 
     addresses: Addresses
@@ -72,7 +72,7 @@ class Shared:
     channels: list[Channel] = field(default_factory=list)
     problem: str = dialing.NEVER_ANSWERED  # the last problem of any channel's connection
     outages: Outages = field(init=False)
-    cuts: Cuts = field(init=False)
+    cuts: DisconnectReports = field(init=False)
     _closed: weakref.WeakSet[socket.socket] = field(default_factory=weakref.WeakSet)  # closed by the peer
     _seen_revision: int = 0  # the latest revision that a closed channel has seen
     _dropping: threading.Lock = field(default_factory=threading.Lock)
@@ -80,7 +80,7 @@ class Shared:
 
     def __post_init__(self) -> None:
         self.outages = Outages(self.name, lambda: self.problem + self.addresses.where(), log)
-        self.cuts = Cuts(time.monotonic, self._look)
+        self.cuts = DisconnectReports(time.monotonic, self._check_connections)
 
     def seen_revision(self) -> int:
         """Return the latest revision seen on any channel."""
@@ -94,7 +94,7 @@ class Shared:
             with contextlib.suppress(ValueError):
                 self.channels.remove(channel)
 
-    def _look(self) -> None:
+    def _check_connections(self) -> None:
         for channel in tuple(self.channels):
             sock = channel.sock
             if sock is not None and sock not in self._closed and _is_closed(sock):
@@ -130,7 +130,7 @@ def _is_closed(sock: socket.socket) -> bool:
 class Channel:
     """One connection to the server, made again after a loss."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ClientState) -> None:
         self._shared = shared
         self.connection: ClientConnection = ClientConnection(
             session_id=secrets.token_bytes(16), process=process_identity(), token=shared.token, name=shared.name
@@ -142,7 +142,7 @@ class Channel:
         self.pushed: deque[Events | Lagged | Pong] = deque()  # messages for a watch
         self._attempt, self._welcomed_at = 0, -math.inf
         self._problem = dialing.NEVER_ANSWERED
-        self._patience = Patience(shared.rng)
+        self._timeouts = Timeouts(shared.rng)
         # The replaced socket stays open until the next welcome, or the server takes this process for dead (R20).
         self._previous: socket.socket | None = None
 
@@ -165,18 +165,18 @@ class Channel:
                         self._connect(item, deadline)
                     self._send(self.connection.encode(item), deadline)
                     if self._previous is not None:
-                        self._tell_kept(self.leases)
+                        self._renew_kept(self.leases)
                         self._close_previous()
                     answer: R = self._answer_to(item, deadline)
-                    self._patience.note_answer()
+                    self._timeouts.note_answer()
                     return answer, item.request_id
                 except OSError as error:
                     self.disconnected(error)
                     self._shared.outages.note_failure(time.monotonic())
                     self._check(request)
         except _Expired:
-            late = item.out_of_time(cast("float", timeout), self._shared.name, self._trouble())
-            self._give_up(item)
+            late = item.timeout_error(cast("float", timeout), self._shared.name, self._current_problem())
+            self._abandon(item)
             raise late from None
         except StoreError as error:
             if raised_by_handler(error):
@@ -194,7 +194,7 @@ class Channel:
         self._pause(deadline)
         check()
         try:
-            self._reach(deadline, check)
+            self._open_socket(deadline, check)
             self._shake_hands(deadline)
         except BaseException as error:
             self._drop()
@@ -203,7 +203,7 @@ class Channel:
             raise
         self._attempt, self._welcomed_at = 0, time.monotonic()
         self._shared.outages.note_end(self._welcomed_at)
-        if item in self.connection.lost_for_good():
+        if item in self.connection.take_lost_requests():
             raise self.connection.forgotten
         # `interrupt` has no effect on a channel without a socket, so check again once there is one.
         check()
@@ -216,21 +216,21 @@ class Channel:
             raise _Expired
         # Pause also if the last connection ended early: a server may close each one soon after its welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
-            pause = self._patience.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
+            pause = self._timeouts.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
             if now + pause >= deadline:
                 time.sleep(deadline - now)
                 raise _Expired
             time.sleep(pause)
 
-    def _reach(self, deadline: float, check: Callable[[], None]) -> None:
+    def _open_socket(self, deadline: float, check: Callable[[], None]) -> None:
         addresses, began = self._shared.addresses, time.monotonic()
         check_blocking_caller(addresses.host, addresses.port)
-        addresses.use_small_packets(self._patience.large_packets_seem_lost)
+        addresses.use_small_packets(self._timeouts.large_packets_seem_lost)
         if self._shared.renew is not None:
             renewed = self._shared.renew()
             self._shared.tls = self._shared.tls and (renewed or self._shared.tls)
         try:
-            sock = connected(addresses, min(began + self._patience.connect_timeout(), deadline), check)
+            sock = connect_blocking(addresses, min(began + self._timeouts.connect_timeout(), deadline), check)
         except OSError as error:
             if raised_by_handler(error):
                 raise
@@ -241,12 +241,12 @@ class Channel:
                 self._problem = dialing.describe(TimeoutError())
             raise _Expired from None
         self._shared.cuts.attempted(None)
-        self._patience.note_connected(time.monotonic() - began)
+        self._timeouts.note_connected(time.monotonic() - began)
         try:
             prepare(sock)
             if self._shared.tls is not None:
                 sock = self._shared.tls.wrap_socket(sock, server_hostname=addresses.host, do_handshake_on_connect=False)
-            self._limit(sock, LOOK)
+            self._set_timeout(sock, LOOK)
             close_in_children(self, sock)
         except BaseException:
             sock.close()
@@ -258,7 +258,7 @@ class Channel:
         self.connection.store_id = self._shared.store_id
         self.connection.seen_revision = self._shared.seen_revision()
         self.connection.connected(nonce=secrets.token_bytes(16))
-        greeted_by = time.monotonic() + self._patience.first_bytes_timeout()
+        greeted_by = time.monotonic() + self._timeouts.first_bytes_timeout()
         try:
             while self.connection.welcomed is None:
                 until = deadline if self.connection.met else min(greeted_by, deadline)
@@ -278,7 +278,7 @@ class Channel:
                 self._problem = dialing.SAYS_NOTHING[secure]
             if time.monotonic() >= deadline:
                 raise
-            self._patience.note_replaced()
+            self._timeouts.note_replaced()
             raise TimeoutError from None
         self._shared.store_id = self.connection.store_id
 
@@ -294,11 +294,11 @@ class Channel:
                 break
             for received in self._received(data):
                 if isinstance(received, Reply):
-                    answered = self.connection.answered(received.request_id)
+                    answered = self.connection.take_request(received.request_id)
                     if answered is item:
                         answer = received.response
-                    elif answered is not None and (revoke := answered.undone_by(received.response)) is not None:
-                        self._tell(revoke)
+                    elif answered is not None and (revoke := answered.undo_request(received.response)) is not None:
+                        self._notify(revoke)
                 elif isinstance(received, (Events, Lagged)):
                     self.pushed.append(received)
                 elif isinstance(received, Bye):
@@ -328,11 +328,11 @@ class Channel:
     def _read(self, deadline: float) -> bytes:
         assert self.sock is not None
         now = time.monotonic()
-        pulse: Pulse | None = None  # measures silence; not made if the answer comes soon
+        pulse: ConnectionHealth | None = None  # measures silence; not made if the answer comes soon
         while True:
             if now >= deadline:
                 raise _Expired
-            self._limit(self.sock, deadline - now)
+            self._set_timeout(self.sock, deadline - now)
             try:
                 data = self.sock.recv(RECEIVE_BYTES)
             except TimeoutError as error:
@@ -342,7 +342,7 @@ class Channel:
                     pulse = self._pulse(now)
                 now = time.monotonic()
                 if now < deadline:
-                    self._look_up(self.sock, pulse, now)
+                    self._check_connection(self.sock, pulse, now)
                     now = time.monotonic()
             else:
                 if not data:
@@ -351,24 +351,24 @@ class Channel:
                     pulse.heard(time.monotonic(), expecting=False)
                 return data
 
-    def _pulse(self, since: float) -> Pulse:
-        pulse = Pulse(self._patience, since)
+    def _pulse(self, since: float) -> ConnectionHealth:
+        pulse = ConnectionHealth(self._timeouts, since)
         in_flight = self.connection.in_flight.values()
         if self.connection.welcomed is None or any(not waits(item.request) for item in in_flight):
-            pulse.expect(since)
+            pulse.expect_answer(since)
         return pulse
 
-    def _look_up(self, sock: socket.socket, pulse: Pulse, now: float) -> None:
+    def _check_connection(self, sock: socket.socket, pulse: ConnectionHealth, now: float) -> None:
         line = Traffic(*outstanding(sock), welcomed=self.connection.welcomed is not None)
         say, _ = pulse.check(now, line)
         if say is Action.PING:
-            pulse.expect(now)
+            pulse.expect_answer(now)
             if not line.unsent_bytes:  # unacknowledged bytes are a ping themselves: the peer's system must answer
-                self._tell(Ping())
+                self._notify(Ping())
         elif say is Action.SEEK:
             if line.welcomed:
                 self._previous, self.sock = sock, None
-            self._patience.note_replaced()
+            self._timeouts.note_replaced()
             raise TimeoutError
         elif say is Action.HANG_UP:
             raise TimeoutError
@@ -378,7 +378,7 @@ class Channel:
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
         while True:  # not `sendall`, whose timeout would cover the whole frame
-            within = self._limit(self.sock, deadline - time.monotonic())
+            within = self._set_timeout(self.sock, deadline - time.monotonic())
             try:
                 sent = self.sock.send(rest)
                 if sent == len(rest):
@@ -394,44 +394,44 @@ class Channel:
             if stuck >= HEARTBEAT:
                 raise TimeoutError
 
-    def _limit(self, sock: socket.socket, left: float) -> float:
+    def _set_timeout(self, sock: socket.socket, left: float) -> float:
         within = LOOK if left >= LOOK else max(left, LEAST)
         if within != sock.gettimeout():
             sock.settimeout(within)
         return within
 
-    def _tell(self, request: Request[Response]) -> None:
+    def _notify(self, request: Request[Response]) -> None:
         item = self.connection.ask(request, None)
         frame = self.connection.encode(item)
         self.connection.abandon(item)
         self._send(frame)
 
-    def keep(self, leases: Iterable[int], within: float) -> bool:
+    def renew_leases(self, leases: Iterable[int], within: float) -> bool:
         """Renew leases over this connection, which keeps them from now on; return True if the server confirms it."""
         self.call(Ping(), within)
         connection = self._welcomed_at
         try:
-            self._tell_kept(leases)
+            self._renew_kept(leases)
         except OSError as error:
             self.disconnected(error)
         self.call(Ping(), within)  # the pong confirms the renewals: requests are answered in order
         return connection == self._welcomed_at
 
-    def _tell_kept(self, leases: Iterable[int]) -> None:
+    def _renew_kept(self, leases: Iterable[int]) -> None:
         for lease in tuple(leases):
-            self._tell(KeepAlive(lease=lease))
+            self._notify(KeepAlive(lease=lease))
 
-    def _trouble(self) -> str | None:
+    def _current_problem(self) -> str | None:
         if self.sock is not None and self.connection.welcomed is not None:
             return None
         lost = "the connection is lost, " if self.connection.store_id is not None else ""
         return f"{lost}{self._problem}{self._shared.addresses.where()}"
 
-    def _give_up(self, item: InFlight) -> None:
+    def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
         if waits(item.request) and item.sent and self.connection.welcomed is not None:
             try:
-                self._tell(Cancel(target=item.request_id))
+                self._notify(Cancel(target=item.request_id))
             except OSError as error:
                 self.disconnected(error)
 

@@ -77,7 +77,7 @@ class Watch(interface.Watch):
         self._release(at_server=True)
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Yield one list of events per revision."""
+        """See `interface.Watch.batches`."""
         for event in self._rest:
             yield [event]
         while True:
@@ -107,14 +107,14 @@ class Watch(interface.Watch):
 
     def lagged(self, revision: int) -> None:
         """Reopen the watch: the server closed it because this client reads too slowly."""
-        self._cursor.nothing_before(revision)
+        self._cursor.note_progress(revision)
         self._release()
         self.resume()
 
-    def nothing_before(self, revision: int) -> None:
+    def note_progress(self, revision: int) -> None:
         """Note that all events up to this revision have arrived."""
         if self._is_open:
-            self._cursor.nothing_before(revision)
+            self._cursor.note_progress(revision)
 
     def interrupted(self) -> None:
         """Note that the connection is lost. If the watch was not open yet, its request is sent again later."""
@@ -154,7 +154,6 @@ class Watch(interface.Watch):
             self.end(ConnectionLost(f"a watch at {self._client.name} has failed: {error!r}", maybe_applied=False))
 
     async def _open(self, timeout: float | None) -> None:
-        """Ask the server to open the watch."""
         request, reset = self._cursor.opening()
         if reset is not None:
             self._push([reset])
@@ -173,7 +172,7 @@ class Watch(interface.Watch):
 
     @property
     def _is_open(self) -> bool:
-        return self._id is not None and not self._client.awaits_answer(self._id)
+        return self._id is not None and not self._client.is_pending(self._id)
 
     def _release(self, *, at_server: bool = False) -> None:
         """Note that the watch is closed; with `at_server`, close it at the server, too."""
@@ -245,7 +244,7 @@ class Client(Reconnecting):
         self._met_or_failed.set()
         self._eased.set()
         for item in list(self._connection.in_flight.values()):
-            self._connection.answered(item.request_id)
+            self._connection.take_request(item.request_id)
             item.settle(item.with_doubt(error))
         for watch in self.watching:
             watch.end(error)
@@ -290,7 +289,7 @@ class Client(Reconnecting):
         self.operations_max: int = int(welcome.limits.get("operations_max", self.operations_max))
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
         self.lease_ttl_max: float = welcome.limits.get("lease_ttl_max", self.lease_ttl_max)
-        for item in self._connection.lost_for_good():
+        for item in self._connection.take_lost_requests():
             item.settle(self._connection.forgotten)
         for item in list(self._connection.in_flight.values()):
             self._send(item)
@@ -305,31 +304,31 @@ class Client(Reconnecting):
         for watch in self.watching:
             watch.interrupted()
 
-    def ask_ping(self) -> None:
-        """See `Reconnecting.ask_ping`."""
+    def send_ping(self) -> None:
+        """See `Reconnecting.send_ping`."""
         if self.connected:
             self._send(self._connection.ask(Ping(), None))
 
     def _replied(self, request_id: int, response: Response) -> None:
-        item = self._connection.answered(request_id)
+        item = self._connection.take_request(request_id)
         self._parked.discard(request_id)
         self._large.pop(request_id, None)
         self._eased.set()
-        self.patience.note_answer()
+        self.timeouts.note_answer()
         if item is None:
             return
         if isinstance(response, Pong):
             # Before a pong, the server sends every event up to the pong's revision.
             for watch in self.watches.values():
-                watch.nothing_before(response.revision)
+                watch.note_progress(response.revision)
         if isinstance(response, Watching) and request_id in self.watches:
             self.watches[request_id].opened(response.revision)
-        if (revoke := item.undone_by(response)) is not None:
+        if (revoke := item.undo_request(response)) is not None:
             self.notify(revoke)
         item.settle(error_of(response) or response)
 
     async def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and return its response."""
+        """See `Calls.call`."""
         timeout = time_limit(timeout, None if waits(request) else self.timeout)
         self.check_usable()
         if self._has_room and not self._turns.locked():
@@ -399,8 +398,8 @@ class Client(Reconnecting):
             self._link.write(out[0] if len(out) == 1 else b"".join(out))
 
     def _time_out(self, item: InFlight, timeout: float) -> None:
-        trouble = None if self.connected else f"the connection is lost, {self._what_is_wrong()}"
-        error = item.out_of_time(timeout, self.name, trouble)
+        trouble = None if self.connected else f"the connection is lost, {self._current_problem()}"
+        error = item.timeout_error(timeout, self.name, trouble)
         self.abandon(item)
         item.settle(error)
 
@@ -411,7 +410,7 @@ class Client(Reconnecting):
         self._connection.abandon(item)
         if isinstance(item.request, messages.Watch) or item.request_id in self._parked:
             self._parked.discard(item.request_id)
-            self._connection.answered(item.request_id)
+            self._connection.take_request(item.request_id)
             if item.sent and self.connected:
                 self.notify(Cancel(target=item.request_id))
         elif self._link is not None and self._link.transport is not None and item.request_id in self._large:
@@ -427,7 +426,7 @@ class Client(Reconnecting):
         if self.connected:
             self._send(item)
 
-    def awaits_answer(self, request_id: int) -> bool:
+    def is_pending(self, request_id: int) -> bool:
         """Return True if this request has no answer yet."""
         return request_id in self._connection.in_flight
 

@@ -1,4 +1,4 @@
-"""Pure: how long a client waits for an answer, for an attempt to connect, and between two attempts.
+"""How long a client waits for an answer, for an attempt to connect, and between two attempts.
 
 TCP retransmits after 0.2, 0.4, ... 3.3, 6.5 s, so an old connection may stay silent long after a network cut has
 healed, or for ever behind a firewall that has forgotten it. So the client tries a fresh connection after a second of
@@ -42,7 +42,7 @@ FAREWELL_WITHIN = 0.2  # seconds for late answers to grants before a client clos
 LEAST = 0.05  # seconds; the shortest wait, so that an expired lease causes no busy loop
 
 
-class Patience:
+class Timeouts:
     """The waiting times of one client."""
 
     def __init__(self, rng: random.Random) -> None:

@@ -1,6 +1,6 @@
-"""Pure: judges if a connection still works, by the server's silence; for awaited and blocking clients.
+"""Judges if a connection still works, by the server's silence; for awaited and blocking clients.
 
-After half of `Patience.answer_timeout` without an answer, the client pings the server. After all of it, the
+After half of `Timeouts.answer_timeout` without an answer, the client pings the server. After all of it, the
 client opens a fresh connection, and uses it or the silent one, whichever gets bytes first. If the peer's system
 acknowledges further bytes, the silence starts anew. Time in which this process was busy does not count as silence.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from store.client.patience import HEARTBEAT
 
 if TYPE_CHECKING:
-    from store.client.patience import Patience
+    from store.client.patience import Timeouts
 
 HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s before hanging up, if the peer's system acknowledges all data; otherwise one
 WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
@@ -41,11 +41,11 @@ class Traffic(NamedTuple):
     has_watches: bool = False
 
 
-class Pulse:
+class ConnectionHealth:
     """Measures how long a server is silent. `asked_at` is when the silence began; None if no answer is due."""
 
-    def __init__(self, patience: Patience, now: float) -> None:
-        self._patience = patience
+    def __init__(self, patience: Timeouts, now: float) -> None:
+        self._timeouts = patience
         self.heard_at: float = now
         self.asked_at: float | None = None
         self.seeking: bool = False
@@ -54,20 +54,20 @@ class Pulse:
         self._unsent_bytes: int | None = None  # at the last look
         self._postponed = False  # True if the last call of `check` was late, and judged nothing
 
-    def expect(self, now: float) -> None:
+    def expect_answer(self, now: float) -> None:
         """Note that an answer is due: silence counts from now on. Call `check` first at `first_check_at`."""
         if self.asked_at is None:
             self.asked_at, self._pinged = now, False
 
     def first_check_at(self, now: float) -> float:
         """Return the time of the first `check` after a request that is made now."""
-        return now + self._patience.answer_timeout(now) / 2
+        return now + self._timeouts.answer_timeout(now) / 2
 
     def heard(self, now: float, *, expecting: bool) -> None:
         """Note that bytes were received; `expecting` is True if another answer is due."""
         self.heard_at = now
         if self.asked_at is not None:
-            self._patience.note_silence(now - self.asked_at, now=now)
+            self._timeouts.note_silence(now - self.asked_at, now=now)
             self.asked_at, self._pinged = now if expecting else None, False
         self.seeking = False
 
@@ -88,7 +88,7 @@ class Pulse:
         if self.asked_at is None:
             say, until = Action.NOTHING, self.heard_at + HEARTBEAT
             if line.welcomed and now + SOON >= until:
-                self.expect(now)
+                self.expect_answer(now)
                 self._pinged, say, until = True, Action.PING, self.first_check_at(now)
         else:
             say, until = self._judge(now, now - self.asked_at, line)
@@ -109,10 +109,10 @@ class Pulse:
         until = now + hang_up_after - quiet
         if self.seeking:
             return Action.NOTHING, until
-        longest = self._patience.answer_timeout(now, acknowledged=line.acknowledged)
+        longest = self._timeouts.answer_timeout(now, acknowledged=line.acknowledged)
         if silence + SOON >= longest and (self._pinged or not line.acknowledged):
             self.seeking = True
-            self._patience.note_silence(silence, now=now)  # so a fresh connection gives a slow server more time
+            self._timeouts.note_silence(silence, now=now)  # so a fresh connection gives a slow server more time
             return Action.SEEK, until
         say = Action.NOTHING
         if not self._pinged and silence + SOON >= longest / 2:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from store import interface
-from store.calls import Cuts
-from store.client.patience import LASTED, Patience
-from store.client.pulse import Action, Pulse, Traffic
+from store.calls import DisconnectReports
+from store.client.patience import LASTED, Timeouts
+from store.client.pulse import Action, ConnectionHealth, Traffic
 from store.errors import AuthenticationError, ConnectionLost
 from store.net.absence import Outages, log_absence
 from store.net.dialing import (
@@ -44,7 +44,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which measures the server's silence, and buffers received bytes until `take_up`."""
+    """One connection, which measures the server's silence, and buffers received bytes until `start_delivery`."""
 
     def __init__(self, owner: Reconnecting) -> None:
         self._loop = asyncio.get_running_loop()
@@ -59,9 +59,9 @@ class Connection(asyncio.Protocol):
         self.search: anyio.CancelScope | None = None  # cancels the search for another connection; None without a search
         self.farewell: str = ""
         self._error: Exception | None = None
-        self.pulse: Pulse = Pulse(owner.patience, self._loop.time())
+        self.pulse: ConnectionHealth = ConnectionHealth(owner.timeouts, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
-        self._look_due = 0.0  # the time of the next `_look`, which uvloop's timers do not tell
+        self._look_due = 0.0  # the time of the next `_check`, which uvloop's timers do not tell
         self._looks_soon = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
             close_in_children(self, self._socket)
 
     def data_received(self, data: bytes) -> None:
-        """Pass received bytes to the owner, or buffer them until `take_up`."""
+        """Pass received bytes to the owner, or buffer them until `start_delivery`."""
         if self._early is None:
             self._owner.received(self, data)
             return
@@ -80,9 +80,9 @@ class Connection(asyncio.Protocol):
         if not self.spoken.done():
             self.spoken.set_result(True)
 
-    def take_up(self) -> None:
+    def start_delivery(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
-        self.pulse = Pulse(self._owner.patience, self._loop.time())
+        self.pulse = ConnectionHealth(self._owner.timeouts, self._loop.time())
         self.expect_answer()
         early, self._early = self._early or [], None
         for data in early:
@@ -96,11 +96,11 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Stop writing: the transport's buffer is full."""
-        self._owner.may_write(self, writable=False)
+        self._owner.set_writable(self, writable=False)
 
     def resume_writing(self) -> None:
         """Write again."""
-        self._owner.may_write(self, writable=True)
+        self._owner.set_writable(self, writable=True)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end of the connection."""
@@ -155,30 +155,30 @@ class Connection(asyncio.Protocol):
         return (ours[0], theirs[0]) if ours and theirs else None
 
     def expect_answer(self) -> None:
-        """See `Pulse.expect`."""
+        """See `ConnectionHealth.expect_answer`."""
         if self.pulse.asked_at is None:
-            self.pulse.expect(self._loop.time())
-            self._look_soon()
+            self.pulse.expect_answer(self._loop.time())
+            self._check_soon()
 
     def heard(self, *, expecting: bool) -> None:
-        """See `Pulse.heard`."""
+        """See `ConnectionHealth.heard`."""
         self.pulse.heard(self._loop.time(), expecting=expecting)
         if expecting:
-            self._look_soon()
+            self._check_soon()
 
-    def _look_soon(self) -> None:
+    def _check_soon(self) -> None:
         if not self._looks_soon:
             self._looks_soon = True
-            self._look_at(self.pulse.first_check_at(self._loop.time()))
+            self._check_at(self.pulse.first_check_at(self._loop.time()))
 
-    def _look_at(self, at: float) -> None:
+    def _check_at(self, at: float) -> None:
         if self.over or (self._timer is not None and self._look_due <= at):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._look_due, self._timer = at, self._loop.call_at(at, self._look)
+        self._look_due, self._timer = at, self._loop.call_at(at, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
         late, self._timer = now - self._look_due, None
         buffered = 0 if self.transport is None else self.transport.get_write_buffer_size()
@@ -186,13 +186,13 @@ class Connection(asyncio.Protocol):
         line = Traffic(*outstanding(self._socket, buffered), welcomed=owner.connected, has_watches=bool(owner.watches))
         say, until = self.pulse.check(now, line, late=late)
         if say is Action.PING:
-            self._owner.ask_ping()
+            self._owner.send_ping()
         elif say is Action.SEEK:
             self.turn.set()
         elif say is Action.HANG_UP:
             self.farewell = f"it has been silent for {now - self.pulse.heard_at:.0f} s"
             self.abort()
-        self._look_at(until)
+        self._check_at(until)
         self._looks_soon = self.pulse.asked_at is not None and not self.pulse.seeking
 
 
@@ -215,7 +215,7 @@ class Reconnecting(interface.Store):
         self._made_in = process_identity()
         self._secure = isinstance(dial, TcpDial) and dial.secure
         self.name = name
-        self.patience: Patience = Patience(rng or random.Random(secrets.randbits(64)))
+        self.timeouts: Timeouts = Timeouts(rng or random.Random(secrets.randbits(64)))
         self._connection = ClientConnection(
             session_id=secrets.token_bytes(16), process=process or self._made_in, token=token, name=name
         )
@@ -228,9 +228,9 @@ class Reconnecting(interface.Store):
         self._attempt = 0  # attempts that failed since the last welcome
         self._away_since = 0.0
         self.last_problem: str = NEVER_ANSWERED
-        self._outages = Outages(name, self._what_is_wrong, log)
-        self._cuts = Cuts(self.time)
-        self.cuts: Cuts | None = self._cuts
+        self._outages = Outages(name, self._current_problem, log)
+        self._cuts = DisconnectReports(self.time)
+        self.cuts: DisconnectReports | None = self._cuts
 
     @abstractmethod
     def received(self, link: Connection, data: bytes) -> None:
@@ -241,7 +241,7 @@ class Reconnecting(interface.Store):
         """Handle the loss of the connection."""
 
     @abstractmethod
-    def ask_ping(self) -> None:
+    def send_ping(self) -> None:
         """Ping the server, if connected."""
 
     def _begin(self) -> None:
@@ -251,13 +251,13 @@ class Reconnecting(interface.Store):
         self._task.add_done_callback(self._task_ended)
 
     async def _first_welcome(self, within: float, ended_by: str) -> None:
-        told = log_absence(self.name, self._what_is_wrong, within=within, ended_by=ended_by)
+        told = log_absence(self.name, self._current_problem, within=within, ended_by=ended_by)
         with anyio.move_on_after(within), told:
             await self._met_or_failed.wait()
         if self._failed is not None:
             raise self._failed
         if not self._met_or_failed.is_set():
-            why = f"no store at {self.name} within {within:g} s: {self._what_is_wrong()}"
+            why = f"no store at {self.name} within {within:g} s: {self._current_problem()}"
             raise ConnectionLost(why, maybe_applied=False)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
@@ -271,7 +271,7 @@ class Reconnecting(interface.Store):
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error
 
-    def _what_is_wrong(self) -> str:
+    def _current_problem(self) -> str:
         mute = self._trying is not None and not self.met
         problem = SAYS_NOTHING[self._secure] if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
         return problem + ("" if self._addresses is None else self._addresses.where())
@@ -301,9 +301,9 @@ class Reconnecting(interface.Store):
         """See `Store.ends`."""
         return self._link.ends if self._link is not None else None
 
-    def bound_pauses(self, remaining: Callable[[], float]) -> None:
-        """See `Calls.bound_pauses`."""
-        self.patience.limit_by(remaining)
+    def limit_pauses(self, remaining: Callable[[], float]) -> None:
+        """See `Calls.limit_pauses`."""
+        self.timeouts.limit_by(remaining)
 
     def time(self) -> float:
         """Return seconds on the clock of the client's event loop."""
@@ -312,11 +312,11 @@ class Reconnecting(interface.Store):
     async def _stay_connected(self) -> None:
         self._away_since = self.time()
         successor: Connection | None = None
-        with contextlib.suppress(AuthenticationError):  # `_fresh_link` has called `fail` with this error
+        with contextlib.suppress(AuthenticationError):  # `_new_connection` has called `fail` with this error
             while self._failed is None:
-                link = successor or await self._fresh_link()
+                link = successor or await self._new_connection()
                 began = self.time()
-                welcomed, successor = await self._converse(link)
+                welcomed, successor = await self._use_connection(link)
                 if welcomed:
                     self._attempt, self._away_since = 0, self.time()
                 # Reconnect at once after a loss, or the server counts this process as dead (R20). Pause if the server
@@ -326,16 +326,16 @@ class Reconnecting(interface.Store):
                     await self._pause()
 
     async def _pause(self) -> None:
-        await anyio.sleep(self.patience.retry_pause(self._attempt, away=self.time() - self._away_since))
+        await anyio.sleep(self.timeouts.retry_pause(self._attempt, away=self.time() - self._away_since))
         self._attempt += 1
 
-    async def _fresh_link(self) -> Connection:
+    async def _new_connection(self) -> Connection:
         """Try to connect until a server sends bytes; raise an error that another attempt cannot remedy."""
         while True:
             if self._addresses is not None:
-                self._addresses.use_small_packets(self.patience.large_packets_seem_lost)
+                self._addresses.use_small_packets(self.timeouts.large_packets_seem_lost)
             try:
-                link = await self._attempted_link()
+                link = await self._try_to_connect()
             except (OSError, UnicodeError) as error:
                 if isinstance(error, ssl.SSLCertVerificationError) and not self.met:
                     self.fail(untrusted(self.name, error))
@@ -352,21 +352,21 @@ class Reconnecting(interface.Store):
                 if link is not None:
                     return link
 
-    async def _attempted_link(self) -> Connection | None:
+    async def _try_to_connect(self) -> Connection | None:
         """Connect, and wait for the server's first bytes; return None if the server is late."""
         began, links = self.time(), list[Connection]()
 
-        def make_link() -> Connection:
+        def make_connection() -> Connection:
             # called once TCP is connected, before the TLS handshake
-            scope.deadline = self.time() + self.patience.first_bytes_timeout()
-            self.patience.note_connected(self.time() - began)
+            scope.deadline = self.time() + self.timeouts.first_bytes_timeout()
+            self.timeouts.note_connected(self.time() - began)
             self._trying = link = Connection(self)
             links.append(link)
             return link
 
         try:
-            with anyio.CancelScope(deadline=began + self.patience.connect_timeout()) as scope:
-                await self._dial(make_link)
+            with anyio.CancelScope(deadline=began + self.timeouts.connect_timeout()) as scope:
+                await self._dial(make_connection)
                 if await links[0].spoken:
                     return links.pop()
                 raise links[0].error
@@ -375,23 +375,23 @@ class Reconnecting(interface.Store):
             for link in links:
                 link.abort()
         if links:
-            self.patience.note_replaced()
+            self.timeouts.note_replaced()
         self.last_problem = SAYS_NOTHING[self._secure] if links and not self.met else describe(TimeoutError())
         return None
 
-    async def _converse(self, link: Connection) -> tuple[bool, Connection | None]:
+    async def _use_connection(self, link: Connection) -> tuple[bool, Connection | None]:
         """Use `link` to its end. Return True if the server welcomed `link`, and the link that replaces it, or None."""
         self._link = link
         self._connection.connected(nonce=secrets.token_bytes(16))
         successor: Connection | None = None
         try:
-            link.take_up()
+            link.start_delivery()
             while successor is None and not link.over:
                 await link.turn.wait()
                 link.turn.clear()
                 if link.pulse.seeking and not link.over:
                     with anyio.CancelScope() as link.search:
-                        successor = await self._fresh_link()
+                        successor = await self._new_connection()
         finally:
             link.end()
             if successor is None:
@@ -413,7 +413,7 @@ class Reconnecting(interface.Store):
                     self._outages.note_loss(self._loop)
         if successor is not None:
             self._previous = link
-            self.patience.note_replaced()
+            self.timeouts.note_replaced()
         return welcomed, successor
 
     def _drop_previous(self) -> None:
@@ -421,7 +421,7 @@ class Reconnecting(interface.Store):
         if previous is not None:
             previous.abort()
 
-    def may_write(self, link: Connection, *, writable: bool) -> None:
+    def set_writable(self, link: Connection, *, writable: bool) -> None:
         """Note whether a connection's write buffer has room."""
         if link is self._link:
             self._writable = writable

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from store.disk import rows
-from store.disk.diagnosis import reporting
+from store.disk.diagnosis import explaining_errors
 from store.disk.directory import FILE, UNFINISHED, holder, make_file, put_in_place, release_lock, take_lock
 from store.disk.verification import check_format, migrate, open_to_read, verify
 from store.errors import StoreUsageError
@@ -41,7 +41,7 @@ def create_store(path: Path, store_id: str) -> None:
     with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
         database.execute("PRAGMA auto_vacuum=INCREMENTAL")  # must be set before the first table is made
         database.executescript(f"PRAGMA fullfsync=ON; BEGIN; {rows.SCHEMA} PRAGMA user_version={rows.FORMAT};")
-        database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", store_id))
+        database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", store_id))
         database.execute("COMMIT")
         database.execute("PRAGMA journal_mode=WAL")
     put_in_place(partial, path)
@@ -56,7 +56,7 @@ def _unfinished(path: Path) -> Path:
 def check(directory: Path) -> Report:
     """Verify all of a store; raise `StoreUsageError` with the problem and the remedy."""
     path = directory / FILE
-    with reporting(path), holder(directory) as process:
+    with explaining_errors(path), holder(directory) as process:
         _find(path)
         version = verify(directory, served=process is not None)
         if version != rows.FORMAT:
@@ -69,7 +69,7 @@ def check(directory: Path) -> Report:
 def back_up(directory: Path, target: Path) -> Report:
     """Copy a store, as of one moment, into one file; `StoreUsageError` if that is impossible."""
     path = directory / FILE
-    with reporting(path, written=target), holder(directory) as process:
+    with explaining_errors(path, written=target), holder(directory) as process:
         _find(path)
         if target.exists():
             raise StoreUsageError(f"{target} exists: name a file that does not, or move it away")
@@ -84,7 +84,7 @@ def back_up(directory: Path, target: Path) -> Report:
 
 def restore(source: Path, directory: Path, *, new_id: str) -> Report:
     """Create a store from a copy, or raise `StoreUsageError`. Sessions go: no client can resume them in a new store."""
-    with reporting(source):
+    with explaining_errors(source):
         if not source.is_file():
             raise StoreUsageError(f"{source} is no file: name one that rdzv backup has made")
     lock = take_lock(directory)
@@ -93,7 +93,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
         if path.exists():
             raise StoreUsageError(f"{directory} holds a store: restore into another directory, or move {path} away")
         partial = _unfinished(path)
-        with reporting(source, written=path):
+        with explaining_errors(source, written=path):
             _copy(source, partial)
             with contextlib.closing(open_to_read(partial)) as database:
                 (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -102,7 +102,7 @@ def restore(source: Path, directory: Path, *, new_id: str) -> Report:
                 migrate(partial, version)
             with contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as database:
                 _load(database)  # check the copy's checksums before the first write
-                database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.seal("store_id", new_id))
+                database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", new_id))
                 database.execute("DELETE FROM sessions")
                 database.execute("DELETE FROM replies")
                 database.execute("COMMIT")

@@ -26,7 +26,7 @@ PROBE_BYTES = 64 * 1024
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def refusal(path: Path, size: int = PROBE_BYTES) -> OSError | None:
+def write_error(path: Path, size: int = PROBE_BYTES) -> OSError | None:
     """Test if a file can be opened, and `size` bytes be written beside it; return the system's error, or None."""
     probe, numbers = path.with_name(f".{path.name}.probe"), []
     try:
@@ -54,18 +54,18 @@ def free_bytes(directory: Path) -> int:
 
 def is_full(path: Path) -> bool:
     """Return True if the disk of a file is full."""
-    error = refusal(path)
+    error = write_error(path)
     return error is not None and error.errno in FULL
 
 
 def reason(error: Exception, path: Path) -> str:
     """Return an error's text; if the system rejects a test write, add the system's reason."""
-    refused = refusal(path)
+    refused = write_error(path)
     return f"{error}: {in_words(refused)}" if refused is not None else str(error)
 
 
 @contextlib.contextmanager
-def reporting(path: Path, *, written: Path | None = None) -> Iterator[None]:
+def explaining_errors(path: Path, *, written: Path | None = None) -> Iterator[None]:
     """Replace an error of a store's file, or of the copy `written`, by an error with file, reason and remedy."""
     try:
         yield
@@ -93,7 +93,7 @@ def _reason(error: Exception, path: Path, written: Path | None) -> str:
         size = path.stat().st_size
     unchanged = f"nothing in {path} was changed"
     for place in filter(None, (written, path)):
-        refused = refusal(place, size if place is written else PROBE_BYTES)
+        refused = write_error(place, size if place is written else PROBE_BYTES)
         if refused is not None:
             return f"{place} cannot be {'written' if place is written else 'used'}: {in_words(refused)}; {unchanged}"
     return (

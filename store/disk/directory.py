@@ -2,7 +2,7 @@
 
     store.sqlite3            everything that is durable, with SQLite's own -wal and -shm beside it
     lock                     held by the one server that has the directory
-    durable                  the number of the last durable group; see `Mark`
+    durable                  the number of the last durable group; see `DurableMark`
     reserve                  disk space reserved for deletes; see `Reserve`
     store.sqlite3-wal.left-1 the log of a database that was moved away, when a new one took its place
 
@@ -165,7 +165,7 @@ def warn_if_open_to_others(directory: Path) -> None:
         )
 
 
-class Mark:
+class DurableMark:
     """The file with the number of the last group of changes that is durable.
 
     SQLite cannot tell a damaged or missing end of its log from an end that was never written. The mark shows if
@@ -180,9 +180,9 @@ class Mark:
     def read(self) -> tuple[str, int] | None:
         """Return the id of the store and the number of its last durable group; None if it cannot be read."""
         try:
-            text, _, seal = self._path.read_text(encoding="utf-8").strip().rpartition(" ")
+            text, _, checksum = self._path.read_text(encoding="utf-8").strip().rpartition(" ")
             store_id, number = text.split()
-            if int(seal, 16) == zlib.crc32(text.encode()):
+            if int(checksum, 16) == zlib.crc32(text.encode()):
                 return store_id, int(number)
         except FileNotFoundError:
             return None
@@ -243,16 +243,16 @@ class Reserve:
                 finally:
                     os.close(number)
             except OSError:
-                self._cut(self.bytes)  # give back the part that was allocated
+                self._truncate(self.bytes)  # give back the part that was allocated
                 return False
             self.bytes = size
             return True
 
     def free(self) -> None:
         """Release the reserved space."""
-        self._cut(0)
+        self._truncate(0)
 
-    def _cut(self, size: int) -> None:
+    def _truncate(self, size: int) -> None:
         with self._at_work, contextlib.suppress(OSError):
             self.bytes = size
             os.truncate(self._path, size)

@@ -55,7 +55,7 @@ MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """For each older format, the function that migrates a store to the next format, in the caller's transaction."""
 
 
-def seal(*fields: Any) -> tuple[Any, ...]:
+def checksummed(*fields: Any) -> tuple[Any, ...]:
     """Return a row with its checksum."""
     checksum = 0
     for field in fields:
@@ -90,13 +90,13 @@ def write(database: sqlite3.Connection, group: Sequence[ChangeSet], *, number: i
             replies.setdefault(reply.session_id, {})[reply.request_id] = reply.response
             acknowledged[reply.session_id] = reply.acknowledged
     written = [
-        seal(event.key, event.value, event.create_revision, event.revision, event.lease)
+        checksummed(event.key, event.value, event.create_revision, event.revision, event.lease)
         for event in changed.values()
         if event.kind == "put"
     ]
     deleted = [(key,) for key, event in changed.items() if event.kind == "delete"]
     granted = [
-        seal(
+        checksummed(
             lease.id,
             float(lease.ttl),
             *[ttl and float(ttl) for ttl in (lease.disconnect_ttl, lease.gone_ttl)],
@@ -105,15 +105,15 @@ def write(database: sqlite3.Connection, group: Sequence[ChangeSet], *, number: i
         for lease in leases.values()
         if lease is not None
     ]
-    opened = [seal(id, session) for id, session in sessions.items() if session is not None]
+    opened = [checksummed(id, session) for id, session in sessions.items() if session is not None]
     kept = [
-        seal(session_id, request_id, wire.encode_response(request_id, response))
+        checksummed(session_id, request_id, wire.encode_response(request_id, response))
         for session_id, of_session in replies.items()
         for request_id, response in of_session.items()
         if request_id > acknowledged[session_id]
     ]
     highest = {"revision": revision, "compacted": compacted, "last_lease": last_lease, "last_session": last_session}
-    counters = [seal(name, value) for name, value in (*highest.items(), ("group", number)) if value]
+    counters = [checksummed(name, value) for name, value in (*highest.items(), ("group", number)) if value]
     _execute(database, "INSERT OR REPLACE INTO entries VALUES {}", written)
     _execute(database, "DELETE FROM entries WHERE key IN (VALUES {})", deleted)
     _execute(database, "INSERT INTO history VALUES {}", history)
@@ -157,12 +157,12 @@ def _history_rows(revision: int, events: tuple[Event, ...]) -> Iterator[tuple[An
     for index, event in enumerate(events):
         size += len(event.key) + len(event.value)
         if size > PART_BYTES or index == len(events) - 1:
-            yield seal(revision * PARTS + part, wire.encode_events(events[begin : index + 1]))
+            yield checksummed(revision * PARTS + part, wire.encode_events(events[begin : index + 1]))
             part, begin, size = part + 1, index + 1, 0
     assert part <= PARTS, "a revision is bounded, and its parts with it"
 
 
-def refusal_of(facts: ChangeSet, why: str) -> ChangeSet:
+def with_refused_replies(facts: ChangeSet, why: str) -> ChangeSet:
     """Return the facts to store instead of those that the disk rejected: the replies become errors."""
     message = f"the disk cannot take it, and nothing was done: {why}; ask for less"
     answer = Failed(kind=FailureKind.LIMIT, message=message)
@@ -181,7 +181,7 @@ def load(database: sqlite3.Connection) -> Saved:
 
     def rows(table: str, which: str = "") -> Iterator[tuple[Any, ...]]:
         for row in database.execute(f"SELECT * FROM {table} {which}"):  # noqa: S608 - the names are constants
-            if row != seal(*row[:-1]):
+            if row != checksummed(*row[:-1]):
                 raise ValueError(f"a row of {table!r} is not as it was written")
             yield row[:-1]
 

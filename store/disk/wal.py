@@ -1,4 +1,4 @@
-"""Pure: detects that SQLite's write-ahead log has lost durable changes.
+"""Detects that SQLite's write-ahead log has lost durable changes.
 
 SQLite reads its log up to the first damaged frame, and ignores the rest, as if a crash had cut it off. But with
 `synchronous=FULL`, frames are written only after the previous transaction is on the disk. So a valid frame after a

@@ -1,1 +1,1 @@
-"""Pure: the state of the store: keys, leases, watches, waits and sessions, changed by requests and by time."""
+"""The state of the store: keys, leases, watches, waits and sessions, changed by requests and by time."""

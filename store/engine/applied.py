@@ -1,4 +1,4 @@
-"""Pure: the results of one step of the engine."""
+"""The results of one step of the engine."""
 
 from __future__ import annotations
 

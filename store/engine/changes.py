@@ -1,4 +1,4 @@
-"""Pure: the change in progress: keys written and deleted, leases granted and ended, all at the next revision.
+"""The change in progress: keys written and deleted, leases granted and ended, all at the next revision.
 
 `State` checks a request before `Changes` carries it out, so no change fails half way.
 """
@@ -126,7 +126,7 @@ class Changes:
         for key in going:
             self.erase(key, cause=cause)
         if lease.keys and not lease.ending:
-            self._leases.begin_to_end(lease, cause)
+            self._leases.mark_ending(lease, cause)
             if self.facts is not None:
                 self.facts.leases[lease.id] = SavedLease(id=lease.id, ttl=0.0)
         elif not lease.keys and self._leases.get_even_if_ending(lease.id) is not None:  # not ended by `erase` already

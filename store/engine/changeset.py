@@ -1,4 +1,4 @@
-"""Pure: the state that survives a restart (promise S3).
+"""The state that survives a restart (promise S3).
 
 `Saved` is the state of a store on disk: the sum of the `ChangeSet` of all steps.
 """
@@ -59,19 +59,19 @@ class ChangeSet:
         return FACTS_OVERHEAD + sum(event_bytes(event) for events in self.revisions for event in events)
 
     @property
-    def only_takes_away(self) -> bool:
+    def only_frees(self) -> bool:
         """True if the facts only delete keys and end leases."""
         return not any(self.leases.values()) and all(
             event.kind == "delete" for events in self.revisions for event in events
         )
 
-    def opened(self, session_id: bytes, number: int) -> None:
+    def note_opened(self, session_id: bytes, number: int) -> None:
         """Note a new session; an older session of the same id ends, with its replies."""
         if session_id not in self.sessions:
             self._new.add(session_id)
         self.sessions[session_id] = self.last_session = number
 
-    def forgotten(self, session_id: bytes) -> None:
+    def note_ended(self, session_id: bytes) -> None:
         """Note the end of a session. If it was opened in this step, neither its opening nor its end is saved."""
         if session_id in self._new:
             self._new.remove(session_id)

@@ -1,4 +1,4 @@
-"""Pure: the whole store as one state machine.
+"""The whole store as one state machine.
 
 The engine is given the time and a request, and returns the messages to send. Each request takes effect in one step, so
 the store is linearizable (promise S1). `Engine.apply` works in this order:
@@ -24,7 +24,7 @@ from store.engine.applied import Answer, Applied, Delivery, Remainder, WatchLost
 from store.engine.changes import Changes
 from store.engine.changeset import ChangeSet, KeptReply
 from store.engine.keyspace import events_of
-from store.engine.processes import Closing
+from store.engine.processes import ConnectionEnd
 from store.engine.requests import Requests
 from store.engine.state import State
 from store.errors import LimitExceeded, StoreError
@@ -113,7 +113,7 @@ class Engine:
         self, peer: int, *, session_id: bytes, now: float, process: bytes = b""
     ) -> tuple[int, int | None] | None:
         """Open a session; return its number and its earlier connection, if any; None if there are too many sessions."""
-        self._note_forgotten(self._sessions.expire(now) + self._sessions.make_way(session_id, now))
+        self._note_forgotten(self._sessions.expire(now) + self._sessions.evict_for(session_id, now))
         made = self._sessions.made
         opened = self._sessions.open(session_id, peer=peer)
         if opened is None:
@@ -121,11 +121,11 @@ class Engine:
         session, previous = opened
         self._leases.processes.connected(peer, process, previous=previous)
         if self._changes.facts is not None and self._sessions.made != made:
-            self._changes.facts.opened(session.id, session.number)
+            self._changes.facts.note_opened(session.id, session.number)
         self._session_of[peer] = session
         return session.number, previous
 
-    def disconnect(self, peer: int, *, now: float, how: Closing) -> None:
+    def disconnect(self, peer: int, *, now: float, how: ConnectionEnd) -> None:
         """Handle the end of a peer's connection."""
         self._leases.advance(now)
         work = self._works.pop(peer, None)
@@ -140,7 +140,7 @@ class Engine:
         self.has_chores = bool(self.has_chores or self._ends or self.state.past)
         session = self._session_of.pop(peer, None)
         if session is not None:
-            if how is Closing.GOODBYE:
+            if how is ConnectionEnd.GOODBYE:
                 self._note_forgotten(self._sessions.end(session, peer=peer))
             else:
                 self._sessions.connection_closed(session, peer=peer, now=now)
@@ -148,7 +148,7 @@ class Engine:
     def _note_forgotten(self, forgotten: list[bytes]) -> None:
         if self._changes.facts is not None:
             for session_id in forgotten:
-                self._changes.facts.forgotten(session_id)
+                self._changes.facts.note_ended(session_id)
 
     def apply(self, request: Request[Any], peer: int, request_id: int, acknowledged: int, now: float) -> Applied:
         """Carry out one request, at `now` on the server's monotonic clock.
@@ -177,7 +177,7 @@ class Engine:
             assert not self._changes.made, "a refused request has changed nothing"
             response = _failed(error)
         if self._changes.made:
-            self._announce()
+            self._publish_changes()
         work = self._asked.work
         if work is not None:
             self._works[peer], self._asked.work = work, None
@@ -191,9 +191,9 @@ class Engine:
                 )
         return _make_applied(Applied, (response, self._take_deliveries() if self._asked.deliveries else (), work))
 
-    def go_on(self, work: Remainder) -> Applied:
+    def continue_work(self, work: Remainder) -> Applied:
         """Do the next step of a long request."""
-        response = self._asked.go_on(work)
+        response = self._asked.continue_work(work)
         more, self._asked.work = self._asked.work, None
         if more is None:
             del self._works[work.watcher[0]]
@@ -211,8 +211,8 @@ class Engine:
         if writes:
             size = state.written_bytes(request)
             cost = size + len(writes) * PAGES_BYTES
-            steers = self._keys.groups.steers
-            if cost <= state.steering_bytes and all(steers(getattr(each, "key", "")) for each in writes):
+            coordinates_run = self._keys.groups.coordinates_run
+            if cost <= state.steering_bytes and all(coordinates_run(getattr(each, "key", "")) for each in writes):
                 state.steering_bytes -= cost
             elif size > state.writable_bytes:
                 small = f" and writes of {state.writable_bytes} bytes" if state.writable_bytes else ""
@@ -262,11 +262,11 @@ class Engine:
             room = room - ended if self._watches.is_lookup_cheap else 0
             if lease.keys:
                 self._leases.make_due_again(lease)
-            self._announce()
+            self._publish_changes()
         self._note_forgotten(self._sessions.expire(now))
         return self._take_deliveries()
 
-    def look(self, *, now: float) -> bool:
+    def advance_leases(self, *, now: float) -> bool:
         """Advance the leases' clock; return True if a lease may have expired."""
         self._leases.advance(now)
         due = self._leases.next_due_in()
@@ -294,7 +294,7 @@ class Engine:
             "requests": self._requests,
         }
 
-    def _announce(self) -> None:
+    def _publish_changes(self) -> None:
         if not self._changes.made:
             return
         changes = self._changes.finish()
@@ -303,12 +303,12 @@ class Engine:
             self._changes.facts.revisions.append(events_of(changes))
             self._changes.facts.compacted = self._history.compacted
         if self._watches.by_prefix:
-            for watches, about in self._watches.interested(changes):
+            for watches, about in self._watches.watches_of(changes):
                 self._asked.deliveries.append(Delivery(watches=watches, events=events_of(about)))
         if self._waits.parked and (stirred := self._waits.affected_by(changes)):
-            self._look_at_waits(stirred)
+            self._check_waits(stirred)
 
-    def _look_at_waits(self, stirred: list[tuple[dict[str, dict[Watcher, None]], str]]) -> None:
+    def _check_waits(self, stirred: list[tuple[dict[str, dict[Watcher, None]], str]]) -> None:
         if sum(len(standing[key]) for standing, key in stirred) <= WAITS_AT_ONCE:
             watchers = {watcher: None for standing, key in stirred for watcher in standing[key]}
             if self._waits.cost_of_checking(watchers) <= WAITED_KEYS_AT_ONCE:
@@ -317,18 +317,18 @@ class Engine:
                     watchers = {watcher: None for watcher in watchers if self._waits.is_registered(watcher)}
                 for standing, key in stirred:
                     del standing[key]
-                self._asked.look_at_waits(watchers)
+                self._asked.check_waits(watchers)
                 return
         self.postponed.add([standing.pop(key) for standing, key in stirred], self.revision)
         self.has_chores = True
 
-    def do_chore(self) -> tuple[Delivery | Answer | WatchLost, ...]:
+    def do_postponed_work(self) -> tuple[Delivery | Answer | WatchLost, ...]:
         """Do a part of the postponed work: check waits, and clean up after closed peers."""
         if self.postponed:
-            self._asked.look_at_postponed()
+            self._asked.check_postponed()
         if self._ends and next(self._ends[0], ENDED) is ENDED:
             self._ends.popleft()
-        is_past_left = self.state.forget_past()
+        is_past_left = self.state.free_old_entries()
         self.has_chores = bool(self.postponed or self._ends or is_past_left)
         return self._take_deliveries()
 

@@ -1,9 +1,9 @@
-"""Pure: the keys of the store, their entries, their order, and their memory.
+"""The keys of the store, their entries, their order, and their memory.
 
 Memory is also counted by group (promise S6): the keys that begin with the same `GROUP_PARTS` parts are a group. The key
 `/rdzv/job-7/head/round` is in the group `/rdzv/job-7/`.
 
-The keys that coordinate a run (`steers`) may exceed the limits a little: see docs/limits.md.
+The keys that coordinate a run (`coordinates_run`) may exceed the limits a little: see docs/limits.md.
 
 Keys are in short sorted lists, so that an insert moves few pointers. Sorting by code point keeps the order of UTF-8
 bytes.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENTRY_OVERHEAD = 300  # bytes counted per key, beside key and value
 GROUP_PARTS = 2  # parts, between slashes, of a group's name: one group per run
-STEERING = frozenset(  # first parts, after the group's name, of keys that coordinate a run
+COORDINATION_KEYS = frozenset(  # first parts, after the group's name, of keys that coordinate a run
     ("answers", "begun", "head", "history", "lease", "nodes", "rounds", "settings", "tally", "unfit")
 )
 CHUNK_MAX = 1024  # with as many keys in a chunk, splitting and searching cost the same
@@ -76,10 +76,10 @@ class Groups:
                 return None
         return key[:at]
 
-    def steers(self, key: str) -> bool:
-        """Return True if this key coordinates a run (`STEERING`)."""
+    def coordinates_run(self, key: str) -> bool:
+        """Return True if this key coordinates a run (`COORDINATION_KEYS`)."""
         name = self.name_of(key)
-        return name is not None and key[len(name) :].partition("/")[0] in STEERING
+        return name is not None and key[len(name) :].partition("/")[0] in COORDINATION_KEYS
 
     def count(self, key: str, keys: int, size: int) -> None:
         """Add keys and bytes, which may be negative, to the group of `key`."""
@@ -98,7 +98,7 @@ class Groups:
 
     def page(self, *, after: str, most: int) -> list[Group]:
         """Return up to `most` groups, in order, whose names follow `after`."""
-        return [self.by_name[name] for name in self._index.stretch("", after=after, most=most)]
+        return [self.by_name[name] for name in self._index.page("", after=after, most=most)]
 
     def largest(self, *, by_keys: bool = False) -> Group | None:
         """Return the group with the most bytes (or keys, if `by_keys`)."""
@@ -200,7 +200,7 @@ class SortedKeys:
         else:
             del self._chunks[at], self._firsts[at]
 
-    def stretch(self, prefix: str, *, after: str | None, most: int) -> list[str]:
+    def page(self, prefix: str, *, after: str | None, most: int) -> list[str]:
         """Return up to `most` keys, in order, that start with `prefix` and follow `after`."""
         found: list[str] = []
         if not self._chunks:

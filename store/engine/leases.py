@@ -1,4 +1,4 @@
-"""Pure: the leases, their deadlines, and their keys (promises S5, R20).
+"""The leases, their deadlines, and their keys (promises S5, R20).
 
 Deadlines are in *served time*. Served time follows the server's monotonic clock, but advances by at most `STALL_AFTER`
 between two readings: clients cannot renew leases while the server is stopped, swapped out or busy.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from store.engine.processes import Closing, Processes
+from store.engine.processes import ConnectionEnd, Processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -134,7 +134,7 @@ class Leases:
         self._keep(lease, peer)
         self._schedule(lease, _slot_of(lease.ends_at))
 
-    def begin_to_end(self, lease: LeaseRecord, cause: Cause) -> None:
+    def mark_ending(self, lease: LeaseRecord, cause: Cause) -> None:
         """Mark a lease as ending; it stays due until it has no keys."""
         lease.ending, lease.ended_by = True, cause
         lease.lapses_at = self._served
@@ -153,7 +153,7 @@ class Leases:
         self.processes.lease_released(lease.id)
         lease.process = None
 
-    def peer_closed(self, peer: int, how: Closing) -> Iterator[None]:
+    def peer_closed(self, peer: int, how: ConnectionEnd) -> Iterator[None]:
         """Set earlier deadlines, in steps, for the leases that a closed connection kept."""
         return self._shorten(peer, self.processes.closed(peer, how, now=self._served), self._served)
 
@@ -179,7 +179,7 @@ class Leases:
                         self._schedule(lease, _slot_of(lease.ends_at))
                 yield
 
-    def take_note(self, lease: LeaseRecord, note: bytes) -> None:
+    def set_note(self, lease: LeaseRecord, note: bytes) -> None:
         """Replace the note of a lease."""
         self.bytes += len(note) - len(lease.note)
         lease.note, lease.noted_at = note, self._looked_at

@@ -1,11 +1,11 @@
-"""Pure: the connections of each client process, and whether it is assumed dead once they have ended (R20).
+"""The connections of each client process, and whether it is assumed dead once they have ended (R20).
 
 When a process dies, its operating system closes all its connections within a millisecond, without a goodbye. A process
 is assumed dead once its last connection has closed without a goodbye, until it connects again. A process is not assumed
 dead if:
 
-- the server has closed one of its connections, or the system has given one up (`Closing.CUT`);
-- many processes seem to die at once (`_are_many`);
+- the server has closed one of its connections, or the system has given one up (`ConnectionEnd.CUT`);
+- many processes seem to die at once (`_many_seem_dead`);
 - it has no leases: only leases depend on a process's death.
 """
 
@@ -20,7 +20,7 @@ AT_ONCE = 0.05  # seconds in which deaths count as simultaneous
 MANY = 8
 
 
-class Closing(Enum):
+class ConnectionEnd(Enum):
     """The way in which a connection ended."""
 
     GOODBYE = "its client said that it will not come back"
@@ -35,7 +35,7 @@ class Process:
     id: bytes
     peers: set[int] = field(default_factory=set)
     leases: set[int] = field(default_factory=set)  # ids of the leases that its connections keep
-    cut: bool = False  # one of its connections was cut (`Closing.CUT`), and it has made none since
+    cut: bool = False  # one of its connections was cut (`ConnectionEnd.CUT`), and it has made none since
     died_at: float | None = None  # when it seemed to die, in served time; None if alive
 
 
@@ -61,26 +61,26 @@ class Processes:
         process.cut = False
         process.died_at = None
 
-    def closed(self, peer: int, how: Closing, *, now: float) -> Process | None:
+    def closed(self, peer: int, how: ConnectionEnd, *, now: float) -> Process | None:
         """Handle the end of a connection, at `now` in served time; return the process if it seems dead."""
         process = self._detach(peer)
         if process is None:
             return None
-        process.cut = process.cut or how is Closing.CUT
-        if process.peers or process.cut or how is not Closing.DROPPED or not process.leases:
+        process.cut = process.cut or how is ConnectionEnd.CUT
+        if process.peers or process.cut or how is not ConnectionEnd.DROPPED or not process.leases:
             return None
         self._fallen.pop(process, None)
         self._fallen[process] = now
         while self._fallen[first := next(iter(self._fallen))] < now - AT_ONCE:
             del self._fallen[first]
-        if self._are_many():
+        if self._many_seem_dead():
             for fallen in self._fallen:
                 fallen.died_at = None
             return None
         process.died_at = now
         return process
 
-    def _are_many(self) -> bool:
+    def _many_seem_dead(self) -> bool:
         """Return True if so many processes seemed to die at once that a network fault is likelier."""
         fallen = len(self._fallen)
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)

@@ -1,4 +1,4 @@
-"""Pure: the handlers of requests, one method per kind."""
+"""The handlers of requests, one method per kind."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Requests:
         handle = _HANDLERS.get(type(inner), Requests._refused)
         return handle(self, inner) if type(inner) is not messages.Guarded else self._refused(inner)
 
-    def go_on(self, work: Remainder) -> Response | None:
-        """See `Engine.go_on`."""
+    def continue_work(self, work: Remainder) -> Response | None:
+        """See `Engine.continue_work`."""
         if work.prefix is None:
             return self._list_part(work)
         self._open_watch(work)
@@ -99,11 +99,11 @@ class Requests:
         entries = snapshot.part()
         if work.keys_only:
             entries = [each and each.replace(value=b"") for each in entries]
-        if self._reads_on(work, snapshot):
+        if self._keep_reading(work, snapshot):
             return messages.ListingPart(entries=tuple(entries))
         return messages.Listing(tuple(entries), snapshot.revision)
 
-    def _reads_on(self, work: Remainder, snapshot: Snapshot) -> bool:
+    def _keep_reading(self, work: Remainder, snapshot: Snapshot) -> bool:
         if not snapshot.left:
             self._snapshots.end(snapshot)
             return False
@@ -137,7 +137,7 @@ class Requests:
     def _list_notes(self, request: messages.ListNotes) -> messages.NotePage:
         self._state.check_size(request.prefix, "prefix")
         self._state.check_size(request.after, "key")
-        keys = self._keys.index.stretch(request.prefix, after=request.after or None, most=NOTES_AT_ONCE + 1)
+        keys = self._keys.index.page(request.prefix, after=request.after or None, most=NOTES_AT_ONCE + 1)
         return messages.NotePage(notes=tuple(map(self._note, keys[:NOTES_AT_ONCE])), more=len(keys) > NOTES_AT_ONCE)
 
     def _note(self, key: str) -> messages.Note:
@@ -146,7 +146,7 @@ class Requests:
             return messages.Note(key=key, note=b"", age=0.0)
         return messages.Note(key=key, note=lease.note, age=self._leases.note_age(lease))
 
-    def _excessive(self, request: messages.Excessive) -> Response:
+    def _excessive(self, request: messages.TooManyElements) -> Response:
         raise LimitExceeded(
             f"the request holds more than {request.elements_max} elements, and operations_max is "
             f"{self._limits.operations_max}: split it"
@@ -177,7 +177,7 @@ class Requests:
             self._state.check_limit("writes_max", self._keys.index.count(request.prefix), "keys to be deleted")
         else:
             most = max(min(most, request.at_most), 0)
-        keys = self._keys.index.stretch(request.prefix, after=None, most=most)
+        keys = self._keys.index.page(request.prefix, after=None, most=most)
         if request.at_most is None:
             self._state.check_watch_lookups(keys)
         keys = keys[: self._watches.affordable(keys)]
@@ -190,7 +190,7 @@ class Requests:
         if request.revision is not None:
             newest = min(newest, request.revision)
         most, entries = self._state.writes_max, self._keys.entries
-        looked_at = self._keys.index.stretch(request.prefix, after=request.after or None, most=most)
+        looked_at = self._keys.index.page(request.prefix, after=request.after or None, most=most)
         keys = [key for key in looked_at if entries[key].mod_revision <= newest]
         count = self._watches.affordable(keys)
         after = keys[count - 1] if count < len(keys) else looked_at[-1] if len(looked_at) == most else ""
@@ -265,7 +265,7 @@ class Requests:
                     f"the note of a keep-alive has {len(request.note)} bytes, and at most {messages.NOTE_BYTES_MAX} "
                     f"are kept: shorten it"
                 )
-            self._leases.take_note(lease, request.note)
+            self._leases.set_note(lease, request.note)
         self._leases.keep_alive(lease, peer=self._peer)
         return messages.Granted(lease=lease.id, ttl=lease.terms.ttl)
 
@@ -299,7 +299,7 @@ class Requests:
         if start > self._keys.revision + 1:
             raise StoreUsageError(f"a watch cannot start at revision {start}: the store is at {self._keys.revision}")
         self._state.check_size(request.prefix, "prefix")
-        self._state.check_open(self._peer, watch_bytes(request.prefix), (request.prefix,))
+        self._state.check_can_open(self._peer, watch_bytes(request.prefix), (request.prefix,))
         snapshot = Snapshot.under(self._keys, self._past, request.prefix) if request.snapshot else None
         if start <= self._history.compacted:
             return messages.Failed(
@@ -318,7 +318,7 @@ class Requests:
         snapshot = work.snapshot
         if snapshot is not None:
             events = [entry.event for entry in snapshot.part() if entry is not None]
-            if self._reads_on(work, snapshot):
+            if self._keep_reading(work, snapshot):
                 self.deliveries.append(Delivery(watches=watches, events=tuple(events)))
                 return
             events.append(messages.Event(kind="synced", revision=snapshot.revision))
@@ -344,37 +344,37 @@ class Requests:
         for key in request.keys:
             self._state.check_key(key)
         cost = wait_bytes(request.keys, when)
-        self._state.check_open(peer, cost, request.keys)
+        self._state.check_can_open(peer, cost, request.keys)
         self._state.check_limit("waits_bytes_max", self._waits.bytes_of(peer) + cost)
         parked = ParkedWait(keys=request.keys, missing=entries.index(None), when=when)
         self._waits.add(self._asker, parked, cost=cost)
         return None
 
-    def look_at_waits(self, watchers: Iterable[Watcher]) -> None:
+    def check_waits(self, watchers: Iterable[Watcher]) -> None:
         """Answer those of these waits that have ended; register the others at a missing key."""
         for watcher in watchers:
-            missing = self._look_at_wait(watcher, self._keys.entries, self._keys.revision)
+            missing = self._check_wait(watcher, self._keys.entries, self._keys.revision)
             if missing is not None:
                 self._waits.move(watcher, missing)
 
-    def look_at_postponed(self) -> None:
+    def check_postponed(self) -> None:
         """Check some postponed waits against the keys at the revision that affected each, and at later revisions."""
         left = LOOKS_A_STEP
         while left > 0 and self._postponed:
             watcher, since = self._postponed.next()
             if watcher in self._waits.parked:
-                left -= LOOKS_OF_A_WAIT + self._look_back(watcher, since)
+                left -= LOOKS_OF_A_WAIT + self._check_wait_since(watcher, since)
             else:  # the wait was cancelled
                 left -= 1
 
-    def _look_back(self, watcher: Watcher, since: int) -> int:
+    def _check_wait_since(self, watcher: Watcher, since: int) -> int:
         """Answer a wait if it ended at revision `since` or a later one; return the number of keys looked at."""
         parked = self._waits.parked[watcher]
         keys = {*parked.keys}
         names = keys.union(condition.key for condition in parked.when)
         entries = {name: entry for name in names if (entry := self._past.as_of(name, since)) is not None}
         looks = len(parked.keys) + len(parked.when)
-        if self._look_at_wait(watcher, entries, since) is None:
+        if self._check_wait(watcher, entries, since) is None:
             return looks
         later = self._past.changed_after(names, since)
         missing = keys - entries.keys()
@@ -394,7 +394,7 @@ class Requests:
                     if name in keys:
                         missing.add(name)
             if not (missing and _all_hold(affected, entries)):
-                self._look_at_wait(watcher, entries, revision)
+                self._check_wait(watcher, entries, revision)
                 return looks
             if looks > most:  # the next step continues from this revision
                 self._postponed.again(watcher, revision)
@@ -404,7 +404,7 @@ class Requests:
         self._waits.move(watcher, place)
         return looks
 
-    def _look_at_wait(self, watcher: Watcher, entries: Mapping[str, Entry], revision: int) -> int | None:
+    def _check_wait(self, watcher: Watcher, entries: Mapping[str, Entry], revision: int) -> int | None:
         """Answer a wait if it has ended at `revision`; if not, return the index of a missing key."""
         peer, request_id = watcher
         parked = self._waits.parked[watcher]
@@ -444,7 +444,7 @@ _HANDLERS: dict[type, Callable[[Requests, Any], Response | None]] = {
     messages.Stats: Requests._stats,
     messages.ListGroups: Requests._list_groups,
     messages.ListNotes: Requests._list_notes,
-    messages.Excessive: Requests._excessive,
+    messages.TooManyElements: Requests._excessive,
     messages.Unknown: Requests._unknown,
     messages.Put: Requests._put,
     messages.Delete: Requests._delete,

@@ -1,4 +1,4 @@
-"""Pure: replies kept until acknowledged, so that a request sent twice is carried out once (promise S2).
+"""Replies kept until acknowledged, so that a request sent twice is carried out once (promise S2).
 
 A session belongs to a client and outlives its connections. After a reconnect the client repeats its unanswered
 requests, and gets the kept reply to each that was carried out before.
@@ -122,7 +122,7 @@ class Sessions:
         expired = takewhile(lambda one: now - self._abandoned[one] >= self._ttl, self._abandoned)
         return [self._forget(id) for id in [*islice(expired, FORGOTTEN_AT_ONCE)]]
 
-    def make_way(self, id: bytes, now: float) -> list[bytes]:
+    def evict_for(self, id: bytes, now: float) -> list[bytes]:
         """If there is no room for session `id`, forget the session disconnected for longest; return its id."""
         if id in self._sessions or len(self._sessions) < self._max or self.seconds_until_room(now) > 0:
             return []

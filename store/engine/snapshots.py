@@ -1,4 +1,4 @@
-"""Pure: reading many keys at one revision, in parts, while others write (promises S6, S11).
+"""Reading many keys at one revision, in parts, while others write (promises S6, S11).
 
 A snapshot shares chunks of the index. The index copies a chunk before changing it. `OldEntries` keeps the earlier
 entries that a snapshot may still read.

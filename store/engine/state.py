@@ -1,4 +1,4 @@
-"""Pure: the parts of a store, and the checks of requests against its limits (promise S6)."""
+"""The parts of a store, and the checks of requests against its limits (promise S6)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class State:
         kept = self.history.bytes + self.sessions.budget.bytes + self.snapshots.held_bytes
         return self.keys.bytes + self.leases.bytes + len(self.sessions) * SESSION_OVERHEAD + parked + kept
 
-    def forget_past(self) -> bool:
+    def free_old_entries(self) -> bool:
         """Free some entries of `past` that no snapshot or wait reads any more; return True if more are left."""
         looked_at = [revision for revision, _ in self.postponed.heaps]
         if self.snapshots.oldest is not None:
@@ -99,7 +99,7 @@ class State:
         most = self.writes_max if limit == "writes_max" else getattr(self.limits, limit)
         if amount > most:
             room = most // SPARE_SHARE if spare is None else spare
-            if for_keys and amount <= most + room and all(map(self.keys.groups.steers, for_keys)):
+            if for_keys and amount <= most + room and all(map(self.keys.groups.coordinates_run, for_keys)):
                 return
             what, remedy = PAST[limit]
             shown_most = f"{most:g}" if isinstance(most, float) else most
@@ -131,7 +131,7 @@ class State:
             value = held + write.value
         else:
             value = write.value
-            if len(value) > self.limits.value_bytes_max and not self.keys.groups.steers(key):
+            if len(value) > self.limits.value_bytes_max and not self.keys.groups.coordinates_run(key):
                 self.check_limit("value_bytes_max", len(value), shown(key))
             if not isinstance(write, Create) and write.ttl is not None:
                 if write.lease is not None:
@@ -310,7 +310,7 @@ class State:
         if session.replies or reply_cost_at_most(request, self.keys.entries) > SMALL_REPLY_BYTES:
             self.check_limit("replies_bytes_max", self.sessions.budget.bytes + 1)
 
-    def check_open(self, peer: int, cost: int, for_keys: Collection[str]) -> None:
+    def check_can_open(self, peer: int, cost: int, for_keys: Collection[str]) -> None:
         """Refuse a peer one more watch or wait of `cost` bytes."""
-        self.check_limit("watches_max", self.watches.of(peer) + self.waits.of(peer) + 1)
+        self.check_limit("watches_max", self.watches.count_of(peer) + self.waits.count_of(peer) + 1)
         self.check_memory(cost, for_keys)

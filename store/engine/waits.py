@@ -1,4 +1,4 @@
-"""Pure: the waits for keys to exist, and their conditions.
+"""The waits for keys to exist, and their conditions.
 
 A wait is registered at the keys of its conditions, but at only one of its missing keys. When the missing key is
 written, the wait moves to another. A write checks only the waits registered at its key. If a change affects too many
@@ -66,7 +66,7 @@ class Waits:
     def __len__(self) -> int:
         return len(self.parked)
 
-    def of(self, peer: int) -> int:
+    def count_of(self, peer: int) -> int:
         """Return how many unanswered waits a peer has."""
         return len(self._by.get(peer, ()))
 

@@ -1,4 +1,4 @@
-"""Pure: the watches by prefix, and the recent history from which a watch can resume (promise S4).
+"""The watches by prefix, and the recent history from which a watch can resume (promise S4).
 
 Watches are indexed by prefix, and prefixes by length. A changed key costs one lookup for each distinct length of the
 watched prefixes in its group (the keys of one run, see `keyspace`), and of prefixes too short for a group. Prefixes of
@@ -58,7 +58,7 @@ class Watches:
     def __len__(self) -> int:
         return self._count
 
-    def of(self, peer: int) -> int:
+    def count_of(self, peer: int) -> int:
         """Return how many watches a peer has open."""
         return len(self._prefixes.get(peer, ()))
 
@@ -135,7 +135,7 @@ class Watches:
                 return count
         return len(keys)
 
-    def interested(self, changes: Sequence[Change]) -> Sequence[tuple[Mapping[int, list[int]], tuple[Change, ...]]]:
+    def watches_of(self, changes: Sequence[Change]) -> Sequence[tuple[Mapping[int, list[int]], tuple[Change, ...]]]:
         """Return pairs: the watches, by peer, that get the same changes of one revision, and those changes."""
         if len(changes) == 1:
             found: dict[int, list[int]] = {}

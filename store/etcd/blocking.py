@@ -54,7 +54,7 @@ class Client(interface.BlockingStore):
         self._made_in = process_identity()
 
     def call(self, request: Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and return its response."""
+        """See `Calls.call`."""
         call = self._begun(partial(self._client.call, request, timeout=timeout))
         if not waits(request):
             return self._result(call)
@@ -90,7 +90,7 @@ class Client(interface.BlockingStore):
         """Make all calls raise `error`, also those under way."""
         failed = self._failed = self._failed or error
         if self._thread is not None and self._made_in is process_identity():
-            self._thread.soon(lambda: self._client.fail(failed))
+            self._thread.call_soon(lambda: self._client.fail(failed))
 
     def end_waits(self) -> None:
         """See `BlockingStore.end_waits`."""
@@ -157,7 +157,7 @@ class Watch(interface.BlockingWatch):
             self._reading.cancel()
 
     def batches(self) -> Iterator[list[Event]]:
-        """Yield one list of events per revision."""
+        """See `interface.Watch.batches`."""
         for event in self._rest:
             yield [event]
         ready = self._watch.ready

@@ -1,4 +1,4 @@
-"""Pure: which members of a cluster fail, which member the client tries next, and the cluster's identity.
+"""Which members of a cluster fail, which member the client tries next, and the cluster's identity.
 
 The identity shows if the cluster that answers is still the one that the client met first (promise S10).
 """
@@ -42,7 +42,7 @@ class MemberChoice:
         self.on_reach: Callable[[bool], object] = bool  # called when all members fail, and when one answers again
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """True if the cluster has only one member."""
         return len(self._members) == 1
 
@@ -64,14 +64,14 @@ class MemberChoice:
         if not self.all_fail:
             self._failing.clear()
 
-    def note(self, place: int, failure: Failure) -> None:
+    def note_problem(self, place: int, failure: Failure) -> None:
         """Note a member's problem."""
         if not (failure.silent and place in self._failing):  # silence does not replace a failing member's reason
             self.problem = str(failure)
 
     def note_failure(self, place: int, failure: Failure, now: float) -> None:
         """Note a member's failure, and set `try_at`, with the shortest pause until every member was tried."""
-        self.note(place, failure)
+        self.note_problem(place, failure)
         was_in_reach = not self.all_fail
         self._failing.add(place)
         if was_in_reach and self.all_fail:

@@ -191,7 +191,7 @@ class Client(interface.Store):
         raise unsent(self._failed)
 
     async def call(self, request: messages.Request[R], *, timeout: float | None = None) -> R:
-        """Make one request, and return its response."""
+        """See `Calls.call`."""
         limit = time_limit(timeout, None if messages.waits(request) else self.timeout)
         deadline = math.inf if limit is None else self.time() + limit
         guard: tuple[messages.Condition, ...] = ()
@@ -256,7 +256,7 @@ class Client(interface.Store):
             others = {condition.key for condition in guard} - watched
             left = deadline - self.time()
             if left <= 0:
-                raise self.members.late("Wait", None)
+                raise self.members.timeout_error("Wait", None)
             with anyio.move_on_after(left):
                 await self._until_changed(watched, others, listing.revision + 1)
 

@@ -1,4 +1,4 @@
-"""Pure: converts requests and answers between etcd's format and the store's, and parses a cluster's URL.
+"""Converts requests and answers between etcd's format and the store's, and parses a cluster's URL.
 
 Requests are nested mappings from the names in `rpc/etcd.proto` to values. The sender makes messages of them, so this
 module works without the optional gRPC packages.
@@ -70,7 +70,7 @@ class Cluster:
         return cls(hosts=tuple(hosts), secure=scheme == "etcds")
 
 
-def _end(prefix: bytes) -> bytes:
+def _range_end(prefix: bytes) -> bytes:
     """Return the first key after all that start with a prefix; UTF-8 has no byte 255."""
     return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"  # to etcd, an end of one zero byte means no end
 
@@ -78,7 +78,7 @@ def _end(prefix: bytes) -> bytes:
 def span_of(prefix: str) -> Span:
     """Return the keys that start with a prefix."""
     start = prefix.encode()
-    return start or b"\0", _end(start)
+    return start or b"\0", _range_end(start)
 
 
 def spans(prefix: str, hidden: str) -> tuple[Span, ...]:
@@ -86,7 +86,7 @@ def spans(prefix: str, hidden: str) -> tuple[Span, ...]:
     first, last = span_of(prefix)
     if not hidden.startswith(prefix):
         return ((first, last),)
-    return (first, hidden.encode()), (_end(hidden.encode()), last)
+    return (first, hidden.encode()), (_range_end(hidden.encode()), last)
 
 
 def range_of(span: str | Span, **options: Any) -> Fields:
@@ -159,7 +159,7 @@ def compare(condition: Condition) -> Fields:
             raise AssertionError("the present value decides")
 
 
-def broken(conditions: Sequence[Condition]) -> ConditionFailed:
+def condition_error(conditions: Sequence[Condition]) -> ConditionFailed:
     """Return the error which says that one of these conditions does not hold."""
     return ConditionFailed(" or ".join(condition.broken for condition in conditions[:4]))
 

@@ -206,7 +206,7 @@ class Members:
         """Handle the end of a stream, and pause, so that streams that always end cause little load."""
         self.login.refused(failure, subscription.stream.token, 1)
         if self._current is not None and self._current.carries(subscription):
-            await self.moved_on(self._current, failure)
+            await self.replace_connection(self._current, failure)
         if failure.trouble is not FailureKind.REOPEN:
             await self._pause(1, math.inf)
 
@@ -225,7 +225,7 @@ class Members:
             connection = await self._connection(deadline, share, what, doubt, told)
             left = deadline - self._time()
             if left <= 0:
-                raise self.late(what, doubt, told)
+                raise self.timeout_error(what, doubt, told)
             limit = min(self._attempt_limit(failures), max(left * share, min(left, ATTEMPT_LEAST)))
             asked_at = self._time()
             try:
@@ -240,9 +240,9 @@ class Members:
                 failures += 1
                 told = told if failure.silent else str(failure)
                 # If a silent member answers other requests, it is only busy: leave it at the second failure.
-                patient = failures == 1 or self.choice.alone
+                patient = failures == 1 or self.choice.is_single
                 if not (failure.silent and patient and connection.heard_at > asked_at):
-                    await self.moved_on(connection, failure)
+                    await self.replace_connection(connection, failure)
                 if doubt is not None and failure.trouble is FailureKind.DOUBT:
                     doubt.any = True
                 await self._pause(failures - 1, deadline)
@@ -254,7 +254,7 @@ class Members:
                 return result
 
     def _attempt_limit(self, failures: int) -> float:
-        first = ATTEMPT_ALONE if self.choice.alone else ATTEMPT_FIRST
+        first = ATTEMPT_ALONE if self.choice.is_single else ATTEMPT_FIRST
         return min(first * 2.0 ** min(failures // 2, 8), ATTEMPT_MOST)
 
     async def _pause(self, failures: int, deadline: float) -> None:
@@ -262,7 +262,7 @@ class Members:
         if seconds:
             await anyio.sleep(seconds)
 
-    def late(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
+    def timeout_error(self, what: str, doubt: RetryState | None, told: str = "") -> StoreError:
         """Return the error of a call that was not answered in time; `told` is a failure that a member reported."""
         maybe = doubt is not None and doubt.any
         reason = told or self.choice.problem
@@ -284,7 +284,7 @@ class Members:
                     if current is not None:
                         return current
                     await self._try_to_connect(max((deadline - self._time()) * share, ATTEMPT_LEAST))
-        raise self.late(what, doubt, told)
+        raise self.timeout_error(what, doubt, told)
 
     async def _try_to_connect(self, most: float) -> None:
         await anyio.sleep(max(self.choice.try_at - self._time(), 0))
@@ -310,8 +310,8 @@ class Members:
         self.choice.misses = 0
         self.choice.note_answer(place)
         if self._minding is None:
-            self._minding = asyncio.create_task(self._mind(), name=f"mind {self.name}")  # awaited in `aclose`
-        self._balance_at = math.inf if self.choice.alone else self._time() + self.choice.jitter(BALANCE_AFTER)
+            self._minding = asyncio.create_task(self._keep_checking(), name=f"mind {self.name}")  # awaited in `aclose`
+        self._balance_at = math.inf if self.choice.is_single else self._time() + self.choice.jitter(BALANCE_AFTER)
 
     async def _probe(self, connection: Connection, limit: float) -> None:
         """Raise `Failure` if a member has no leader, and `StoreReplaced` if it is of another cluster."""
@@ -347,7 +347,7 @@ class Members:
         log.debug("etcd at %s: %s", self._cluster.targets[place], failure)
         self.choice.note_failure(place, failure, self._time())
 
-    async def moved_on(self, connection: Connection, failure: Failure) -> None:
+    async def replace_connection(self, connection: Connection, failure: Failure) -> None:
         """Handle the failure of a connection; the next request makes another connection."""
         if failure.trouble in (FailureKind.REOPEN, FailureKind.TOKEN):  # the member works
             return
@@ -355,7 +355,7 @@ class Members:
             self._missed(connection.place, failure)
             await self._leave(failure)
         else:
-            self.choice.note(connection.place, failure)
+            self.choice.note_problem(connection.place, failure)
 
     async def _leave(self, reason: Failure) -> None:
         """Close the connection once its pending requests are answered; the next request makes another connection."""
@@ -364,7 +364,7 @@ class Members:
         if connection is not None:
             await connection.close(reason)
 
-    async def _mind(self) -> None:
+    async def _keep_checking(self) -> None:
         while True:
             connection = self._current
             heard_at = connection.heard_at if connection is not None and connection.watching else self._time()
@@ -379,7 +379,7 @@ class Members:
                 try:
                     await self._probe(connection, self._attempt_limit(0))
                 except Failure as failure:
-                    await self.moved_on(connection, failure)
+                    await self.replace_connection(connection, failure)
                 except StoreError as error:  # the next request raises the same error
                     log.debug("etcd at %s: %s", self.name, error)
                     connection.heard_at = self._time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from store.etcd.codec import Failure, FailureKind, broken, entry_in, entry_of, range_of, read_for, spans
+from store.etcd.codec import Failure, FailureKind, condition_error, entry_in, entry_of, range_of, read_for, spans
 from store.messages import Condition, Count, Counted, Entry, Figures, List, Listing
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Reads:
         reply = await self.members.ask("KV/Txn", {"success": requests}, deadline=deadline, what="reading")
         ranges = [response.response_range for response in reply.responses]
         if not all(one.holds(entry_in(found)) for one, found in zip(guard, ranges, strict=False)):
-            raise broken(guard)
+            raise condition_error(guard)
         return ranges[len(guard) :], reply.header.revision
 
     async def read_many(self, guard: Sequence[Condition], asked: Asked, deadline: float) -> tuple[Ranges, int]:

@@ -1,4 +1,4 @@
-"""Pure: a write as one etcd transaction that can be repeated, and its result.
+"""A write as one etcd transaction that can be repeated, and its result.
 
 etcd does not recognize a repeated request. So every write is one transaction that also writes a *receipt*, a key of
 this client, if this key is unchanged. A second copy of the write finds the receipt changed, and does nothing.
@@ -8,10 +8,10 @@ this client, if this key is unchanged. A second copy of the write finds the rece
 
 etcd's conditions have no "or". So a write is first sent for the expected case: all its conditions hold; values that may
 be missing, and keys to be created, exist. In any other case etcd changes nothing, and answers with the deciding keys.
-By these keys `decided` makes another plan. A plan that writes is sent on condition that these keys are unchanged.
+By these keys `make_plan` makes another plan. A plan that writes is sent on condition that these keys are unchanged.
 
 After a lost answer, the client sends a `fence`, which writes only the receipt. If the fence finds the receipt changed,
-the write was done, at the receipt's revision, and `recovery` reads its results.
+the write was done, at the receipt's revision, and `recovery_reads` reads its results.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from store.errors import LimitExceeded, StoreUsageError
-from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, broken, compare, entry_in, range_of, read_for, spans
+from store.etcd.codec import OPERATIONS_MAX, TOO_MANY, compare, condition_error, entry_in, range_of, read_for, spans
 from store.etcd.leases import check, check_ttls
 from store.messages import (
     Add,
@@ -81,17 +81,17 @@ class Write:
         """True if the write can be sent before a read of its keys."""
         return _surely_writes(self.then) and not any(isinstance(each, Add | Append) for each in self.then)
 
-    def looks(self) -> dict[str, Fields]:
+    def needed_reads(self) -> dict[str, Fields]:
         """Return the reads, by key, that the write's plan or its answer depends on."""
-        looks: dict[str, Fields] = {}
+        needed: dict[str, Fields] = {}
         for condition in (*self.guard, *self.when):
             look = read_for(condition)
-            if not look["keys_only"] or condition.key not in looks:
-                looks[condition.key] = look
+            if not look["keys_only"] or condition.key not in needed:
+                needed[condition.key] = look
         for operations in (self.then, self.otherwise):
             kinds = (Add, Append, Create) if _surely_writes(operations) else (Add, Append, Create, Get)
-            looks |= {each.key: range_of(each.key) for each in operations if isinstance(each, kinds)}
-        return looks
+            needed |= {each.key: range_of(each.key) for each in operations if isinstance(each, kinds)}
+        return needed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Plan:
         return frozenset(each.lease for each in self.operations if isinstance(each, Put) and each.lease)
 
 
-def normal(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
+def normalized(request: Request[Any], guard: tuple[Condition, ...]) -> Write:
     """Return a write in its normal form, or raise `StoreUsageError` or `LimitExceeded`."""
     match request:
         case Transact(when=when, then=then, otherwise=otherwise):
@@ -170,21 +170,21 @@ def _revision_is(key: str, revision: int) -> Condition:
     return Condition(key=key, target=Target.MOD_REVISION, expected=revision)
 
 
-def decided(write: Write, known: Known | None) -> Plan:
-    """Return a write's plan, by `known`, the results of its `looks`; if that is None, for the expected case."""
+def make_plan(write: Write, known: Known | None) -> Plan:
+    """Return a write's plan, by `known`, the results of its `needed_reads`; if that is None, for the expected case."""
     if known is not None and not all(condition.holds(known[condition.key]) for condition in write.guard):
-        raise broken(write.guard)
-    rests_on = [_settled(condition, known) for condition in write.guard]
+        raise condition_error(write.guard)
+    rests_on = [_without_value_if_any(condition, known) for condition in write.guard]
     for condition in write.when:
         entry = known[condition.key] if known is not None else None
         if known is not None and not condition.holds(entry):
             rests_on.append(_revision_is(condition.key, entry.mod_revision if entry else 0))
-            return _planned(write.otherwise, rests_on, known, succeeded=False)
-    rests_on += [_settled(condition, known) for condition in write.when]
-    return _planned(write.then, rests_on, known, succeeded=True)
+            return _plan_operations(write.otherwise, rests_on, known, succeeded=False)
+    rests_on += [_without_value_if_any(condition, known) for condition in write.when]
+    return _plan_operations(write.then, rests_on, known, succeeded=True)
 
 
-def _settled(condition: Condition, known: Known | None) -> Condition:
+def _without_value_if_any(condition: Condition, known: Known | None) -> Condition:
     """Replace `VALUE_IF_ANY`, which etcd lacks: by absence if the key is known to be missing, else by its value."""
     if condition.target is not Target.VALUE_IF_ANY:
         return condition
@@ -193,7 +193,7 @@ def _settled(condition: Condition, known: Known | None) -> Condition:
     return Condition(key=condition.key, target=Target.VALUE, expected=condition.expected)
 
 
-def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, *, succeeded: bool) -> Plan:
+def _plan_operations(asked: Operations, rests_on: list[Condition], known: Known | None, *, succeeded: bool) -> Plan:
     operations: list[Operation | DeletePrefix] = []
     sums: dict[int, int] = {}
     assumed = set()
@@ -231,22 +231,22 @@ def _planned(asked: Operations, rests_on: list[Condition], known: Known | None, 
     )
 
 
-def transaction(plan: Plan, receipt: Receipt | None, looks: Iterable[Fields], *, hidden: str) -> Fields:
+def transaction(plan: Plan, receipt: Receipt | None, needed: Iterable[Fields], *, hidden: str) -> Fields:
     """Return a plan as a transaction; without a receipt, sending the transaction twice may write twice."""
     body: Fields = {
         "compare": list(map(compare, plan.rests_on)),
         "success": [request for operation in plan.operations for request in _requests(operation, hidden)],
-        "failure": _reads(looks),
+        "failure": _reads(needed),
     }
-    return body if receipt is None else _receipted(body, receipt, DONE)
+    return body if receipt is None else _with_receipt(body, receipt, DONE)
 
 
-def fence(receipt: Receipt, looks: Iterable[Fields]) -> Fields:
+def fence(receipt: Receipt, needed: Iterable[Fields]) -> Fields:
     """Return the transaction for a lost answer: it changes the receipt, so that late copies of the write do nothing."""
-    return _receipted({"compare": [], "success": _reads(looks), "failure": _reads(looks)}, receipt, FENCED)
+    return _with_receipt({"compare": [], "success": _reads(needed), "failure": _reads(needed)}, receipt, FENCED)
 
 
-def _receipted(body: Fields, receipt: Receipt, says: bytes) -> Fields:
+def _with_receipt(body: Fields, receipt: Receipt, says: bytes) -> Fields:
     put = {"key": receipt.key.encode(), "value": says, "lease": receipt.lease}
     return {
         "compare": [compare(_revision_is(receipt.key, receipt.revision)), *body["compare"]],
@@ -255,9 +255,9 @@ def _receipted(body: Fields, receipt: Receipt, says: bytes) -> Fields:
     }
 
 
-def _reads(looks: Iterable[Fields]) -> list[Fields]:
-    """Return reads for a transaction; return none if they are more than etcd allows."""
-    reads = [{"request_range": look} for look in looks]
+def _reads(needed: Iterable[Fields]) -> list[Fields]:
+    """Return reads for a transaction; none if they are too many for etcd."""
+    reads = [{"request_range": look} for look in needed]
     return reads if len(reads) <= OPERATIONS_MAX else []
 
 
@@ -275,7 +275,7 @@ def _requests(operation: Operation | DeletePrefix, hidden: str) -> list[Fields]:
             raise AssertionError("it has been decided what these come to")
 
 
-def outcome(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hidden: str) -> TransactionResult:
+def result_of(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hidden: str) -> TransactionResult:
     """Return the result of a plan, by the `responses` to its operations."""
     raw = iter(responses)
     results: list[Any] = []
@@ -286,13 +286,13 @@ def outcome(plan: Plan, responses: Sequence[pb.ResponseOp], revision: int, *, hi
                 results.append(entry_in(each[0].response_range))
             case Put():
                 results.append(plan.sums.get(place, revision))
-            case _:  # a deletion, or in a `recovery` the count of the deleted keys
+            case _:  # a deletion, or in a `recovery_reads` the count of the deleted keys
                 count = sum(it.response_delete_range.deleted + it.response_range.count for it in each)
                 results.append(count > 0 if isinstance(operation, Delete) else count)
     return TransactionResult(plan.succeeded, tuple(results), revision)
 
 
-def recovery(plan: Plan, revision: int, *, hidden: str) -> Fields:
+def recovery_reads(plan: Plan, revision: int, *, hidden: str) -> Fields:
     """Return the reads that replace the lost answers to a plan that was done at this revision."""
     reads = []
     written = set()

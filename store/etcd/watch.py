@@ -61,7 +61,7 @@ class Watch(interface.Watch):
         self._release()
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """Yield one list of events per revision."""
+        """See `interface.Watch.batches`."""
         for event in self._rest:
             yield [event]
         while True:
@@ -83,7 +83,7 @@ class Watch(interface.Watch):
             messages = await self._stream.read()
         except Failure as failure:
             if failure.trouble is FailureKind.COMPACTED:
-                await self._compacted(math.inf)
+                await self._resume_after_compaction(math.inf)
             else:
                 await self._members.stream_failed(self._stream, failure)
             self._release()
@@ -93,10 +93,10 @@ class Watch(interface.Watch):
                 self._cursor.delivered(tuple(batch))
                 self.ready.append(batch)
                 if self._population is not None:
-                    self._population += sum(map(_growth, batch))
+                    self._population += sum(map(_count_change, batch))
             if not message.events and not message.created:
                 # a progress message: etcd has sent all events up to its revision
-                self._cursor.nothing_before(message.header.revision)
+                self._cursor.note_progress(message.header.revision)
 
     async def _open(self, deadline: float, *, first: bool = False) -> None:
         while self._stream is None:
@@ -109,7 +109,7 @@ class Watch(interface.Watch):
             except Failure as failure:
                 if failure.trouble is not FailureKind.COMPACTED:
                     raise
-                await self._compacted(deadline)
+                await self._resume_after_compaction(deadline)
 
     async def _open_at(self, request: messages.Watch, deadline: float, *, first: bool) -> None:
         batches: list[list[Event]] = []
@@ -141,9 +141,9 @@ class Watch(interface.Watch):
             self._cursor.delivered(tuple(batch))
             self.ready.append(batch)
 
-    async def _compacted(self, deadline: float) -> None:
+    async def _resume_after_compaction(self, deadline: float) -> None:
         """Resume the watch if no event was lost; otherwise restart it with a reset and a snapshot, or end it."""
-        if await self._unchanged(deadline):
+        if await self._unchanged_since(deadline):
             return
         if not self._cursor.compacted():
             self._closed = True
@@ -152,7 +152,7 @@ class Watch(interface.Watch):
                 f"has been compacted; watch with snapshot=True to be told of a reset instead"
             )
 
-    async def _unchanged(self, deadline: float) -> bool:
+    async def _unchanged_since(self, deadline: float) -> bool:
         """Return True if no key has changed since the last event; if so, resume from the present revision."""
         if not self._cursor.resumable or self._population is None:
             return False
@@ -164,7 +164,7 @@ class Watch(interface.Watch):
         replies, revision = await self._reads.read((), asked, deadline)
         if any(reply.kvs for reply in replies) or sum(reply.count for reply in replies) != self._population:
             return False
-        self._cursor.nothing_before(revision)
+        self._cursor.note_progress(revision)
         return True
 
     def _release(self) -> None:
@@ -173,7 +173,7 @@ class Watch(interface.Watch):
             stream.close()
 
 
-def _growth(event: Event) -> int:
+def _count_change(event: Event) -> int:
     if event.kind == "delete":
         return -1
     return 1 if event.create_revision == event.revision else 0

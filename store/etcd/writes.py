@@ -17,7 +17,7 @@ from store.etcd import leases
 from store.etcd.codec import Failure, NoSpace, entry_in
 from store.etcd.receipts import HANG_UP_WITHIN
 from store.etcd.rpc.grpc_import import etcd_pb2 as pb
-from store.etcd.transactions import FENCED, answer, decided, fence, normal, outcome, recovery, transaction
+from store.etcd.transactions import FENCED, answer, fence, make_plan, normalized, recovery_reads, result_of, transaction
 from store.messages import Get, Put, Transact, TransactionResult
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ class WriteAttempts:
         chosen = request.grants if isinstance(request, Transact) else ()
         self._to_grant = {grant.id: grant.ttl for grant in chosen if grant.id}
         self._passing: set[int] = set()  # ids of leases that are only for one put with a `ttl`
-        write = normal(request, guard)
+        write = normalized(request, guard)
         puts = [each.lease for each in (*write.then, *write.otherwise) if isinstance(each, Put) and each.lease]
         own = (lease for lease in puts if lease in self._to_grant or lease == receipts.writers_lease)
         self._own_lease = next(own, None)
         self._write = replace(write, then=self._on_leases(write.then), otherwise=self._on_leases(write.otherwise))
-        self._looks = self._write.looks()
-        self._known: Known | None = None  # the results of `looks`, at `_revision`; None before
+        self._looks = self._write.needed_reads()
+        self._known: Known | None = None  # the results of `needed_reads`, at `_revision`; None before
         self._revision = 0
         self._must_look = not self._write.sendable
         self._receipt: Receipt | None = None  # the receipt of a write that may be under way
@@ -76,24 +76,23 @@ class WriteAttempts:
         """Carry out the write once, and return its response."""
         used: frozenset[int] = frozenset()
         try:
-            plan, result = await self._decided_and_sent()
+            plan, result = await self._plan_and_send()
             used = plan.leases
         finally:
             await self._revoke(self._passing - self._to_grant.keys() - used)
         return answer(self._request, result)
 
-    async def _decided_and_sent(self) -> tuple[Plan, TransactionResult]:
-        """Plan the write and send it; if its keys have changed, plan and send it again."""
+    async def _plan_and_send(self) -> tuple[Plan, TransactionResult]:
         while True:
             if self._must_look and self._known is None:
                 ranges, self._revision = await self._reads.read_many((), list(self._looks.values()), self._deadline)
                 self._known = dict(zip(self._looks, map(entry_in, ranges), strict=True))
-            plan = decided(self._write, self._known)
+            plan = make_plan(self._write, self._known)
             if self._known is not None and not plan.writes:
                 found = tuple(self._known[each.key] for each in plan.operations if isinstance(each, Get))
                 return plan, TransactionResult(plan.succeeded, found, self._revision)
             try:
-                result = await self._sent(plan)
+                result = await self._send_plan(plan)
             except StoreError as error:
                 if not self._doubt.any or isinstance(error, ConnectionLost | StoreTimeoutError):
                     raise
@@ -101,15 +100,15 @@ class WriteAttempts:
             if result is not None:
                 return plan, result
 
-    async def _sent(self, plan: Plan) -> TransactionResult | None:
+    async def _send_plan(self, plan: Plan) -> TransactionResult | None:
         """Send a plan until it is answered; return None if the write needs a new plan."""
         receipt = self._receipt = self._receipt or await self._receipts.acquire(self._deadline, on=self._own_lease)
-        doubt, looks, fenced = self._doubt, self._looks.values(), False
+        doubt, reads, fenced = self._doubt, self._looks.values(), False
 
         def body() -> Fields:
             nonlocal fenced
             fenced = doubt.any
-            return fence(receipt, looks) if fenced else transaction(plan, receipt, looks, hidden=self._hidden)
+            return fence(receipt, reads) if fenced else transaction(plan, receipt, reads, hidden=self._hidden)
 
         needed = plan.leases | {receipt.lease}
         try:
@@ -132,7 +131,7 @@ class WriteAttempts:
         if reply.succeeded:
             self._free(receipt, reply.header.revision)
             if not fenced:
-                return outcome(plan, reply.responses[1:], reply.header.revision, hidden=self._hidden)
+                return result_of(plan, reply.responses[1:], reply.header.revision, hidden=self._hidden)
         else:
             found = entry_in(reply.responses[0].response_range)
             if found is None and receipt.revision:
@@ -143,7 +142,7 @@ class WriteAttempts:
             revision = found.mod_revision if found is not None else 0
             self._free(receipt, revision)
             if found is not None and revision != receipt.revision and found.value != FENCED:
-                return await self._recovered(plan, revision)
+                return await self._recover_result(plan, revision)
         doubt.any = False  # certainly nothing was done
         self._learn(reply.responses[1:], reply.header.revision)
         return None
@@ -167,12 +166,12 @@ class WriteAttempts:
         self._receipts.drop_lease(receipt)
         self._receipt = None
 
-    async def _recovered(self, plan: Plan, revision: int) -> TransactionResult:
+    async def _recover_result(self, plan: Plan, revision: int) -> TransactionResult:
         try:
-            reply = await self._request_in_time("KV/Txn", recovery(plan, revision, hidden=self._hidden))
+            reply = await self._request_in_time("KV/Txn", recovery_reads(plan, revision, hidden=self._hidden))
         except Failure:  # the revision is compacted: the write was done, but its result is unknown
             raise self._outcome_unknown() from None
-        return outcome(plan, reply.responses, revision, hidden=self._hidden)
+        return result_of(plan, reply.responses, revision, hidden=self._hidden)
 
     async def _deleted_without_receipt(self, plan: Plan) -> TransactionResult | None:
         """Delete without a receipt in a full cluster; only once, as a repetition might delete newer keys.
@@ -197,7 +196,7 @@ class WriteAttempts:
         else:
             self._learn(reply.responses, reply.header.revision)
             return None
-        return outcome(plan, responses, reply.header.revision, hidden=self._hidden)
+        return result_of(plan, responses, reply.header.revision, hidden=self._hidden)
 
     async def _grant(self, needed: Iterable[int]) -> bool:
         to_grant = [lease for lease in needed if lease in self._to_grant]

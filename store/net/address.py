@@ -1,4 +1,4 @@
-"""Pure: the address of a store as a URL: `tcp://host:port`, or `tcps://host:port` for TLS."""
+"""The address of a store as a URL: `tcp://host:port`, or `tcps://host:port` for TLS."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _served: dict[int, tuple[str, asyncio.AbstractEventLoop, str]] = {}
 """The stores that loops of this process serve, by port, with their ids."""
 
 
-def serves(host: str, port: int, store_id: str) -> None:
+def note_serving(host: str, port: int, store_id: str) -> None:
     """Note that the running loop serves a store at this address."""
     _served[port] = host, asyncio.get_running_loop(), store_id
 

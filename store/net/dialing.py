@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from store.errors import AuthenticationError
 from store.limits import is_loopback
-from store.net.racing import Addresses, connected_socket
+from store.net.racing import Addresses, connect_async
 from store.net.sockets import lack_of_ports, prepare
 from store.net.standard_streams import open_before_uvloop
 
@@ -61,7 +61,7 @@ class TcpDial:
         await self.choose(context)
         try:
             # Do not await between getting the socket and passing it on: a cancellation there would leak it.
-            sock = await connected_socket(self.addresses)
+            sock = await connect_async(self.addresses)
             prepare(sock)  # set here, as uvloop's socket object would take three times as long
             return await loop.create_connection(
                 protocol_factory, sock=sock, ssl=context, server_hostname=self.addresses.host if context else None

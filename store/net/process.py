@@ -50,10 +50,10 @@ def loopback_id() -> str:
     return hashlib.sha256(where.encode()).hexdigest()[:8]
 
 
-def _draw_again() -> None:
+def _renew_in_child() -> None:
     global _id
     _id = os.urandom(16)
     loopback_id.cache_clear()  # a forked child may enter another network namespace
 
 
-os.register_at_fork(after_in_child=_draw_again)
+os.register_at_fork(after_in_child=_renew_in_child)

@@ -33,7 +33,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 STAGGER = 0.25  # seconds, as RFC 8305 recommends
 
-CHECK_EVERY = 0.5  # seconds between the calls of `check` in `connected`
+CHECK_EVERY = 0.5  # seconds between the calls of `check` in `connect_blocking`
 LOOKED_UP_WITHIN = 1.0  # seconds to wait for a lookup; then known addresses that have worked are used
 HOLDS_FOR = 3.0  # seconds that a lookup's result is used for; more than the longest pause between attempts
 TOLD_MOST = 4  # the most addresses of a name in one message
@@ -206,7 +206,7 @@ class Race:
             raise self._problem
 
 
-def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> socket.socket:
+def connect_blocking(addresses: Addresses, until: float, check: Callable[[], None]) -> socket.socket:
     """Return a connected, non-blocking socket; `TimeoutError` after `until`. `check` is called meanwhile."""
     while (order := addresses.resolve(until - time.monotonic())) is None:
         check()
@@ -233,8 +233,8 @@ def connected(addresses: Addresses, until: float, check: Callable[[], None]) -> 
                 next_at = now
 
 
-async def connected_socket(addresses: Addresses) -> socket.socket:
-    """Do the same as `connected`, without blocking the event loop."""
+async def connect_async(addresses: Addresses) -> socket.socket:
+    """Do the same as `connect_blocking`, without blocking the event loop."""
     # Not the loop's own lookup: uvloop's starts libuv's threads, and a forked child would hang at its end.
     order = addresses.resolve() if addresses.literal else None
     while order is None:

@@ -87,7 +87,7 @@ def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
     """
     under_way, unsent = (0, 0) if sock is None else _queued_bytes(sock)
     waiting = buffered + unsent
-    acknowledged = sock is not None and SYSTEM_TELLS and not under_way + waiting and not _holds_unreadable(sock)
+    acknowledged = sock is not None and SYSTEM_TELLS and not under_way + waiting and not _has_out_of_order_data(sock)
     return under_way + waiting, waiting > 0 and not under_way, acknowledged
 
 
@@ -112,7 +112,7 @@ def _unanswered_probes(sock: Any) -> int:
     return 0
 
 
-def _holds_unreadable(sock: Any) -> bool:
+def _has_out_of_order_data(sock: Any) -> bool:
     held = b""
     with SystemErrorsSuppressed(OSError, ValueError):  # closed
         held = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)

@@ -39,10 +39,10 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any], within: float | None = None
 
 
 @overload
-async def together(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U], /) -> tuple[T, U]: ...
+async def run_together(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, U], /) -> tuple[T, U]: ...
 @overload
-async def together(*work: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
-async def together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
+async def run_together(*work: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
+async def run_together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     """Run coroutines concurrently, each to its end; return their results, or raise the first error.
 
     `asyncio.gather` may raise a new `CancelledError`, without the message by which an anyio scope recognizes its own.
@@ -61,7 +61,7 @@ async def together(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     return tuple(task.result() for task in tasks)
 
 
-async def to_the_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
+async def run_to_end(work: Coroutine[Any, Any, T], *, within: float | None = None) -> T | None:
     """Run work in its own task to its end, even if the caller is cancelled; return None after `within` seconds."""
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
@@ -113,7 +113,7 @@ class Cancelling:
             self._task.uncancel()
 
     @property
-    def was_all(self) -> bool:
+    def was_only_cause(self) -> bool:
         """True if this object, and nothing else, has cancelled the current task."""
         is_here = self._task is asyncio.current_task()
         return self._count > 0 and is_here and self._task.cancelling() <= self._before

@@ -252,21 +252,21 @@ class LoopThread:
         """True if the thread's loop is closed."""
         return self._loop.is_closed()
 
-    def soon(self, callback: Callable[[], object]) -> None:
+    def call_soon(self, callback: Callable[[], object]) -> None:
         """Call a function in the thread's loop, from any thread; do nothing if the thread has ended."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback)
 
     def stop(self, *, within: float = 0.0) -> None:
         """End the thread, and wait at most `within` seconds for its end."""
-        self.soon(self._stop.set)
+        self.call_soon(self._stop.set)
         deadline = time.monotonic() + within
         if not self.is_current:
             while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
                 self._thread.join(min(left, LOOK))  # as in `Flag.wait`
 
 
-class Held(contextlib.AbstractContextManager[T]):
+class HeldContext(contextlib.AbstractContextManager[T]):
     """An async context entered in a thread's loop, for a blocking caller.
 
     One task enters and leaves the context, as anyio's scopes require. This is no generator-based context manager: a
@@ -302,7 +302,7 @@ class Held(contextlib.AbstractContextManager[T]):
                     raise
 
     def __exit__(self, *_: object) -> None:
-        self._thread.soon(self._left.set)
+        self._thread.call_soon(self._left.set)
         with contextlib.suppress(asyncio.CancelledError):
             self._holding.wait()
 

@@ -1,1 +1,1 @@
-"""Pure: requests, answers and pushes as bytes, and back."""
+"""Requests, answers and pushes as bytes, and back."""

@@ -28,7 +28,7 @@ from store.messages import ERRORS, Failed, FailureKind, Grant, Granted, Listing,
 from store.printable import printable
 from store.protocol import wire
 from store.protocol.frames import FrameReader
-from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
+from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Rejection, Reply, Welcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ class ServerConnection:
         for body in self._reader.feed(data):
             if self._hello is None:
                 hello = wire.decode_opening(body, Hello)
-                assert isinstance(hello, Hello), "only servers are sorry"
+                assert isinstance(hello, Hello), "only servers reject"
                 self._check_hello(hello)
                 self._hello = hello
                 self._reader.bytes_max = self._limits.frame_bytes_max
@@ -173,7 +173,7 @@ class InFlight:
         else:
             self.waiter.set_result(outcome)
 
-    def undone_by(self, response: Response) -> Revoke | None:
+    def undo_request(self, response: Response) -> Revoke | None:
         """Return the request that undoes an abandoned grant, whose lease no caller has learned of; else None."""
         if self.abandoned and isinstance(self.request, Grant) and isinstance(response, Granted):
             return Revoke(lease=response.lease)
@@ -186,7 +186,7 @@ class InFlight:
             mine.maybe_applied = self.maybe_applied
         return mine
 
-    def out_of_time(self, timeout: float, name: str, trouble: str | None) -> StoreError:
+    def timeout_error(self, timeout: float, name: str, trouble: str | None) -> StoreError:
         """Return the error of a request without an answer in time; `trouble` is the connection's problem, or None."""
         what, maybe = f"{type(self.request).__name__} at {name}", self.maybe_applied
         if trouble is None:
@@ -226,7 +226,7 @@ class ClientConnection:
         self._greeting = self._hello = self.welcomed = None
 
     def disconnected(self) -> None:
-        """End the connection; drop the abandoned requests, which are not repeated, but for grants: see `undone_by`."""
+        """End the connection; drop abandoned requests, but for grants: see `undo_request`."""
         self.welcomed = None
         for item in tuple(self.in_flight.values()):
             item.parts.clear()  # a repeated request gets all parts again
@@ -248,7 +248,7 @@ class ClientConnection:
         for body in self._reader.feed(data):
             item = self._decode(body)
             if isinstance(item, Reply):
-                whole = self._put_together(item)
+                whole = self._assemble_listing(item)
                 if whole is None:
                     continue
                 self._unanswered.pop(whole.request_id, None)
@@ -258,7 +258,7 @@ class ClientConnection:
                 if item.events:  # ignore events of kinds that this release does not know
                     self.seen_revision = max(self.seen_revision, item.events[-1].revision)
                     yield item
-            elif isinstance(item, Sorry):
+            elif isinstance(item, Rejection):
                 kinds: dict[str, type[StoreError]] = {"authentication": AuthenticationError, "protocol": ProtocolError}
                 raise kinds.get(item.kind, LimitExceeded)(f"{self._name} refused the connection: {item.message}")
             elif isinstance(item, Greeting):
@@ -271,7 +271,7 @@ class ClientConnection:
             else:
                 yield self._take_welcome(item) if isinstance(item, Welcome) else item
 
-    def _decode(self, body: memoryview) -> Greeting | Welcome | Reply | Events | Lagged | Bye | Sorry:
+    def _decode(self, body: memoryview) -> Greeting | Welcome | Reply | Events | Lagged | Bye | Rejection:
         if self.welcomed is not None:
             return wire.decode_server_frame(body)
         if self._greeting is not None:
@@ -292,7 +292,7 @@ class ClientConnection:
         self._note_revision(reply.response)
         return reply.response
 
-    def _put_together(self, reply: Reply) -> Reply | None:
+    def _assemble_listing(self, reply: Reply) -> Reply | None:
         item = self.in_flight.get(reply.request_id)
         match reply.response:
             case ListingPart(entries=entries):
@@ -378,7 +378,7 @@ class ClientConnection:
         item.sent = True
         return frame
 
-    def lost_for_good(self) -> list[InFlight]:
+    def take_lost_requests(self) -> list[InFlight]:
         """After a welcome to a new session, forget and return the sent mutations: each may have been applied."""
         lost = [item for item in self.in_flight.values() if item.maybe_applied and not self.resumed]
         for item in lost:
@@ -387,11 +387,11 @@ class ClientConnection:
 
     @property
     def forgotten(self) -> ConnectionLost:
-        """The error of the requests that `lost_for_good` returns."""
+        """The error of the requests that `take_lost_requests` returns."""
         why = "broke, and the server has since forgotten this client's session"
         return ConnectionLost(f"the connection to {self._name} {why}", maybe_applied=True)
 
-    def answered(self, request_id: int) -> InFlight | None:
+    def take_request(self, request_id: int) -> InFlight | None:
         """Remove and return the request with this id, or None."""
         return self.in_flight.pop(request_id, None)
 

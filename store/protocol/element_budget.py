@@ -1,4 +1,4 @@
-"""Pure: counts the elements that a msgpack body claims to hold, before any of them is decoded.
+"""Counts the elements that a msgpack body claims to hold, before any of them is decoded.
 
 A byte on the wire, such as an empty array, can take seventy bytes of memory, and msgpack allocates the length that an
 array claims. So `wire` counts the elements of bodies larger than a few kilobytes, and rejects a body with more elements

@@ -49,7 +49,7 @@ class FrameReader:
         while end - at >= 4:
             (size,) = _length.unpack_from(view, at)
             if size > self.bytes_max:
-                raise ProtocolError(_what_is_this(bytes(view[at : at + 8]), size, self.bytes_max))
+                raise ProtocolError(_foreign_bytes_error(bytes(view[at : at + 8]), size, self.bytes_max))
             if end - at - 4 < size:
                 self._wanted = 4 + size
                 break
@@ -59,7 +59,7 @@ class FrameReader:
             self._held = bytearray(view[at:])
 
 
-def _what_is_this(start: bytes, size: int, bytes_max: int) -> str:
+def _foreign_bytes_error(start: bytes, size: int, bytes_max: int) -> str:
     if start[:2] == b"\x16\x03":
         return "a TLS hello on a port without TLS: use tcp:// for this server, or start it with a certificate"
     if start[:1] in (b"\x15", b"\x14") and start[1:2] == b"\x03":

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 import msgpack
 
 from store.errors import ProtocolError, StoreUsageError
-from store.messages import REQUESTS, RESPONSES, Event, EventKind, Excessive, Request, Response, Unknown, checked
+from store.messages import REQUESTS, RESPONSES, Event, EventKind, Request, Response, TooManyElements, Unknown, checked
 from store.printable import printable
 from store.protocol.element_budget import count_elements
 from store.protocol.frames import frame
-from store.records import AnyOf, Record, Unfit, UnknownWord, shown
+from store.records import Record, Unfit, UnionKind, UnknownWord, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -25,7 +25,7 @@ VERSION_MIN = 1
 VERSION = 1
 MAGIC = "rdzv"
 SORRY = "sorry"
-CANDIDATE, ENDED = "candidate", "ended"  # kinds of `Sorry`
+CANDIDATE, ENDED = "candidate", "ended"  # kinds of `Rejection`
 BYE = "bye"
 EVENTS = 126
 LAGGED = 125
@@ -62,7 +62,7 @@ def _pack(fields: object) -> bytes:
     return packed
 
 
-_asked: AnyOf = AnyOf(REQUESTS.values())
+_asked: UnionKind = UnionKind(REQUESTS.values())
 
 
 class Greeting(Record):
@@ -84,7 +84,7 @@ class Hello(Record):
     proof: bytes
     process: bytes = b""
 
-    def unfit(self) -> str | None:
+    def field_error(self) -> str | None:
         """Return an error if an id has the wrong length."""
         if len(self.session_id) != 16 or len(self.nonce) != 16:
             return "carries a session id and a nonce of 16 bytes each"
@@ -103,7 +103,7 @@ class Welcome(Record):
     durable: bool = True
 
 
-class Sorry(NamedTuple):
+class Rejection(NamedTuple):
     """The server's rejection of a client; docs/protocol.md lists each `kind`."""
 
     kind: str
@@ -166,16 +166,16 @@ def encode_opening(said: Greeting | Hello | Welcome) -> bytes:
     return frame(_pack((MAGIC, said)))
 
 
-def encode_sorry(sorry: Sorry) -> bytes:
+def encode_rejection(rejection: Rejection) -> bytes:
     """Return a refusal as a frame."""
-    return frame(_pack((SORRY, *sorry)))
+    return frame(_pack((SORRY, *rejection)))
 
 
-def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Sorry:
+def decode_opening(body: memoryview | bytes, kind: type[O]) -> O | Rejection:
     """Decode a greeting, hello or welcome, as `kind` says, or a server's refusal."""
     fields = _decode(body, _unpack_opening)
     if fields[0] == SORRY and kind is not Hello:
-        return _sorry(fields)
+        return _rejection_of(fields)
     why = "it does not begin as one"
     if fields[0] == MAGIC:
         try:
@@ -205,10 +205,10 @@ def other_version(oldest: int, newest: int, *, server: bool) -> str:
     return f"{said}: upgrade the {behind}, or install the same release of rdzv on both sides"
 
 
-def _sorry(fields: tuple[Any, ...]) -> Sorry:
+def _rejection_of(fields: tuple[Any, ...]) -> Rejection:
     if len(fields) < 3 or type(fields[1]) is not str or type(fields[2]) is not str:
         raise ProtocolError("a refusal has no kind or no reason")
-    return Sorry(fields[1], printable(fields[2]))
+    return Rejection(fields[1], printable(fields[2]))
 
 
 # ----------------------------------------------------------------------------------------------------- messages
@@ -245,13 +245,13 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
 def decode_request_in_steps(
     body: memoryview | bytes, *, elements_max: int
 ) -> Generator[None, None, tuple[int, int, Request[Any]] | Bye]:
-    """Decode a request as `decode_request` does, with pauses; too many elements make it an `Excessive`."""
+    """Decode a request as `decode_request` does, with pauses; too many elements make it an `TooManyElements`."""
     try:
         count = yield from count_elements(body, elements_max)
     except ValueError as error:
         raise ProtocolError(f"a frame is not msgpack, or none of ours: {error}") from None
     if count > elements_max:
-        return *_numbers_of(body), Excessive(elements_max=elements_max)
+        return *_numbers_of(body), TooManyElements(elements_max=elements_max)
     fields = _decode(body)
     yield
     if fields[0] == BYE:
@@ -326,7 +326,7 @@ def content_head(request_id: int, size: int) -> bytes:
     return _HEAD.pack(size + _HEAD.size - 4, 0x92, 0xCF, request_id)
 
 
-def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye | Sorry:
+def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | Bye | Rejection:
     """Decode a server's frame."""
     fields = _decode(body)
     request_id, said = fields[0], fields[1]
@@ -334,7 +334,7 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
         if request_id == BYE:
             return _bye(fields)
         if request_id == SORRY:
-            return _sorry(fields)
+            return _rejection_of(fields)
         raise ProtocolError("a response does not begin with the id of its request")
     if type(said) is not tuple or not said or type(said[0]) is not int:
         raise ProtocolError("a response does not begin with its code")
@@ -348,7 +348,7 @@ def decode_server_frame(body: memoryview | bytes) -> Reply | Events | Lagged | B
 def _pushed(watch_id: int, said: tuple[Any, ...]) -> Events | Lagged:
     match said:
         case (code, tuple(events), *_) if code == EVENTS:
-            return Events(watch_id, tuple(_known(events)))
+            return Events(watch_id, tuple(_known_events(events)))
         case (code, int(revision), *_) if code == LAGGED:
             return Lagged(watch_id, revision)
         case (code, *_) if code in PUSHES:
@@ -356,7 +356,7 @@ def _pushed(watch_id: int, said: tuple[Any, ...]) -> Events | Lagged:
     raise ProtocolError(f"a frame has the code {said[0]}, which no response has, or the wrong fields")
 
 
-def _known(events: tuple[Any, ...]) -> Iterator[Event]:
+def _known_events(events: tuple[Any, ...]) -> Iterator[Event]:
     for event in events:
         if type(event) is not tuple or not event or type(event[0]) is not str:
             raise ProtocolError(f"{shown(event)} stands where an event belongs")

@@ -45,7 +45,7 @@ class Held:
         return when.create_revision(self.key) == self.token
 
 
-class _Asking:
+class _TimedRequests:
     """Makes requests within one timeout. `late` is the message of a timeout while another client holds the lock."""
 
     def __init__(self, store: Calls, name: str, timeout: float | None = None, late: str = "") -> None:
@@ -74,7 +74,7 @@ class _Asking:
         if self._timeout == 0:
             raise StoreTimeoutError(self._late)
 
-    def judged(self, error: StoreError) -> StoreError:
+    def timeout_error(self, error: StoreError) -> StoreError:
         """Return `error`; after the timeout, return one that says if another client held the lock."""
         late_after = SILENT_AFTER if self._timeout == 0 else self._timeout
         if late_after is None or self.store.time() < self._began_at + late_after - EARLY:
@@ -101,7 +101,7 @@ def _check(is_right: bool, name: str, what: str, value: object, wanted: str) -> 
         raise StoreUsageError(f"the {what} of {shown(name)} is {shown(value)}; give {wanted}")
 
 
-def _as_it_is(entry: Entry) -> Condition:
+def _unchanged(entry: Entry) -> Condition:
     return when.create_revision(entry.key) == entry.create_revision
 
 
@@ -157,17 +157,17 @@ def leadership(
 
 async def leader(store: Calls, name: str, *, timeout: float | None = None) -> bytes | None:
     """Return the `candidate` value of the leader, or None."""
-    ask = _Asking(store, name, timeout)
+    ask = _TimedRequests(store, name, timeout)
     try:
         entry = await _first_in_line(ask)
     except (StoreTimeoutError, ConnectionLost) as error:
-        raise ask.judged(error) from None
+        raise ask.timeout_error(error) from None
     return entry.value if entry is not None else None
 
 
 async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
     """Yield the leader's value, or None, at each change; quick changes may be skipped."""
-    ask = _Asking(store, name)
+    ask = _TimedRequests(store, name)
     current = await _first_in_line(ask)
     while True:
         yield current.value if current is not None else None
@@ -178,7 +178,7 @@ async def leaders(store: Calls, name: str) -> AsyncIterator[bytes | None]:
 async def _held_place(
     store: Calls, name: str, late: str, kind: str, value: bytes, ttl: float, terms: LeaseTerms, *, bell: bool = False
 ) -> AsyncIterator[Held]:
-    ask = _Asking(store, name, terms.pop("timeout", None), late)
+    ask = _TimedRequests(store, name, terms.pop("timeout", None), late)
     called = "candidate" if bell else "value"
     _check(isinstance(value, bytes | bytearray | memoryview), name, called, value, "bytes")
     for what, seconds in {"ttl": ttl, **terms}.items():
@@ -188,18 +188,18 @@ async def _held_place(
     try:
         terms["timeout"] = ask.left
         async with store.kept_lease(ttl, **terms) as lease:
-            place = await _stand_in_line(ask, kind, lease, bytes(value))
+            place = await _wait_in_queue(ask, kind, lease, bytes(value))
             if bell:  # writing the bell wakes watchers of an election that had no leader
                 await ask(Guarded(when=(place.fence,), request=Put(f"{name}/bell", b"")))
             held = place
             yield held
     except (StoreTimeoutError, ConnectionLost) as error:
-        raise error if held else ask.judged(error) from None
+        raise error if held else ask.timeout_error(error) from None
     except ConditionFailed as error:
         raise error if held else LeaseNotFound(f"a place in {shown(name)} lapsed with its lease; come again") from None
 
 
-async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes) -> Held:
+async def _wait_in_queue(ask: _TimedRequests, kind: str, lease: LeaseLike, value: bytes) -> Held:
     """Join the queue, and wait until earlier places have ended; readers (`r`) wait for writers only."""
     prefix = f"{ask.name}/line/"
     key = f"{prefix}{kind}{lease.id:016x}"
@@ -217,10 +217,10 @@ async def _stand_in_line(ask: _Asking, kind: str, lease: LeaseLike, value: bytes
             return held
         ask.taken()
         # Wait for the last place ahead only, so that each place that ends wakes one waiter.
-        await ask.until_changed([held.fence, _as_it_is(in_the_way[-1])])
+        await ask.until_changed([held.fence, _unchanged(in_the_way[-1])])
 
 
-async def _first_in_line(ask: _Asking) -> Entry | None:
+async def _first_in_line(ask: _TimedRequests) -> Entry | None:
     while line := await ask.keys(f"{ask.name}/line/"):
         first = min(line, key=lambda entry: entry.create_revision)
         entry = await ask.entry(first.key)
@@ -229,9 +229,9 @@ async def _first_in_line(ask: _Asking) -> Entry | None:
     return None
 
 
-async def _leader_changed(ask: _Asking, known: Entry | None) -> Entry | None:
+async def _leader_changed(ask: _TimedRequests, known: Entry | None) -> Entry | None:
     if known is not None:
-        await ask.until_changed([_as_it_is(known)])
+        await ask.until_changed([_unchanged(known)])
         return await _first_in_line(ask)
     while True:
         # The next leader's key is unknown, so wait until a candidate writes the bell.

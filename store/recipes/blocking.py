@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
-from store.calls import AtOnce, Block, finished
+from store.calls import Block, BlockingAsAsync, run_at_once
 from store.recipes import awaited
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _block(
 ) -> Callable[Concatenate[BlockingCalls, P], AbstractContextManager[T]]:
     @functools.wraps(recipe)
     def block(store: BlockingCalls, /, *arguments: P.args, **keywords: P.kwargs) -> Block[T]:
-        return Block(recipe(AtOnce(store), *arguments, **keywords))
+        return Block(recipe(BlockingAsAsync(store), *arguments, **keywords))
 
     return block
 
@@ -41,11 +41,11 @@ leadership = _block(awaited.leadership)
 
 def leader(store: BlockingCalls, name: str, *, timeout: float | None = None) -> bytes | None:
     """Return the value of the leader, or None."""
-    return finished(awaited.leader(AtOnce(store), name, timeout=timeout))
+    return run_at_once(awaited.leader(BlockingAsAsync(store), name, timeout=timeout))
 
 
 def leaders(store: BlockingCalls, name: str) -> Iterator[bytes | None]:
     """Yield the leader's value, or None, at each change; quick changes may be skipped."""
-    told = awaited.leaders(AtOnce(store), name)
+    told = awaited.leaders(BlockingAsAsync(store), name)
     while True:
-        yield finished(anext(told))
+        yield run_at_once(anext(told))

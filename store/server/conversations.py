@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 
-from store.engine.processes import Closing
+from store.engine.processes import ConnectionEnd
 from store.errors import AuthenticationError, ProtocolError
 from store.messages import Failed, Figures, Guarded, Stats, Watch
-from store.protocol.wire import Bye, Hello, Sorry
+from store.protocol.wire import Bye, Hello, Rejection
 from store.server.dispatcher import Dispatcher
 from store.server.log_lines import RationedLog
 from store.server.outbox import PIECE_BYTES
@@ -42,7 +42,7 @@ SLOW_LINE = "%s: its request %s took %d ms, which held others up"
 
 
 @dataclass(eq=False, repr=False)
-class Conversations:
+class RequestScheduler:
     """All peers of a server, and their requests."""
 
     peers: Peers
@@ -70,7 +70,7 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ called by peers
 
     def lost(self, peer: Peer) -> None:
-        """See `Host.lost`."""
+        """See `PeerHandler.lost`."""
         self.dispatcher.remove_peer(peer)
         self._slowed.pop(peer, None)
         self._for_disk.pop(peer, None)
@@ -80,7 +80,7 @@ class Conversations:
             self._schedule_pass()
 
     def received(self, peer: Peer, size: int) -> None:
-        """See `Host.received`."""
+        """See `PeerHandler.received`."""
         self.bytes_in += size
         peer.received_at = now = self.clock()
         if self._durability.leaving:
@@ -101,8 +101,8 @@ class Conversations:
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
             self._slow_down(peer)
 
-    def read_on(self, peer: Peer) -> None:
-        """See `Host.read_on`."""
+    def resume_requests(self, peer: Peer) -> None:
+        """See `PeerHandler.resume_requests`."""
         behind = self._durability.behind
         if peer.outbox.held and (peer.outbox.bytes > PIECE_BYTES or behind):
             return
@@ -117,7 +117,7 @@ class Conversations:
     # ------------------------------------------------------------------------------------------ turns
 
     def _done_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
-        """Carry out `data` if it is one request; return False if more is left to do."""
+        """Carry out `data` if it is one request; else return False."""
         began = self.stopwatch()
         try:
             asked = peer.connection.only_request(data)
@@ -128,7 +128,7 @@ class Conversations:
                 return False
             response = self._apply(peer, asked, now, alone=True)
         except ProtocolError as error:
-            self.peers.hang_up(peer, Sorry("protocol", str(error)))
+            self.peers.hang_up(peer, Rejection("protocol", str(error)))
             return True
         finally:
             if self.dispatcher.dirty:
@@ -152,9 +152,9 @@ class Conversations:
         try:
             self._take_turn(peer, began)
         except AuthenticationError as error:
-            self.peers.hang_up(peer, Sorry("authentication", str(error)))
+            self.peers.hang_up(peer, Rejection("authentication", str(error)))
         except ProtocolError as error:
-            self.peers.hang_up(peer, Sorry("protocol", str(error)))
+            self.peers.hang_up(peer, Rejection("protocol", str(error)))
         finally:
             self.dispatcher.flush()
             self._count_time(self.stopwatch() - began)
@@ -177,7 +177,7 @@ class Conversations:
                 if isinstance(item, Hello):
                     self.handshakes.open_session(peer, item, self._welcome)
                 elif isinstance(item, Bye):
-                    peer.close(Closing.GOODBYE)
+                    peer.close(ConnectionEnd.GOODBYE)
                 elif item is not None:  # `item` is None while a large request is decoded
                     if self._durability.must_wait(item[2], has_more=bool(peer.outbox.held)):
                         peer.stalled = item
@@ -241,9 +241,9 @@ class Conversations:
         self.dispatcher.flush()
         while not self._busy and (peer := self._turns.next()) is not None:
             self._go_on(peer)
-            peer.read_on()
+            peer.resume_requests()
         while self._for_disk and not self._busy and not self._durability.delays_large_writes:
-            self._for_disk.popitem(last=False)[0].read_on()
+            self._for_disk.popitem(last=False)[0].resume_requests()
         if self._turns or self.dispatcher.has_more or (self._for_disk and not self._durability.delays_large_writes):
             self._schedule_pass()
 
@@ -263,7 +263,6 @@ class Conversations:
     def _apply(
         self, peer: Peer, asked: tuple[int, int, Request[Any]], now: float, *, alone: bool = False
     ) -> Response | None:
-        """Carry out one request; return the response, or None if it follows later."""
         engine = self._durability.engine
         request_id, acknowledged, request = asked
         response, deliveries, work = engine.apply(request, peer.id, request_id, acknowledged, now)
@@ -286,7 +285,7 @@ class Conversations:
         return response
 
     def _continue_work(self, peer: Peer, work: Remainder) -> None:
-        applied = self._durability.engine.go_on(work)
+        applied = self._durability.engine.continue_work(work)
         peer.work = applied.work
         if applied.response is not None:
             self.dispatcher.send(peer, self.dispatcher.encode(work.watcher[1], applied.response))
@@ -312,4 +311,4 @@ class Conversations:
     def _resume_slowed(self) -> None:
         slowed, self._slowed = self._slowed, {}
         for peer in slowed:
-            peer.read_on()
+            peer.resume_requests()

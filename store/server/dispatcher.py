@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from store.engine.applied import Answer, Delivery, WatchLost
 from store.messages import Event, Failed, FailureKind, Found, Listing, ListingPart
 from store.protocol import wire
-from store.server.outbox import PIECE_BYTES, Shared, SharedFrame, weight
+from store.server.outbox import PIECE_BYTES, Chunks, SharedFrame, frame_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ class Dispatcher:
         self._later: OrderedDict[Peer, None] = OrderedDict()  # peers to write to in later passes
         self._queued_in = self.dirty  # while `run_turn` runs: `_later`
         self._holding: dict[Peer, None] = {}  # peers with held frames
-        self._shared = WeakValueDictionary[Any, Shared]()  # by content
+        self._shared = WeakValueDictionary[Any, Chunks]()  # by content
 
     @property
     def behind(self) -> bool:
@@ -138,7 +138,7 @@ class Dispatcher:
         """Do one turn of each kind of pending work: chores, notifications, and writes to sockets."""
         self._queued_in = self._later
         try:
-            self._for_a_turn(self._do_chore, turn)
+            self._for_a_turn(self._do_postponed_work, turn)
             self._for_a_turn(self._announce_more, turn)
         finally:
             self._queued_in = self.dirty
@@ -149,9 +149,9 @@ class Dispatcher:
         while step() and self._stopwatch() < until:
             pass
 
-    def _do_chore(self) -> bool:
+    def _do_postponed_work(self) -> bool:
         if self._durability.engine.has_chores:
-            self.deliver(self._durability.engine.do_chore())
+            self.deliver(self._durability.engine.do_postponed_work())
         return self._durability.engine.has_chores
 
     def _announce_more(self) -> bool:
@@ -181,22 +181,21 @@ class Dispatcher:
         for _ in range(min(len(self._later), WRITTEN_AT_ONCE)):
             peer, _ = self._later.popitem(last=False)
             room -= _flush(peer)
-            peer.read_on()
+            peer.resume_requests()
             if room <= 0:
                 break
         return bool(self._later)
 
     def write_later(self, peer: Peer) -> None:
-        """See `Host.write_later`."""
+        """See `PeerHandler.write_later`."""
         self._later[peer] = None
         self._have_pass()
 
     # ------------------------------------------------------------------------------------------ one peer
 
     def _answer(self, number: int, peer: Peer, answer: Answer) -> None:
-        """Queue the answer to a parked wait, or an error if the outbox is full."""
         frame = self.encode(answer.request_id, answer.response)
-        if peer.outbox.bytes + weight(len(frame)) > self._outbox_bytes_max:
+        if peer.outbox.bytes + frame_memory(len(frame)) > self._outbox_bytes_max:
             message = (
                 f"{peer.outbox.bytes} bytes wait to be read, and this answer has {len(frame)}; outbox_bytes_max is "
                 f"{self._outbox_bytes_max}: read, and ask again"
@@ -217,27 +216,26 @@ class Dispatcher:
         places = tuple([entry and (entry.key, entry.mod_revision) for entry in entries])
         content = self._durability.engine, type(response), getattr(response, "revision", 0), places
         if (shared := self._shared.get(content)) is None:
-            shared = self._shared[content] = Shared(wire.encode_in_chunks(response))
+            shared = self._shared[content] = Chunks(wire.encode_in_chunks(response))
         return SharedFrame(wire.content_head(request_id, shared.size), shared)
 
-    def _encode_events(self, events: tuple[Event, ...]) -> bytes | Shared:
+    def _encode_events(self, events: tuple[Event, ...]) -> bytes | Chunks:
         if sum([len(event.value) for event in events]) < SHARED_BYTES:
             encoded = wire.encode_events(events)
-            return encoded if len(encoded) < SHARED_BYTES else Shared((encoded,))
+            return encoded if len(encoded) < SHARED_BYTES else Chunks((encoded,))
         content = self._durability.engine, tuple([(event.kind, event.key, event.revision) for event in events])
         if (shared := self._shared.get(content)) is None:
-            shared = self._shared[content] = Shared(wire.encode_in_chunks(events))
+            shared = self._shared[content] = Chunks(wire.encode_in_chunks(events))
         return shared
 
-    def _push(self, number: int, encoded: bytes | Shared, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
-        """Queue events for one watch, or end the watch if its reader is too slow."""
+    def _push(self, number: int, encoded: bytes | Chunks, events: tuple[Event, ...], peer: Peer, watch_id: int) -> None:
         if (peer.id, watch_id) in self._ended:
             return
         most = self._outbox_bytes_max
         # A reader with an almost empty outbox gets even events beyond the limit: otherwise its watch would end at this
         # revision after each resume.
         frame = _frame(watch_id, encoded)
-        size = weight(len(frame))
+        size = frame_memory(len(frame))
         if peer.outbox.bytes + size <= most or (size > most and peer.outbox.bytes < PIECE_BYTES):
             self._queue(peer, frame, number)
             return
@@ -303,7 +301,7 @@ class Dispatcher:
         self.flush()
         if few:
             for peer in waiting:
-                peer.read_on()
+                peer.resume_requests()
         else:
             self._have_pass()
 
@@ -314,7 +312,7 @@ def _flush(peer: Peer) -> int:
     return peer.bytes_out - before
 
 
-def _frame(watch_id: int, encoded: bytes | Shared) -> Frame:
+def _frame(watch_id: int, encoded: bytes | Chunks) -> Frame:
     if isinstance(encoded, bytes):
         return wire.events_head(watch_id, len(encoded)) + encoded
     return SharedFrame(wire.events_head(watch_id, encoded.size), encoded)

@@ -169,7 +169,7 @@ class Durability:
             log.warning("store %s takes only deletes: %s", engine.store_id, why)
         while journal.only_deletes:
             state.why_only_deletes, state.writable_bytes = why, 0
-            state.steering_bytes = await self.in_thread(journal.steering_bytes_per_second)
+            state.steering_bytes = await self.in_thread(journal.coordination_bytes_per_second)
             await anyio.sleep(TRY_AGAIN_AFTER)
             await self.in_thread(journal.has_room)
         log.warning("store %s can write again", engine.store_id)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from store.protocol.connection import ServerConnection
-from store.protocol.wire import ENDED, Sorry
+from store.protocol.wire import ENDED, Rejection
 from store.server.accept.listener import EndWhenAlone
 from store.server.accept.tls import TLS_BYTES
 from store.server.peer import PEER_BYTES
@@ -44,7 +44,7 @@ class Handshakes:
         self.empty.set()
 
     def _has_no_clients(self) -> bool:
-        return all(peer.is_of_ours for peer in self._by_id.values())
+        return all(peer.is_internal for peer in self._by_id.values())
 
     def accepted(self, peer: Peer) -> None:
         """Handle a new connection."""
@@ -54,7 +54,7 @@ class Handshakes:
             store_id=engine.store_id, nonce=nonce, token=self.token, limits=engine.limits
         )
         if self.end_when_alone.hands_over:
-            peer.refuse(Sorry(ENDED, "this store is ending, and another host may serve"))
+            peer.refuse(Rejection(ENDED, "this store is ending, and another host may serve"))
             return
         leaving = "the server is leaving" if self.leaving or self.end_when_alone.rejects_clients else None
         refusal = leaving or self._durability.refusal() or table.refusal(peer.address)
@@ -65,14 +65,14 @@ class Handshakes:
                 what = "store %s refuses connections, from %s on: %s"
                 table.count_refusal(what, engine.store_id, peer.name, refusal)
             self._refuses = True
-            peer.refuse(Sorry("limit", refusal))
+            peer.refuse(Rejection("limit", refusal))
             return
         self._refuses = False
         self._by_id[peer.id] = peer
         self.empty.clear()
         within = engine.limits.handshake_timeout
         # After a refusal for "limit", an honest client retries.
-        why = Sorry("limit", f"no hello within {within:g} s (handshake_timeout)")
+        why = Rejection("limit", f"no hello within {within:g} s (handshake_timeout)")
         table.register(peer, peer.address, cost=PEER_BYTES + (TLS_BYTES if peer.secure else 0))
         table.time_limit(peer, within, partial(self.peers.hang_up, peer, why), patiently=True)
         peer.outbox.queue(peer.connection.greeting())
@@ -91,7 +91,8 @@ class Handshakes:
             if place_in <= HELD_MOST:
                 asyncio.get_running_loop().call_later(place_in + SOON, self.open_session, peer, hello, welcome)
             else:
-                self.peers.hang_up(peer, Sorry("limit", f"the server has {most} sessions (sessions_max): come again"))
+                full = f"the server has {most} sessions (sessions_max): come again"
+                self.peers.hang_up(peer, Rejection("limit", full))
             return
         session, previous = opened
         replaced = None if previous is None else self._by_id.get(previous)

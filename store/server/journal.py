@@ -17,7 +17,7 @@ When a write fails, the group is rolled back, and the next step depends on the e
 - After other errors, the journal stops, and the server returns to the disk's state (`durability`).
 
 `Reserve` keeps room for deletes on a full disk (`RESERVE_BYTES`), and for a few writes of keys that coordinate a run
-(`steering_bytes_per_second`). A group is committed if there is room to empty SQLite's log after it (`_check_room`).
+(`coordination_bytes_per_second`). A group is committed if there is room to empty SQLite's log after it (`_check_room`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING
 
 from store.disk import rows
 from store.disk.copies import create_store
-from store.disk.diagnosis import free_bytes, is_full, reason, reporting
+from store.disk.diagnosis import explaining_errors, free_bytes, is_full, reason
 from store.disk.directory import (
     DELETES_BYTES,
     FILE,
     RESERVE_BYTES,
-    Mark,
+    DurableMark,
     Reserve,
     release_lock,
     take_lock,
@@ -101,7 +101,7 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._probing = threading.Lock()  # held during a probe of the disk
         self._closed = False
-        self._mark, self._reserve = Mark(self._directory), Reserve(self._directory)
+        self._mark, self._reserve = DurableMark(self._directory), Reserve(self._directory)
         self._store_id, self._group = "", 0  # `_group`: the number of the last group on disk
         self._untidy = True  # there may be unused pages to return to the disk
         self._long_for = 0  # consecutive groups by which a long log has grown
@@ -117,7 +117,7 @@ class Journal:
         self._lock_file = take_lock(Path(directory))
         close_in_children(self, self._lock_file)  # so that a forked child does not keep the lock
         try:
-            with reporting(self._path):
+            with explaining_errors(self._path):
                 if not self._path.exists():
                     self._mark.refuse_if_marked(self._path)
                     create_store(self._path, new_id)
@@ -155,7 +155,7 @@ class Journal:
         """Return the store on the disk; StoreUsageError if the file is damaged. The writer thread must not run."""
         with self._wake:
             self._pending.clear()  # pending facts may depend on lost writes
-        with reporting(self._path):
+        with explaining_errors(self._path):
             with contextlib.closing(self._open_to_read()) as database:
                 saved = rows.load(database)
                 self._store_id, self._group = rows.last_group(database)
@@ -218,7 +218,7 @@ class Journal:
         free = free_bytes(self._directory)
         return min(free // 2, (free + self._free_bytes) // 4)
 
-    def steering_bytes_per_second(self) -> int:
+    def coordination_bytes_per_second(self) -> int:
         """Return the bytes per second for keys that coordinate a run while `only_deletes`; most room is for deletes."""
         room = free_bytes(self._directory) + self._reserve.bytes - self._grows - DELETES_BYTES * 5 // 8
         return max(room, 0) // 4
@@ -301,7 +301,7 @@ class Journal:
         try:
             self._commit_or_wait(group)
         except (RowsRefused, sqlite3.OperationalError) as why:
-            if not isinstance(why, RowsRefused) and not _is(why, *_WITHOUT_ITS_END):
+            if not isinstance(why, RowsRefused) and not _has_code(why, *_WITHOUT_ITS_END):
                 raise
             if half := len(group) // 2:
                 self._write_group(group[:half], last - len(group) + half, on_durable)
@@ -309,7 +309,7 @@ class Journal:
                 return
             if isinstance(why, RowsRefused):
                 log.exception("a change is refused, since it can never be written")
-                self._commit_or_wait([rows.refusal_of(group[0], str(why))])
+                self._commit_or_wait([rows.with_refused_replies(group[0], str(why))])
                 self.answered = True
             raise
         on_durable(last)
@@ -322,18 +322,18 @@ class Journal:
                 self._commit(group)
             except sqlite3.OperationalError as error:
                 self._roll_back()
-                if _is(error, sqlite3.SQLITE_BUSY) and not self._stopping:
+                if _has_code(error, sqlite3.SQLITE_BUSY) and not self._stopping:
                     if not said:
                         said = True
                         log.warning("%s waits: another process holds SQLite's lock on it", self._path)
-                elif not _is(error, *_WITHOUT_ITS_END) or not any(remedy() for remedy in remedies):
+                elif not _has_code(error, *_WITHOUT_ITS_END) or not any(remedy() for remedy in remedies):
                     raise
             else:
                 return
 
     def _note_failure(self, error: Exception) -> None:
         self._roll_back()
-        self.only_deletes = _is(error, *_WITHOUT_ITS_END)
+        self.only_deletes = _has_code(error, *_WITHOUT_ITS_END)
         if isinstance(error, sqlite3.Error):
             # An error without a code is one of Python's `sqlite3`: the group may be on disk or not.
             code = getattr(error, "sqlite_errorcode", None)
@@ -417,14 +417,13 @@ class Journal:
         return False
 
     def _give_up_reserve(self, group: list[ChangeSet]) -> bool:
-        """Free the reserve if the group may use it; return whether it may."""
         may = self._may_use_reserve(group)
         if may:
             self._reserve.free()  # the next try takes back what the database needs to grow
         return may
 
     def _may_use_reserve(self, group: list[ChangeSet]) -> bool:
-        return self.only_deletes or all(facts.only_takes_away for facts in group)
+        return self.only_deletes or all(facts.only_frees for facts in group)
 
     def _tidy_up(self) -> None:
         assert self._database is not None, "the writer runs on an open file"
@@ -451,7 +450,7 @@ class Journal:
             self._database.execute(f"PRAGMA busy_timeout={int(BUSY_SECONDS * 1000)}")
 
 
-def _is(error: Exception, *codes: int) -> bool:
-    """Return whether an error has one of these codes, or an extended code of one."""
+def _has_code(error: Exception, *codes: int) -> bool:
+    """Return True if an error has one of these codes, extended or not."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and (code in codes or code & 0xFF in codes)

@@ -1,4 +1,4 @@
-"""Pure: bounds the log lines about clients, and words warnings of limits that are nearly reached.
+"""Bounds the log lines about clients, and words warnings of limits that are nearly reached.
 
 Any client could fill the disk with log lines. A token bucket limits the lines about clients. A limit is logged once
 when 80 % of it are used, and again only after its use was below 70 %.
@@ -54,13 +54,13 @@ class LimitWarnings:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
-    def look(self, figures: Mapping[str, Any], groups: Groups) -> list[str]:
+    def due_lines(self, figures: Mapping[str, Any], groups: Groups) -> list[str]:
         """Return the lines to log now; `figures` are those of `stats`."""
         shares = {limit: figures[used] / figures[limit] for limit, used in Limits.used_by().items()}
         near = {limit for limit, share in shares.items() if share > NEARLY}
         lines = [
             f"{used} is {figures[used]}, {int(100 * shares[limit])} % of {limit} ({figures[limit]})"
-            f"{_who(limit, groups)}"
+            f"{_largest_user(limit, groups)}"
             for limit, used in Limits.used_by().items()
             if limit in near - self._told
         ]
@@ -68,7 +68,7 @@ class LimitWarnings:
         return lines
 
 
-def _who(limit: str, groups: Groups) -> str:
+def _largest_user(limit: str, groups: Groups) -> str:
     most = groups.largest(by_keys=limit == "keys_max") if limit in ("keys_max", "stored_bytes_max") else None
     if most is None:
         return ""

@@ -1,4 +1,4 @@
-"""Pure: the frames that wait for one peer, in order, and their memory.
+"""The frames that wait for one peer, in order, and their memory.
 
 Frames that may be sent (`ready`) precede frames that are `held` until the step of their number is on disk.
 `Outbox.bytes` includes the transport's unsent bytes. Frames that differ only in their heads share their other bytes,
@@ -20,12 +20,12 @@ PIECE_BYTES = 256 * 1024
 _number = itemgetter(0)
 
 
-def weight(size: int) -> int:
+def frame_memory(size: int) -> int:
     """Return the memory of a frame, with bookkeeping and a quarter for the allocator."""
     return size + (size >> 2) + 64
 
 
-class Shared:
+class Chunks:
     """Bytes, in chunks, that several outboxes share."""
 
     __slots__ = ("__weakref__", "chunks", "holders", "size")
@@ -41,7 +41,7 @@ class SharedFrame:
 
     __slots__ = ("_head", "_rest")
 
-    def __init__(self, head: bytes, rest: Shared) -> None:
+    def __init__(self, head: bytes, rest: Chunks) -> None:
         self._head, self._rest = head, rest
 
     def __len__(self) -> int:
@@ -60,7 +60,7 @@ class SharedFrame:
         """Note that one outbox more (1) or less (-1) holds the frame; return the change of all outboxes' bytes."""
         is_last = self._rest.holders == (0 if more > 0 else 1)
         self._rest.holders += more
-        return more * (weight(len(self._head)) + is_last * weight(self._rest.size))
+        return more * (frame_memory(len(self._head)) + is_last * frame_memory(self._rest.size))
 
 
 Frame: TypeAlias = bytes | SharedFrame
@@ -106,7 +106,7 @@ class Outbox:
             if count and taken + len(frame) >= PIECE_BYTES:
                 break
             count += 1
-            taken += weight(len(frame))
+            taken += frame_memory(len(frame))
             self._count(frame, -1)
         frames = [frame if isinstance(frame, bytes) else frame.part(0, len(frame)) for frame in self.ready[:count]]
         del self.ready[:count]
@@ -137,6 +137,6 @@ class Outbox:
         self._cut = self._cut if begun else 0
 
     def _count(self, frame: Frame, more: int) -> None:
-        size = more * weight(len(frame))
+        size = more * frame_memory(len(frame))
         self.bytes += size
         self._budget.bytes += size if isinstance(frame, bytes) else frame.hold(more)

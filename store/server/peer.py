@@ -11,7 +11,7 @@ import math
 import ssl
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from store.engine.processes import Closing
+from store.engine.processes import ConnectionEnd
 from store.net.address import host_and_port
 from store.net.sockets import close_in_children, forget, unread_bytes
 from store.protocol import wire
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
     from store.engine.sessions import ByteCount
     from store.protocol.connection import ServerConnection
-    from store.protocol.wire import Sorry
+    from store.protocol.wire import Rejection
 
 # Errors of a connection that the client closed; with TLS, without an alert. A timeout is a network failure.
 FROM_THEIR_SIDE = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError)
 PEER_BYTES = 8 * 1024  # memory of an idle connection
-PIECES_AT_ONCE = 4  # pieces written to one peer before other peers: a megabyte
+PIECES_AT_ONCE = 4  # pieces written to a peer in one turn: a megabyte
 LEAVE_WITHIN = 5.0  # seconds in which a closing connection may send its last frames
 
 
-class Host(Protocol):
+class PeerHandler(Protocol):
     """The methods of the server that a peer calls."""
 
     buffer: memoryview
@@ -42,7 +42,7 @@ class Host(Protocol):
     def received(self, peer: Peer, size: int) -> None:
         """Handle `size` received bytes in the buffer."""
 
-    def read_on(self, peer: Peer) -> None:
+    def resume_requests(self, peer: Peer) -> None:
         """Carry out the pending requests of a peer, and read from it again, if possible."""
 
     def write_later(self, peer: Peer) -> None:
@@ -53,10 +53,10 @@ class Host(Protocol):
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection; for `is_of_ours` see `Server.protocol`."""
+    """One connection; for `is_internal` see `Server.protocol`."""
 
     def __init__(
-        self, host: Host, id: int, *, outboxes: ByteCount, inboxes: ByteCount, is_of_ours: bool = False
+        self, host: PeerHandler, id: int, *, outboxes: ByteCount, inboxes: ByteCount, is_internal: bool = False
     ) -> None:
         self._host = host
         self._inboxes = inboxes
@@ -64,7 +64,7 @@ class Peer(asyncio.BufferedProtocol):
         self._blocked = False  # the transport is full
         self._timer: asyncio.TimerHandle | None = None  # aborts a connection that is slow to close
         self.id = id
-        self.is_of_ours = is_of_ours
+        self.is_internal = is_internal
         self.outbox: Outbox = Outbox(outboxes)
         self.bytes_out: int = 0
         self.connection: ServerConnection
@@ -78,7 +78,7 @@ class Peer(asyncio.BufferedProtocol):
         self._marked_at = self._heard_at = -math.inf  # all requests received before `_heard_at` are carried out
         self.gone: bool = False  # closing or closed: its requests are ignored
         self.lags: bool = False  # it was logged that the peer reads too slowly
-        self.closing: Closing = Closing.CUT  # how the connection ends, unless the client closes it
+        self.closing: ConnectionEnd = ConnectionEnd.CUT  # how the connection ends, unless the client closes it
         self.reading_paused: bool = False
         self.received_at: float = 0.0
         self.address: str = ""
@@ -118,7 +118,7 @@ class Peer(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """Handle the client's end of stream."""
         self.outbox.clear()  # the client reads no more answers
-        self.close(Closing.DROPPED)
+        self.close(ConnectionEnd.DROPPED)
         return False
 
     def pause_writing(self) -> None:
@@ -131,13 +131,13 @@ class Peer(asyncio.BufferedProtocol):
         self._blocked = False
         self.outbox.note_unsent(0)
         self.flush()
-        self.read_on()
+        self.resume_requests()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Handle the end of the connection."""
         forget(self)
         if not self.gone and (error is None or isinstance(error, FROM_THEIR_SIDE)):
-            self.closing = Closing.DROPPED
+            self.closing = ConnectionEnd.DROPPED
         self._free_bytes()
         self.outbox.clear()
         self.outbox.note_unsent(0)
@@ -175,10 +175,10 @@ class Peer(asyncio.BufferedProtocol):
             self.reading_paused = True
             self._transport.pause_reading()
 
-    def read_on(self) -> None:
+    def resume_requests(self) -> None:
         """Resume a paused peer's requests if no frame is ready to be sent."""
         if self.reading_paused and not self.outbox.ready and not self.gone:
-            self._host.read_on(self)
+            self._host.resume_requests(self)
 
     def resume_reading(self, now: float) -> None:
         """Resume reading; the pause is not the peer's silence (`frame_timeout`)."""
@@ -215,14 +215,14 @@ class Peer(asyncio.BufferedProtocol):
             self._to_hear = self.batch_bytes + held + unread_bytes(self._transport.get_extra_info("socket"))
         return now - self._heard_at
 
-    def refuse(self, sorry: Sorry) -> None:
+    def refuse(self, rejection: Rejection) -> None:
         """Send the reason of a refusal, and close the connection."""
         if not self.gone:
             self.outbox.clear(but_begun=True)  # without the rest of a begun frame, the message is misread
-            self.outbox.queue(wire.encode_sorry(sorry))
+            self.outbox.queue(wire.encode_rejection(rejection))
             self.close()
 
-    def close(self, closing: Closing = Closing.CUT) -> None:
+    def close(self, closing: ConnectionEnd = ConnectionEnd.CUT) -> None:
         """Close the connection once its queued frames are sent, or after `LEAVE_WITHIN` seconds."""
         if not self.gone:
             self.closing = closing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from store.engine.sessions import ByteCount
-from store.protocol.wire import Sorry
+from store.protocol.wire import Rejection
 
 if TYPE_CHECKING:
     from store.limits import Limits
@@ -27,11 +27,11 @@ class Peers:
         # Outboxes may always hold this many bytes, so that a full store can still be read.
         self.outboxes_kept_back: int = limits.outbox_bytes_max
 
-    def hang_up(self, peer: Peer, sorry: Sorry) -> None:
+    def hang_up(self, peer: Peer, rejection: Rejection) -> None:
         """Close a peer's connection."""
         if not peer.gone:
-            self.table.count_refusal("%s is disconnected: %s", peer.name, sorry.message)
-            peer.refuse(sorry)
+            self.table.count_refusal("%s is disconnected: %s", peer.name, rejection.message)
+            peer.refuse(rejection)
 
     def abort(self) -> None:
         """Close every connection at once."""
@@ -58,7 +58,7 @@ class Peers:
     def make_room_in_outboxes(self) -> None:
         """While outboxes hold too much, close the slowest reader: the peer with the largest outbox."""
         while self.outboxes_hold_too_much:
-            slowest = max(self._there, key=lambda peer: peer.outbox.bytes, default=None)
+            slowest = max(self._connected, key=lambda peer: peer.outbox.bytes, default=None)
             if slowest is None:
                 return
             self.table.count_refusal(
@@ -85,15 +85,15 @@ class Peers:
     def close_costliest_inboxes(self, now: float) -> None:
         """While unfinished requests take too much memory, close the peer with the largest and oldest."""
         while self._is_too_much(self.inboxes.bytes, self._limits.frame_bytes_max):
-            costliest = max(self._there, key=lambda peer: peer.inbox_cost(now))
+            costliest = max(self._connected, key=lambda peer: peer.inbox_cost(now))
             what = (
                 f"{self.inboxes.bytes} bytes of unfinished requests wait in all inboxes, and memory_bytes_max is "
                 f"{self._limits.memory_bytes_max}; yours have cost most, and for longest"
             )
-            self.hang_up(costliest, Sorry("limit", what))
+            self.hang_up(costliest, Rejection("limit", what))
 
     @property
-    def _there(self) -> list[Peer]:
+    def _connected(self) -> list[Peer]:
         return [peer for peer in self.by_id.values() if not peer.gone]
 
     def _is_too_much(self, held: int, kept_back: int) -> bool:

@@ -1,4 +1,4 @@
-"""Pure: the changes that are not on disk yet, and the replies that must wait for them (promise S3).
+"""The changes that are not on disk yet, and the replies that must wait for them (promise S3).
 
 Keep-alives, and reads of keys whose changes are on disk, are answered even while the disk hangs. A reply never names a
 later revision than that on disk.
@@ -48,7 +48,7 @@ class PendingCommits:
         self.appended = number
         self.bytes += size
         self._steps[number] = size, self._last_revision, facts
-        self._changed.update(dict.fromkeys(_what_changed(facts), number))
+        self._changed.update(dict.fromkeys(_changed_keys(facts), number))
         if size > SMALL_STEP_BYTES:
             self._last_large = number
         else:
@@ -60,7 +60,7 @@ class PendingCommits:
         while self._steps and next(iter(self._steps)) <= number:
             _, (size, self.revision, facts) = self._steps.popitem(last=False)
             self.bytes -= size
-            for what in _what_changed(facts):
+            for what in _changed_keys(facts):
                 if self._changed.get(what, number + 1) <= number:  # no later step changed `what`
                     del self._changed[what]
         if self._last_large > self._passing:  # small steps pass once for each large step, so that none starves
@@ -100,5 +100,5 @@ class PendingCommits:
         return max((self._changed.get(key, 0) for key in keys), default=0)
 
 
-def _what_changed(facts: ChangeSet) -> list[str | int]:
+def _changed_keys(facts: ChangeSet) -> list[str | int]:
     return [event.key for events in facts.revisions for event in events] + [*facts.leases]

@@ -1,4 +1,4 @@
-"""Pure: the order of peers' turns, so that a small request does not wait long behind large ones (promise S11).
+"""The order of peers' turns, so that a small request does not wait long behind large ones (promise S11).
 
 A peer that has used up its turn waits behind all others.
 """

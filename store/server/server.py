@@ -19,20 +19,20 @@ import anyio.to_thread
 from store.engine.engine import Engine
 from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
-from store.net.callers import forget_served, serves
+from store.net.callers import forget_served, note_serving
 from store.net.process import process_identity
 from store.net.sockets import bound_sockets, close_in_children, forget, is_ctrl_c, open_files, raised_file_limit
 from store.net.standard_streams import open_before_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
 from store.protocol import wire
-from store.protocol.wire import Sorry
+from store.protocol.wire import Rejection
 from store.records import shown
 from store.server.accept.connection_table import ConnectionTable
 from store.server.accept.exposure import check_exposure
 from store.server.accept.listener import EndWhenAlone, TcpListener
 from store.server.accept.tls import TlsLayer
-from store.server.conversations import Conversations
+from store.server.conversations import RequestScheduler
 from store.server.durability import STOP_WITHIN, Durability
 from store.server.handshakes import Handshakes
 from store.server.log_lines import LimitWarnings
@@ -54,7 +54,7 @@ WARN_EVERY = 5.0  # seconds between checks of the limits
 LOOK_EVERY = 0.1  # seconds; leases lapse at most this late. A third of `leases.STALL_AFTER`.
 LOOK_LEAST = 0.001  # seconds; a shorter sleep may be below the clock's resolution
 SPARE_FILES = 64  # file descriptors left to the rest of the process
-SPEAKS_TLS = Sorry("protocol", "this port speaks TLS, and the client does not: use tcps:// with ca=")
+SPEAKS_TLS = Rejection("protocol", "this port speaks TLS, and the client does not: use tcps:// with ca=")
 
 
 class Server:
@@ -96,20 +96,20 @@ class Server:
             clock=clock,
             in_thread=in_thread,
             on_durable=lambda number: self._conversations.became_durable(number),  # noqa: PLW0108 - made below
-            on_restored=self._restored,
+            on_restored=self._use_engine,
             cut=lambda: self._peers.abort(),  # noqa: PLW0108 - made below
             ended=self._timer_ended,
         )
         self._peers = Peers(engine.limits, self._durability, self.table)
         self._handshakes = Handshakes(self._peers, token=token, clock=clock)
-        self._conversations = Conversations(
+        self._conversations = RequestScheduler(
             self._peers, handshakes=self._handshakes, clock=clock, stopwatch=stopwatch, figures=self.figures
         )
         self.host: str = ""
         self.port: int = 0
         self.store_id: str = engine.store_id
         self.end_when_alone: EndWhenAlone = self._handshakes.end_when_alone
-        self._restored(engine)
+        self._use_engine(engine)
 
     @property
     def _engine(self) -> Engine:
@@ -128,11 +128,11 @@ class Server:
         """The number of connected clients."""
         return len(self._peers.by_id)
 
-    def protocol(self, *, is_of_ours: bool = False) -> Peer:
-        """Return the protocol of a new connection; if `is_of_ours`, it does not keep the server running."""
+    def protocol(self, *, is_internal: bool = False) -> Peer:
+        """Return the protocol of a new connection; if `is_internal`, it does not keep the server running."""
         self._last_peer += 1
         outboxes, inboxes = self._peers.outboxes, self._peers.inboxes
-        return Peer(self._conversations, self._last_peer, outboxes=outboxes, inboxes=inboxes, is_of_ours=is_of_ours)
+        return Peer(self._conversations, self._last_peer, outboxes=outboxes, inboxes=inboxes, is_internal=is_internal)
 
     def figures(self) -> dict[str, Any]:
         """Return the counters of `stats()`."""
@@ -157,7 +157,7 @@ class Server:
             "commit_seconds": 0.0 if journal is None else journal.commit_seconds,
         }
 
-    def _restored(self, engine: Engine) -> None:
+    def _use_engine(self, engine: Engine) -> None:
         engine.state.held_elsewhere = lambda: self._peers.lasting_bytes
 
     def on_request(self, callback: Callable[[str, str, float], None]) -> None:
@@ -177,7 +177,7 @@ class Server:
             due_in = self._engine.state.leases.next_due_in() if self._may_expire_leases() else None
             await anyio.sleep(LOOK_EVERY if due_in is None else min(max(due_in, LOOK_LEAST), LOOK_EVERY))
             now = self._clock()
-            if self._engine.look(now=now):
+            if self._engine.advance_leases(now=now):
                 await self._expire_leases()
             self._peers.make_room_in_outboxes()  # new keys may have used the free memory that outboxes counted on
             self._peers.make_room_in_listings()
@@ -186,13 +186,13 @@ class Server:
                 self._close_silent_peers(now)
             if now >= warn_at + WARN_EVERY:
                 warn_at = now
-                for line in self._limit_warnings.look(self.figures(), self._engine.state.keys.groups):
+                for line in self._limit_warnings.due_lines(self.figures(), self._engine.state.keys.groups):
                     log.warning("store %s: %s", self.store_id, line)
 
     async def _expire_leases(self) -> None:
         """Let due leases lapse, except those that pending requests may renew."""
         unheard = self._conversations.waiting_seconds(self._clock())
-        # Before the second of two passes of the loop, every other socket has been read again.
+        # Two passes of the event loop read every socket, so that a keep-alive that has arrived counts.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
         # First hear peers that wait for a turn: after a reconnect, they may renew their old connection's leases.
@@ -214,7 +214,7 @@ class Server:
         why = f"half a frame and {self._limits.frame_timeout:g} s of silence (frame_timeout)"
         for peer in list(self._peers.by_id.values()):
             if peer.connection.held_bytes and peer.received_at < silent_since and not peer.reading_paused:
-                self._peers.hang_up(peer, Sorry("limit", why))
+                self._peers.hang_up(peer, Rejection("limit", why))
 
     async def leave(self) -> None:
         """Send goodbyes and last frames, and close every connection within `LEAVE_WITHIN` seconds."""
@@ -227,7 +227,7 @@ class Server:
                     self._conversations.dispatcher.send(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
                 else:  # before its welcome, a client cannot decode a goodbye; a refusal makes it retry
-                    peer.refuse(Sorry("limit", "the server is leaving"))
+                    peer.refuse(Rejection("limit", "the server is leaving"))
             with anyio.move_on_after(LEAVE_WITHIN, shield=True):
                 await self._handshakes.empty.wait()
         finally:  # also after a cancellation by asyncio, which ignores anyio's shield
@@ -361,9 +361,8 @@ async def serve(
 async def _running(
     server: Server, listening: Sequence[socket.socket], host: str, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Accept connections; at the end, close the listeners and all connections."""
     loop, made_in = asyncio.get_running_loop(), process_identity()
-    farewell = wire.encode_sorry(SPEAKS_TLS)
+    farewell = wire.encode_rejection(SPEAKS_TLS)
 
     def protocol() -> asyncio.BaseProtocol:
         inner = server.protocol()
@@ -374,7 +373,7 @@ async def _running(
     close_in_children(server, *listening)
     server.host = host
     server.port = listening[0].getsockname()[1]
-    serves(host, server.port, server.store_id)
+    note_serving(host, server.port, server.store_id)
     server.begin()
     try:
         yield

@@ -66,9 +66,9 @@ async def test_s10_a_group_in_the_new_store_hears_of_nodes_from_the_old_one() ->
         await heard.until(NodesWaiting(2))
         await asyncio.sleep(60)
         assert not any(task.done() for task in joining), "the living group is not overrun"
-        together = [*(await run.meet(*new)), *[await task for task in joining]]
-        assert_one_round(together)
-        assert together[0].round == 4
+        run_together = [*(await run.meet(*new)), *[await task for task in joining]]
+        assert_one_round(run_together)
+        assert run_together[0].round == 4
 
 
 async def test_s10_a_node_that_only_waited_also_joins_above_the_others_round() -> None:
@@ -92,8 +92,8 @@ async def test_s10_a_member_that_is_cut_off_while_the_store_is_replaced_is_dropp
         await replace(run)
         for one in [await listen(run, node) for node in (b, c)]:
             await one.until(Dropped)
-        together = await run.meet(b, c)
-        assert {info.round for info in together} == {1}
+        run_together = await run.meet(b, c)
+        assert {info.round for info in run_together} == {1}
         await at_a.until(Dropped, within=8)
         assert now() - cut_at <= 6.001
         run.network.heal("a")

@@ -43,7 +43,7 @@ LATER = {
         ("    expected: int | bytes | bool\n", "    expected: int | bytes | bool\n    why: str = \"\"\n"),
         ("    ttl: float | None = None\n    lease: int | None = None\n", "    ttl: float | None = None\n    lease: int | None = None\n    note: str = \"\"\n"),
         ('    """The request was carried out."""\n', '    """The request was carried out."""\n\n    mood: str = "fine"\n'),
-        ("class Excessive(", "class Tickle(Request[Done], code=63):\n    key: str\n\n\nclass Excessive("),
+        ("class TooManyElements(", "class Tickle(Request[Done], code=63):\n    key: str\n\n\nclass TooManyElements("),
     ],
 }  # fmt: skip
 

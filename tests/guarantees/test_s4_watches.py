@@ -242,10 +242,10 @@ async def test_s4_a_blocking_watch_across_cuts_sees_every_revision_once_and_in_o
 
 
 async def test_s4_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    go_on = threading.Event()
+    continue_work = threading.Event()
 
     def read_late(watch: BlockingWatch) -> list[Event]:
-        go_on.wait(10.0)
+        continue_work.wait(10.0)
         return blocking_taken(watch, 150)
 
     async with (
@@ -259,7 +259,7 @@ async def test_s4_a_blocking_reader_too_slow_for_its_outbox_misses_nothing(caplo
         for _ in range(149):
             await writer.put("a", bytes(200_000))  # 30 MB: more than the kernels' buffers and the outbox hold
         assert "reads too slowly" in caplog.text
-        go_on.set()
+        continue_work.set()
         revisions = [event.revision for event in await asyncio.wait_for(reading, 10.0)]
         assert revisions == list(range(first, first + 150))
         watch.__exit__(None, None, None)

@@ -33,7 +33,7 @@ class Bystander:
         self.losses: list[bool] = []
         client.on_connection(self.losses.append)
 
-    async def go_on(self) -> None:
+    async def continue_work(self) -> None:
         while True:
             self.additions += 1
             assert await self.client.add("count", 1, timeout=60.0) == self.additions
@@ -43,7 +43,7 @@ class Bystander:
 async def bystander(server: Server) -> AsyncIterator[Bystander]:
     async with store.connect(server.url) as client:
         it = Bystander(client)
-        going_on = asyncio.create_task(it.go_on())
+        going_on = asyncio.create_task(it.continue_work())
         try:
             yield it
             before = it.additions

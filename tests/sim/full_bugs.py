@@ -43,14 +43,14 @@ class StaleView(View):
         if event.kind == "put":
             super()._fold_node(node_id, event, now, bans)
         elif node_id in self.members:
-            self._miss(node_id, left=False, at=now, why="")
+            self._note_gone(node_id, left=False, at=now, why="")
 
 
 class ForgetfulView(View):
     """Takes over without the members of the last round, and so counts none of them as live."""
 
-    def took_over(self, round: Round | None, members: Iterable[Member], *more: Any, **others: Any) -> None:  # noqa: ARG002
-        super().took_over(round, (), *more, **others)
+    def take_over(self, round: Round | None, members: Iterable[Member], *more: Any, **others: Any) -> None:  # noqa: ARG002
+        super().take_over(round, (), *more, **others)
 
 
 class CredulousView(View):
@@ -64,9 +64,9 @@ class CredulousView(View):
 class SilentView(View):
     """Does not report lost nodes."""
 
-    def _miss(self, node_id: str, *, left: bool, **more: Any) -> None:
+    def _note_gone(self, node_id: str, *, left: bool, **more: Any) -> None:
         if left:
-            super()._miss(node_id, left=left, **more)
+            super()._note_gone(node_id, left=left, **more)
 
 
 class UnfencedCommits(HeardClient):

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from rdzv.core import decision
 from rdzv.core.decision import next_round
-from rdzv.core.hosts.lost_store import known_of
+from rdzv.core.hosts.lost_store import last_known_run
 from rdzv.node.member import carrying, joining
 from tests.sim.machines import Seams
 
@@ -53,9 +53,9 @@ def _a_resize_is_not_carried() -> Iterator[None]:
 @contextmanager
 def _a_tally_is_not_carried() -> Iterator[None]:
     def without_tally(*given: Any, **more: Any) -> LostStore:
-        return known_of(*given, **more).replace(tally=b"")
+        return last_known_run(*given, **more).replace(tally=b"")
 
-    with patch.object(carrying, "known_of", without_tally):
+    with patch.object(carrying, "last_known_run", without_tally):
         yield
 
 

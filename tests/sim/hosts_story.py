@@ -168,7 +168,7 @@ class HostsStory(TrainingStory):
     def _look(self) -> None:
         super()._look()
         for node in FullStory.alive(self):
-            over = node.refused is not None and not self.checker.closed and self.cosmos.store.up
+            over = node.refused is not None and not self.checker.closed and self.cosmos.store.is_up
             if over and self.now - self.refused_at.setdefault(node, self.now) > STARTED_AGAIN_AFTER:
                 self.start_again(node)
 
@@ -189,14 +189,14 @@ class HostsTroubles(TrainingTroubles):
             self._count()
 
     def _count(self) -> None:
-        if at_work := self._at_work():
-            node = self._rng.choice(at_work)
+        if is_running := self._at_work():
+            node = self._rng.choice(is_running)
             self._story.say(f"{node.name} counts")
             node.ask(partial(node.handler.change_tally, lambda before: before + b"1"))
 
     def _ban(self) -> None:
-        if at_work := [node for node in self._at_work() if node.connected and isinstance(node, Trainer)]:
-            node, link = self._rng.choice(at_work), None
+        if is_running := [node for node in self._at_work() if node.connected and isinstance(node, Trainer)]:
+            node, link = self._rng.choice(is_running), None
             name = f"banned{self._rng.randrange(3)}"
             self._story.say(f"{name} is banned")
             link = node.node._link
@@ -208,7 +208,7 @@ class HostsTroubles(TrainingTroubles):
     def _lose_store(self) -> None:
         """Kill the store, at random with its coordinator, with members cut off before, and after an order."""
         rng, story = self._rng, self._story
-        if not self._cosmos.store.up:
+        if not self._cosmos.store.is_up:
             return
         if rng.random() < 0.4:
             rng.choice((self._resize, self._close, self._ban, self._ban))()
@@ -233,14 +233,14 @@ class HostsTroubles(TrainingTroubles):
             node.process.node_thread.start(_quietly(partial(link.store.put, KEYS.moving, b"", ttl=ENDS_WITHIN)))
 
     def _kill(self) -> None:
-        if not self._cosmos.store.up:
+        if not self._cosmos.store.is_up:
             return
         away = self._rng.choice((0.05, 0.3, 2.0)) * self._rng.random()
         self._story.disturbed(f"the store's host dies; the next serves in {away:.2f} s", lasting=away + self.felt_for)
         self._cosmos.store.die()
         if self._rng.random() < 0.3 and (node := self._random_node()) is not None:
             self._strike(node, "kill", self.draw_seconds())  # they were on one machine
-        self._later(away, lambda: None if self._cosmos.store.up else self._cosmos.store.start())
+        self._later(away, lambda: None if self._cosmos.store.is_up else self._cosmos.store.start())
         if self._rng.random() < 0.35:
             self._later(away + self._rng.choice((0.1, 1.0)) * self._rng.random(), self._kill)
 

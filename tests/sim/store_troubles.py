@@ -81,7 +81,7 @@ class StoreTroubles(Troubles):
         self._cosmos.network.reset(process.source)
 
     def _kill_in_flight(self, _: HeardProcess) -> None:
-        if self._cosmos.store.up and self._story.durable:
+        if self._cosmos.store.is_up and self._story.durable:
             self._story.say("the store is killed with something on its way")
             self._cosmos.store.die()
             self._later(self._rng.uniform(0.05, 1.0), self.start_store)

@@ -240,14 +240,14 @@ class Troubles:
 
     def kill_store(self) -> None:
         """Kill the store, or its machine."""
-        if self._cosmos.store.up:
+        if self._cosmos.store.is_up:
             seconds = self._away("the store is away")
             self._cosmos.store.die(silently=self._rng.random() < 0.3)
             self._later(seconds, self.start_store)
 
     def start_store(self) -> None:
         """Start the store again, once it has ended."""
-        if self._cosmos.store.up:  # it takes some time to leave
+        if self._cosmos.store.is_up:  # it takes some time to leave
             self._later(1.0, self.start_store)
         else:
             self._cosmos.store.start()

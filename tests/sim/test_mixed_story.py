@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError
-from rdzv.node.coordinator.term import Term
+from rdzv.node.coordinator.term import CoordinatorTerm
 from tests.support.limits import limits_with
 from tests.support.runs import VirtualRun, assert_one_round
 
@@ -150,13 +150,13 @@ class Story:
 @pytest.mark.some_of(3)
 @pytest.mark.parametrize("seed", range(FIRST, END))
 async def test_r3_all_nodes_meet_after_random_events(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits, marked, mark = CAPPED if seed % 2 else None, [], Term._mark
+    limits, marked, mark = CAPPED if seed % 2 else None, [], CoordinatorTerm._write_marker
 
-    async def counted(term: Term) -> int:
+    async def counted(term: CoordinatorTerm) -> int:
         marked.append(term)
         return await mark(term)
 
-    monkeypatch.setattr(Term, "_mark", counted)
+    monkeypatch.setattr(CoordinatorTerm, "_write_marker", counted)
     async with VirtualRun(
         seed=seed,
         durable=True,

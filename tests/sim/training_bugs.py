@@ -11,11 +11,11 @@ from unittest.mock import patch
 from rdzv.core import decision
 from rdzv.core.decision import Report, decide
 from rdzv.core.stopping import StepGate, StopAgreement
-from rdzv.loop.life import Life
+from rdzv.loop.life import RoundMonitor
 from rdzv.membership import Membership, changes_since
 from rdzv.node.coordinator import term as coordinator
 from rdzv.node.coordinator.candidacy import Election
-from rdzv.node.coordinator.term import Term
+from rdzv.node.coordinator.term import CoordinatorTerm
 from rdzv.node.front import queries
 from store import ConditionFailed
 from store.messages import Transact
@@ -62,7 +62,7 @@ def _a_closed_run_has_no_coordinator() -> Iterator[None]:
 
 @contextmanager
 def _an_early_departure_is_not_noticed() -> Iterator[None]:
-    with patch.object(Life, "_left_early", False):
+    with patch.object(RoundMonitor, "_left_early", False):
         yield
 
 
@@ -112,7 +112,7 @@ def _ones_own_loss_is_anothers() -> Iterator[None]:
     def told(seen: Sequence[Change], head: Head, *, node_id: str, **more: Any) -> list[Change]:  # noqa: ARG001
         return changes_since(seen, head, node_id="", **more)
 
-    take = Membership.take
+    take = Membership.update
 
     def nameless(self: Membership, head: Head, **more: Any) -> None:
         self.node_id, node_id = "", self.node_id
@@ -125,24 +125,24 @@ def _ones_own_loss_is_anothers() -> Iterator[None]:
 
 @contextmanager
 def _a_report_of_an_earlier_picture() -> Iterator[None]:
-    expel = Term._expel
+    expel = CoordinatorTerm._expel
 
-    async def expel_and_report(self: Term, act: Expel) -> int | None:
+    async def expel_and_report(self: CoordinatorTerm, act: Expel) -> int | None:
         earlier = self._picture.told
         revision = await expel(self, act)
         if revision is not None and earlier is not None and earlier.round == act.progress.round:
             await self._report(Report(progress=earlier))
         return revision
 
-    with patch.object(Term, "_expel", expel_and_report):
+    with patch.object(CoordinatorTerm, "_expel", expel_and_report):
         yield
 
 
 @contextmanager
 def _two_expels_of_one_picture() -> Iterator[None]:
-    expel = Term._expel
+    expel = CoordinatorTerm._expel
 
-    async def expel_all(self: Term, act: Expel) -> int | None:
+    async def expel_all(self: CoordinatorTerm, act: Expel) -> int | None:
         view, revision = self._view, await expel(self, act)
         before = act.progress.replace(lost=act.progress.lost - 1, lost_ids=act.progress.lost_ids[:-1])
         for node_id in view._stuck.keys() & view.live - {act.node_id}:
@@ -152,13 +152,13 @@ def _two_expels_of_one_picture() -> Iterator[None]:
             revision = await expel(self, more) or revision
         return revision
 
-    with patch.object(Term, "_expel", expel_all):
+    with patch.object(CoordinatorTerm, "_expel", expel_all):
         yield
 
 
 @contextmanager
 def _its_own_decision_is_forgotten() -> Iterator[None]:
-    wrote = StopAgreement.wrote
+    wrote = StopAgreement.note_written
 
     def forget(self: StopAgreement, stop: Stop) -> None:
         if not stop.decided:
@@ -170,7 +170,7 @@ def _its_own_decision_is_forgotten() -> Iterator[None]:
 
 @contextmanager
 def _another_task_sets_the_decision() -> Iterator[None]:
-    take, decide_now = Membership.take, StepGate.decide
+    take, decide_now = Membership.update, StepGate.decide
     taking: list[Membership] = []
     tasks = set[asyncio.Task[None]]()
 
@@ -184,7 +184,7 @@ def _another_task_sets_the_decision() -> Iterator[None]:
 
         async def later() -> None:
             decide_now(self, stop, **why)
-            membership.listeners.changed()
+            membership.listeners.notify()
 
         if (self.decided, self.stop, self.for_newcomers) != (True, stop, why["for_newcomers"]):
             task = asyncio.get_running_loop().create_task(later())

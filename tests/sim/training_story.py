@@ -89,7 +89,9 @@ class TrainingStory(FullStory):
             self._judge_those_that_are_stuck()
         self.stops: dict[int, Stop] = {}
         self.broken_at: dict[int, float] = {}  # by round: the time since which a member is missing in its steps
-        self.moved_on: set[int] = set()  # rounds that a member has left, in any way, before an agreement of all
+        self.replace_connection: set[int] = (
+            set()
+        )  # rounds that a member has left, in any way, before an agreement of all
         self.begun_by: dict[int, dict[str, int]] = {}  # by round and name: the last step that was begun
         self.known: dict[str, int] = {}  # by incarnation: the last step that was finished, as far as the node can tell
         self.too_large_at: float | None = None
@@ -152,7 +154,9 @@ class TrainingStory(FullStory):
             f"{node.name} was told of its own loss, and not dropped: {ending}",
         )
         self.truth.require(
-            ending.kind is not EndKind.LEFT or round.number in self.moved_on or round.number in self.broken_at,
+            ending.kind is not EndKind.LEFT
+            or round.number in self.replace_connection
+            or round.number in self.broken_at,
             f"{node.name} takes it for a loss that others have left round {round.number} as all had agreed (R21, R23)",
         )
         stop, begun = self.stops.get(round.number), self.begun_by.get(round.number, {}).get(node.name)
@@ -203,7 +207,7 @@ class TrainingStory(FullStory):
         number, early = last.round.number, event.kind == "delete"
         stop = self.stops.get(number)
         if stop is None or not stop.decided:
-            self.moved_on.add(number)
+            self.replace_connection.add(number)
         if event.kind == "put":
             record = NodeRecord.unpack(event.value, node_id=name, arrival=event.revision)
             early = record.left and not record.stopped
@@ -360,20 +364,20 @@ class TrainingTroubles(FullTroubles):
 
     def hold_up_one_that_is_to_hear(self) -> None:
         """At random, pause the node thread of a member. It may then read the decision and the departures at once."""
-        at_work = [node for node in self._at_work() if not node.process.node_thread.paused]
-        if at_work and self._rng.random() < HELD_UP:
-            node, seconds = self._rng.choice(at_work), self._rng.uniform(0.1, 0.6)
+        is_running = [node for node in self._at_work() if not node.process.node_thread.paused]
+        if is_running and self._rng.random() < HELD_UP:
+            node, seconds = self._rng.choice(is_running), self._rng.uniform(0.1, 0.6)
             self._story.disturbed(f"{node.name}: its node thread stands still, {seconds:.2f} s", lasting=seconds + 0.5)
             node.process.node_thread.pause()
             self._director.call_later(seconds, node.process.node_thread.resume)
 
     def _drain(self) -> None:
         """Drain a node, which may also be waiting for a round."""
-        at_work = self._at_work()
+        is_running = self._at_work()
         if self._rng.random() < 0.4:
-            at_work = [node for node in self._story.trainers() if node.awake and node.connected] or at_work
-        if at_work:
-            node, within = self._rng.choice(at_work), self._rng.choice((2.0, 30.0, 30.0))
+            is_running = [node for node in self._story.trainers() if node.awake and node.connected] or is_running
+        if is_running:
+            node, within = self._rng.choice(is_running), self._rng.choice((2.0, 30.0, 30.0))
             self._story.say(f"{node.name} is to leave within {within:g} s")
             if within <= self._story.let_out_within:
                 self._story.disturbed("which may be too soon", lasting=within + 1.0)
@@ -383,26 +387,26 @@ class TrainingTroubles(FullTroubles):
                 self._later(self._rng.uniform(0.0, 0.5), self._fail)
 
     def _resize(self) -> None:
-        if at_work := self._at_work():
+        if is_running := self._at_work():
             rules, live = self._story.rules, len(self._story.checker.live())
             most = rules.needed + rules.unit * self._rng.randint(0, 3)
             if live > rules.needed and self._rng.random() < 0.5:
                 most = live - rules.unit
             self._story.say(f"the run is resized to {most}")
-            node = self._rng.choice(at_work)
+            node = self._rng.choice(is_running)
             node.ask(partial(node.handler.resize, max_nodes=most))
 
     def _fail(self) -> None:
         """Let a member raise an error of its own in its next step."""
-        if at_work := self._at_work():
-            node = self._rng.choice(at_work)
+        if is_running := self._at_work():
+            node = self._rng.choice(is_running)
             self._story.disturbed(f"{node.name} is about to fail", lasting=1.0 + DISCONNECT_TTL + 1.0)
             node.raises = True
 
     def _get_stuck(self) -> None:
         """Let two members at once begin no step for longer than allowed. A single look finds both."""
-        if at_work := self._at_work():
-            stuck = self._rng.sample(at_work, min(BOTH_STUCK, len(at_work)))
+        if is_running := self._at_work():
+            stuck = self._rng.sample(is_running, min(BOTH_STUCK, len(is_running)))
             lasting = STALL_TIMEOUT + JUDGED_WITHIN
             names = " and ".join(node.name for node in stuck)
             self._story.disturbed(f"{names} begin no step for {lasting:g} s", lasting=lasting + 1.0)
@@ -411,8 +415,8 @@ class TrainingTroubles(FullTroubles):
 
     def _close(self) -> None:
         """Close the run in an orderly way, and then strike members that are still at work."""
-        if at_work := self._at_work():
-            node = self._rng.choice(at_work)
+        if is_running := self._at_work():
+            node = self._rng.choice(is_running)
             self._story.disturbed(f"{node.name} closes the run", lasting=0.0)
             node.close_run()
             for _ in range(self._rng.randint(0, 2)):
@@ -420,15 +424,19 @@ class TrainingTroubles(FullTroubles):
 
     def _accuse(self) -> None:
         """Let two members accuse a third. The coordinator may die just then."""
-        at_work = [node for node in self._at_work() if node.inside is not None and node.inside.world_size > BOTH_ACCUSE]
-        if not at_work:
+        is_running = [
+            node for node in self._at_work() if node.inside is not None and node.inside.world_size > BOTH_ACCUSE
+        ]
+        if not is_running:
             return
-        first = self._rng.choice(at_work)
+        first = self._rng.choice(is_running)
         assert first.inside is not None
         number, size = first.inside.number, first.inside.world_size
         accused = self._rng.randrange(size)
         by = [
-            one for one in at_work if one.inside and (one.inside.number, one.inside.rank != accused) == (number, True)
+            one
+            for one in is_running
+            if one.inside and (one.inside.number, one.inside.rank != accused) == (number, True)
         ]
         self._story.disturbed(f"rank {accused} of round {number} is accused", lasting=2.0)
         for node in by[:BOTH_ACCUSE]:

@@ -10,7 +10,7 @@ import pytest
 from rdzv.testing.network import MemoryNetwork
 from store import interface
 from store.errors import LeaseNotFound, LimitExceeded
-from store.keeping import RELEASE_WITHIN, Keeping
+from store.keeping import RELEASE_WITHIN, KeptLeases
 from store.messages import Granted, KeepAlive, Request
 from tests.support.stores import connect_in_memory, serve_in_memory
 from tests.support.virtual_time import now
@@ -39,7 +39,7 @@ class Lapses:
 async def test_closing_releases_everything_that_is_held() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network) as server, connect_in_memory(network) as client:
-        keeper = Keeping(client)
+        keeper = KeptLeases(client)
         for _ in range(10):
             await keeper.hold(5.0, Lapses(), disconnect_ttl=1.0)
         await keeper.release_all()
@@ -55,7 +55,7 @@ async def test_a_lease_that_cannot_be_renewed_is_given_up_before_the_server_lets
         connect_in_memory(network, source="other") as other,
     ):
         lapses = Lapses()
-        lease = await Keeping(client).hold(9.0, lapses)
+        lease = await KeptLeases(client).hold(9.0, lapses)
         await other.put("mine", b"", lease=lease.id)
         await asyncio.sleep(100.0)
         network.partition("keeper")
@@ -75,7 +75,7 @@ async def test_a_lease_that_cannot_be_renewed_is_given_up_before_the_server_lets
 async def test_releasing_from_an_unreachable_store_takes_a_short_time_however_many_there_are() -> None:
     network = MemoryNetwork()
     async with serve_in_memory(network), connect_in_memory(network) as client:
-        keeper = Keeping(client)
+        keeper = KeptLeases(client)
         for _ in range(10):
             await keeper.hold(60.0, Lapses())
         network.partition("client")
@@ -115,7 +115,7 @@ class Moody(interface.Store):
 async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one() -> None:
     moody = Moody()
     lapses = Lapses()
-    keeper = Keeping(moody)
+    keeper = KeptLeases(moody)
     started = now()
     await keeper.hold(9.0, lapses)
     moody.refusals = [LimitExceeded("it is busy")] * 20
@@ -133,7 +133,7 @@ async def test_a_renewal_that_failed_is_tried_again_at_once_not_at_the_next_one(
 async def test_an_unknown_error_of_a_store_ends_the_lease_and_its_holder_is_notified() -> None:
     """The keeper stopped renewing the lease, and did not notify its holder."""
     moody, lapses = Moody(), Lapses()
-    await Keeping(moody).hold(9.0, lapses)
+    await KeptLeases(moody).hold(9.0, lapses)
     moody.refusals = [OSError("none of a store's own")] * 1000
     await asyncio.sleep(10.0)
     assert lapses.reasons == ["its lease of 9 s could not be renewed in time"]

@@ -11,7 +11,7 @@ import pytest
 
 from store.printable import LETTERS_MOST, escaping, printable
 from store.protocol import wire
-from store.protocol.wire import Bye, Greeting, Sorry, Welcome
+from store.protocol.wire import Bye, Greeting, Rejection, Welcome
 
 
 @pytest.mark.parametrize("text", ["", "plain", "Müller läßt grüßen", "節点", "a b"])
@@ -47,7 +47,7 @@ def test_a_peers_farewell_is_escaped() -> None:
         partial(wire.decode_opening, kind=Welcome),
     ):
         sorry = decode(msgpack.packb((wire.SORRY, "limit", said)))
-        assert isinstance(sorry, Sorry)
+        assert isinstance(sorry, Rejection)
         assert sorry.message.isprintable()
 
 

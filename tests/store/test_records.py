@@ -31,7 +31,7 @@ class Leaf(Record, kw_only=True):
     colour: Colour = Colour.RED
     word: Literal["", "new"] = ""
 
-    def unfit(self) -> str | None:
+    def field_error(self) -> str | None:
         return "is a red rose" if self.name == "rose" and self.colour is Colour.RED else None
 
 

@@ -50,7 +50,7 @@ def test_a_snapshot_is_begun_again_until_it_was_seen_whole() -> None:
     cursor.opened(7)
     assert not resumable(cursor)
     cursor.delivered(put(3))
-    cursor.nothing_before(7)
+    cursor.note_progress(7)
     reset = Event(kind="reset", revision=0)
     assert cursor.opening() == (Watch(prefix="a", snapshot=True), reset)
     assert cursor.opening() == (Watch(prefix="a", snapshot=True), None)  # its reader has been notified
@@ -62,8 +62,8 @@ def test_a_snapshot_is_begun_again_until_it_was_seen_whole() -> None:
 def test_an_answer_from_a_later_revision_advances_a_watch_without_events() -> None:
     cursor = WatchCursor("a", start_revision=None, snapshot=False)
     cursor.opened(7)
-    cursor.nothing_before(20)
-    cursor.nothing_before(15)
+    cursor.note_progress(20)
+    cursor.note_progress(15)
     assert cursor.opening() == (Watch(prefix="a", start_revision=21), None)
 
 

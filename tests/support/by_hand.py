@@ -24,11 +24,11 @@ from store import (
 )
 from store.engine.applied import Answer, Delivery, WatchLost
 from store.engine.engine import Engine
-from store.engine.processes import Closing
+from store.engine.processes import ConnectionEnd
 from store.messages import Failed, Granted, Listing, ListingPart, Request, Response
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, ServerConnection, error_of
-from store.protocol.wire import Bye, Events, Hello, Lagged, Reply, Sorry, Welcome
+from store.protocol.wire import Bye, Events, Hello, Lagged, Rejection, Reply, Welcome
 from tests.support.limits import limits_with
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Desk:
         self.last_id.setdefault(peer, 0)
         return opened
 
-    def disconnect(self, peer: int = 1, *, how: Closing = Closing.DROPPED) -> None:
+    def disconnect(self, peer: int = 1, *, how: ConnectionEnd = ConnectionEnd.DROPPED) -> None:
         """Close a peer's connection."""
         self.engine.disconnect(peer, now=self.now, how=how)
         self.do_chores()
@@ -86,7 +86,7 @@ class Desk:
         while applied.work is not None:
             if isinstance(applied.response, ListingPart):
                 parts += applied.response.entries
-            applied = self.engine.go_on(applied.work)
+            applied = self.engine.continue_work(applied.work)
             self.take(applied.deliveries)
             if isinstance(applied.response, Listing):
                 response = applied.response.replace(entries=(*parts, *applied.response.entries))
@@ -96,7 +96,7 @@ class Desk:
     def do_chores(self) -> None:
         """Do the work that the engine has put off, for example after a change that many clients wait for."""
         while self.engine.has_chores:
-            self.take(self.engine.do_chore())
+            self.take(self.engine.do_postponed_work())
 
     def fails(self, request: Request[Any], *, peer: int = 1) -> Failed:
         """Hand in a request that is to be refused."""
@@ -130,7 +130,7 @@ class Desk:
 
     def look(self) -> None:
         """Do the engine's work that is due by now, as the server does after a look at its clock."""
-        if self.engine.look(now=self.now):
+        if self.engine.advance_leases(now=self.now):
             self.take(self.engine.tick(now=self.now))
 
     def keys(self) -> list[str]:
@@ -185,7 +185,7 @@ class Town(Desk):
         except (ProtocolError, AuthenticationError) as error:
             link.error = error
             kind = "authentication" if isinstance(error, AuthenticationError) else "protocol"
-            link.to_client += wire.encode_sorry(Sorry(kind, str(error)))
+            link.to_client += wire.encode_rejection(Rejection(kind, str(error)))
             link.close()
 
     def _take_in(self, link: StoreSession, session: bytes) -> None:
@@ -204,7 +204,7 @@ class Town(Desk):
             self.take(applied.deliveries)
             if applied.work is None:
                 break
-            applied = self.engine.go_on(applied.work)
+            applied = self.engine.continue_work(applied.work)
 
     def take(self, deliveries: Iterable[Delivery | Answer | WatchLost]) -> None:
         """Send the deliveries of one step to their clients."""
@@ -243,7 +243,7 @@ class StoreSession:
         """The server sees it end."""
         if self.open:
             self.open = False
-            self.town.disconnect(self.peer, how=Closing.GOODBYE if self.says_goodbye else Closing.CUT)
+            self.town.disconnect(self.peer, how=ConnectionEnd.GOODBYE if self.says_goodbye else ConnectionEnd.CUT)
 
 
 class Post:
@@ -353,13 +353,13 @@ class Post:
 
     def _take_welcome(self) -> None:
         if not self.connection.resumed:
-            for item in self.connection.lost_for_good():
+            for item in self.connection.take_lost_requests():
                 self.outcomes[item.request_id] = ConnectionLost("the session is forgotten", maybe_applied=True)
         for item in list(self.connection.in_flight.values()):
             self._send(item)
 
     def _replied(self, request_id: int, response: Response) -> None:
-        item = self.connection.answered(request_id)
+        item = self.connection.take_request(request_id)
         if item is not None:
             self.outcomes[request_id] = error_of(response) or response
 

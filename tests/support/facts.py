@@ -120,13 +120,13 @@ def granted(*leases: SavedLease) -> dict[str, Any]:
 
 def opened(session_id: bytes, number: int) -> ChangeSet:
     facts = ChangeSet()
-    facts.opened(session_id, number)
+    facts.note_opened(session_id, number)
     return facts
 
 
 def forgotten(session_id: bytes) -> ChangeSet:
     facts = ChangeSet()
-    facts.forgotten(session_id)
+    facts.note_ended(session_id)
     return facts
 
 

@@ -139,13 +139,13 @@ class HandFed:
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
-        self.view.completed(self.round, self.members, now=self.now)
+        self.view.note_round(self.round, self.members, now=self.now)
         return [member.node_id for member in self.members]
 
     def succeed(self, said: Progress | None, *, said_at: float | None = None) -> None:
         """Let another coordinator take over, from the stored keys and the progress that the last one published."""
         self.view = self._new_view()
-        self.view.took_over(self.round, self.members, said, progress_at=self.now if said_at is None else said_at)
+        self.view.take_over(self.round, self.members, said, progress_at=self.now if said_at is None else said_at)
         self.snapshot()
 
     def reset(self) -> None:

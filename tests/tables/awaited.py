@@ -174,9 +174,9 @@ class Stage:
 
     async def mend_store(self) -> None:
         """Start the store again, or resume it."""
-        if not self.run.machine.up:
+        if not self.run.machine.is_up:
             await asyncio.sleep(AWAY)
-        if not self.run.machine.up:
+        if not self.run.machine.is_up:
             self.run.restart_store()
         assert self.run.machine.host is not None
         self.run.machine.host.resume()
@@ -213,10 +213,10 @@ async def _in_context(stage: Stage) -> None:
             await stage.upset_store()
             await _in_manner(stage)
             if cell.call.of == "round" and cell.when == "during":
-                stack.push_async_exit(_get_out)
+                stack.push_async_exit(_leave_body)
 
 
-async def _get_out(*_: object) -> None:
+async def _leave_body(*_: object) -> None:
     raise Enough
 
 

@@ -174,7 +174,7 @@ class Stage:
             return
         stack.push(_swallow)
         stack.enter_context(self.it)
-        stack.push(_get_out)
+        stack.push(_leave_body)
         if self.cell.when == "round over":
             joining = threading.Thread(target=self.b.next_rendezvous)
             joining.start()
@@ -418,7 +418,7 @@ def _probe(stage: Stage, others: list[rdzv.sync.Handler]) -> None:
         stage.faults.append(f"left at the server: {left or nodes}")
 
 
-def _get_out(*_: object) -> None:
+def _leave_body(*_: object) -> None:
     raise Enough
 
 

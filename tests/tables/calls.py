@@ -66,12 +66,12 @@ NO_ACTS: dict[str, str] = {
     "changes": "",
     "info": "count index of",  # of tuples; and of the rooms that make it
     "client": (
-        "abandon ask ask_ping awaits_answer bound_pauses call notify check_usable fail interrupt end_waits may_write "
+        "abandon ask send_ping is_pending limit_pauses call notify check_usable fail interrupt end_waits set_writable "
         "on_connection received tell time"
     ),  # of watches, leases, recipes and nodes
     "watch": "",
     "lease": "",
-    "kept": "note_cut keep release renew_now",  # of `Keeping`
+    "kept": "note_cut keep release renew_now",  # of `KeptLeases`
 }
 
 

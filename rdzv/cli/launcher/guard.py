@@ -97,14 +97,14 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
     for number in PASSED_OVER:
         if as_inherited[number] is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
-    child_ended = _tell_of_children()
+    child_ended = _open_child_signal()
     guard = os.getpid()
     # Block signals until the child has replaced the guard's handlers: these would drop signals for the child.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_OVER)
     group = os.fork()
     if group == 0:
         try:
-            _become_ordinary(guard=guard, files=files, as_inherited=as_inherited, mask=mask)
+            _reset_process(guard=guard, files=files, as_inherited=as_inherited, mask=mask)
         except BaseException:  # noqa: BLE001  the callers' code must not run in a half-prepared child
             os._exit(CANNOT_EXECUTE)
         os.close(control)
@@ -118,10 +118,10 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
     status = _watch(group, control, child_ended)
     if report is not None:
         os.write(report, status.to_bytes(4, sys.byteorder))
-    _mirror(status)
+    _exit_like(status)
 
 
-def _become_ordinary(
+def _reset_process(
     *, guard: int, files: int, as_inherited: Mapping[signal.Signals, object], mask: Iterable[int]
 ) -> None:
     os.setpgid(0, 0)
@@ -148,8 +148,7 @@ def _die_with(guard: int) -> None:
         os._exit(CANNOT_EXECUTE)
 
 
-def _tell_of_children() -> int:
-    """Return a file that becomes readable when a child process ends."""
+def _open_child_signal() -> int:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
@@ -192,7 +191,7 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
-def _mirror(status: int) -> NoReturn:
+def _exit_like(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # only one core dump

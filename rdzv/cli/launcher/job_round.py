@@ -24,8 +24,8 @@ from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import MOVES, Change, Draining, NodesWaiting, StoreEnding, leaving_in_words
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
-from rdzv.loop.life import Life
-from rdzv.loop.process_files import BEAT_DIR, forget_beats, look_at_beats, raised_in, start_to_follow
+from rdzv.loop.life import RoundMonitor
+from rdzv.loop.process_files import BEAT_DIR, exception_in, forget_beats, read_beats_now, start_to_follow
 from store.printable import printable
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class JobRound:
         self._heard: asyncio.Queue[Wished | Process | Ending] = asyncio.Queue()
         self._passed_on: set[int] = set()
         self._loop = asyncio.get_running_loop()
-        self.life: Life = Life(handler.node, membership, self._on_round_end, finished=SUCCEEDED)
+        self.monitor: RoundMonitor = RoundMonitor(handler.node, membership, self._on_round_end, finished=SUCCEEDED)
         self.achieved: bool = False  # the job has written a checkpoint or reported a second step in this round
         self.failed: tuple[str, int] | None = None  # a description of this node's failed process, and the exit status
 
@@ -105,8 +105,8 @@ class JobRound:
         try:
             place = ranks_of(info.rank, await info.participants(), job.nproc)
         except RoundSupersededError as error:
-            self.life.end(Ending(kind=EndKind.DROPPED, reason="the round is over before it began"))
-            return await self.life.conclude(error, in_node=self._handler.call, release=self._ask_all_to_end)
+            self.monitor.end(Ending(kind=EndKind.DROPPED, reason="the round is over before it began"))
+            return await self.monitor.end_work(error, in_node=self._handler.call, release=self._ask_all_to_end)
         log.info(
             "run %s, round %d: ranks %d to %d of %d, to meet at %s:%d",
             *(info.run_id, info.round, place.first_rank, place.first_rank + job.nproc - 1, place.world_size),
@@ -118,7 +118,7 @@ class JobRound:
             if serve is not None and info.rank == 0:
                 store = await anyio.to_thread.run_sync(serve, info)
                 if store is None:
-                    self.life.end(Ending(kind=EndKind.DROPPED, reason="the port that was promised is taken"))
+                    self.monitor.end(Ending(kind=EndKind.DROPPED, reason="the port that was promised is taken"))
                     return Outcome.MEET_AGAIN
                 serving.callback(store.close)
             return await self._run_at(place)
@@ -128,18 +128,18 @@ class JobRound:
         start_to_follow(self._handler, self._workplace.beats)
         async with self._handler.changes() as changes, anyio.create_task_group() as listening:
             listening.start_soon(self._watch_changes, changes)
-            listening.start_soon(self._handler.call, self.life.listen())
+            listening.start_soon(self._handler.call, self.monitor.listen())
             for process in self._processes:
                 listening.start_soon(self._on_process_end, process)
-            self.life.start()
+            self.monitor.start()
             failure = await self._end()
             outcome: Outcome | signal.Signals
             if isinstance(failure, signal.Signals):
                 outcome = failure
             else:
-                outcome = await self.life.conclude(failure, in_node=self._handler.call, release=self._ask_all_to_end)
+                outcome = await self.monitor.end_work(failure, in_node=self._handler.call, release=self._ask_all_to_end)
             listening.cancel_scope.cancel()
-        self.achieved = self._has_achieved()
+        self.achieved = self._has_progressed()
         return outcome
 
     async def _start(self, place: Ranks) -> None:
@@ -203,16 +203,16 @@ class JobRound:
                         return None
                 case _ if self._job.on_change is not OnChange.TERM:
                     wait = await self._wait(heard, wait)
-                case _ if (why := self._why_to_meet(heard)) is not None:
+                case _ if (why := self._why_to_rejoin(heard)) is not None:
                     wait = CheckpointWait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
         if not self._reports_own_end:
             await self.report_end()
-        self.life.end(Ending(kind=EndKind.AGREED, reason=wait.why))
+        self.monitor.end(Ending(kind=EndKind.AGREED, reason=wait.why))
         return None
 
     async def report_end(self) -> None:
         """Report that this node ends the round, before its processes end and so make other nodes' processes fail."""
-        await self._handler.call(self.life.claim_end())
+        await self._handler.call(self.monitor.claim_end())
 
     @property
     def _reports_own_end(self) -> bool:
@@ -220,7 +220,7 @@ class JobRound:
 
     async def _wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
         """Begin or continue a wait for a checkpoint; a drain limits the wait to the time that the drain has left."""
-        why = self._why_to_meet(wished)
+        why = self._why_to_rejoin(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
             return None if gone and not self._reports_own_end else wait
@@ -239,7 +239,7 @@ class JobRound:
     def _is_over(self, wait: CheckpointWait) -> bool:
         return not self._running or anyio.current_time() >= wait.until or self._checkpoint() != wait.checkpoint
 
-    def _why_to_meet(self, change: Wished) -> str | None:
+    def _why_to_rejoin(self, change: Wished) -> str | None:
         match change:
             case NodesWaiting(count=count):
                 return f"{count} waiting to join" if count else None
@@ -260,7 +260,7 @@ class JobRound:
 
     def _failure_of(self, process: Process) -> GiveUp | str:
         assert process.status is not None
-        raised = raised_in(self._error_file(self._processes.index(process)))
+        raised = exception_in(self._error_file(self._processes.index(process)))
         how = f"rank {process.rank} {describe(process.status)}{f': {raised}' if raised else ''}"
         how = self._workplace.with_remedy(how)
         self.failed = how, process.status
@@ -271,10 +271,10 @@ class JobRound:
     async def _ask_all_to_end(self) -> None:
         self.ask_to_end(signal.SIGTERM)
 
-    def _has_achieved(self) -> bool:
+    def _has_progressed(self) -> bool:
         if self._checkpoint() != self._checkpoint_before:
             return True
-        look_at_beats(self._membership, self._workplace.beats)  # reads the last steps that the processes have reported
+        read_beats_now(self._membership, self._workplace.beats)  # reads the last steps that the processes have reported
         return not self._membership.beats.first
 
     def _checkpoint(self) -> int:
@@ -288,11 +288,11 @@ class JobRound:
     def _running_now(self) -> list[Process]:
         return [process for process in self._processes if process.status is None]
 
-    def pass_on(self, number: int) -> bool:
+    def forward_signal(self, number: int) -> bool:
         """Send a signal to the processes; return False if no process runs."""
         running = self._running_now()
         for process in running:
-            process.pass_on(number)
+            process.forward_signal(number)
         if running:
             self._passed_on.add(number)
         return bool(running)

@@ -109,7 +109,7 @@ class _Launcher:
                 self._connected = handler
                 with anyio.CancelScope() as taking_part:
                     self._scope = taking_part
-                    status = await self._take_part_and_answer(handler)
+                    status = await self._run_rounds_and_answer(handler)
                 if self._signal is not None and handler.hosts_store:
                     stays = f"rdzv run: the store is served from here until the other nodes have gone; {AGAIN}"
                     asyncio.get_running_loop().call_later(EXPLAINED_AFTER, say_error, stays)
@@ -146,7 +146,7 @@ class _Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             handle_signal(number, self._asked_to_stop, number)
         for number in PASSED_ON:
-            handle_signal(number, self._pass_on, number)
+            handle_signal(number, self._forward_signal, number)
         if self._job.drain_on is not None:
             handle_signal(self._job.drain_on, self._asked_to_drain, self._job.drain_on)
 
@@ -191,19 +191,19 @@ class _Launcher:
             log.warning("that this node leaves cannot be announced: %s", error)
             self._stop(number)
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def _forward_signal(self, number: signal.Signals) -> None:
         """Pass a signal on to the processes, unless it repeats one; wait `PAIR_WITHIN` for a SIGTERM before it."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
         elif number in ENDING:  # wait for SIGTERM: of two signals, the system delivers the lower number first
-            asyncio.get_running_loop().call_later(PAIR_WITHIN, self._pass_on_now, number)
+            asyncio.get_running_loop().call_later(PAIR_WITHIN, self._forward_signal_now, number)
         else:
-            self._pass_on_now(number)
+            self._forward_signal_now(number)
 
-    def _pass_on_now(self, number: signal.Signals) -> None:
+    def _forward_signal_now(self, number: signal.Signals) -> None:
         if number in ENDING and not self._wish.accept(number):
             return
-        if self._round is not None and self._round.pass_on(number):
+        if self._round is not None and self._round.forward_signal(number):
             log.info("%s was passed on", number.name)
         elif number in ENDING:  # no process runs, so the signal is for this launcher
             self._leave(number)
@@ -212,7 +212,7 @@ class _Launcher:
 
     # ------------------------------------------------------------------------------------------ operators
 
-    async def _take_part_and_answer(self, handler: Handler) -> int:
+    async def _run_rounds_and_answer(self, handler: Handler) -> int:
         await handler.is_closed()  # connects to the store, before any question is answered
         with anyio.move_on_after(ANSWERED_WITHIN), contextlib.suppress(RendezvousError):
             if not handler.hosts_store and (host := await handler.store_host()):
@@ -222,7 +222,7 @@ class _Launcher:
         draining = asyncio.create_task(self._drain(handler), name="announce that this node leaves")
         reaping = asyncio.create_task(_reap_orphans(), name="reap orphans, as process 1")
         try:
-            return await self._take_part(handler)
+            return await self._run_rounds(handler)
         finally:
             await cancel_and_wait(draining, answering, reaping)
             if handler.closed is not None and self._job.says_cost:
@@ -253,11 +253,11 @@ class _Launcher:
 
     # ------------------------------------------------------------------------------------------ rounds
 
-    async def _take_part(self, handler: Handler) -> int:
+    async def _run_rounds(self, handler: Handler) -> int:
         was_open = not await handler.is_closed()
         while True:
             try:
-                info = await _meet(handler)
+                info = await _join_round(handler)
             except RendezvousGracefulExitError as error:
                 log.info("%s", error)
                 return self._job.status_for(ExitAction.REPLACE, 0) if handler.is_draining else 0
@@ -280,11 +280,11 @@ class _Launcher:
                 log.error("run %s, round %d: %s", info.run_id, info.round, verdict)
                 await handler.give_up(verdict, status=status)
                 return self._job.status_for(ExitAction.OVER, status)
-            ended = await self._follow(handler, info, *await self._play(handler, info))
+            ended = await self._handle_outcome(handler, info, *await self._run_round(handler, info))
             if ended is not None:
                 return ended
 
-    async def _play(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Outcome]:
+    async def _run_round(self, handler: Handler, info: RendezvousInfo) -> tuple[JobRound, Outcome]:
         current = self._round = JobRound(self._workplace, handler, info, restarts=self._tally.restarts)
         outcome: Outcome | signal.Signals | None = None
         try:
@@ -294,7 +294,7 @@ class _Launcher:
                     self._stop(outcome)
                 await anyio.sleep_forever()  # `_stop` has cancelled this scope
         finally:
-            current.life.stop()
+            current.monitor.stop()
             with anyio.CancelScope(shield=True):
                 if not isinstance(outcome, Outcome):
                     # A signal or a defect in this launcher has ended the round: no other node must be blamed.
@@ -312,23 +312,25 @@ class _Launcher:
             self._tally = change(self._tally)
             log.warning("the restarts of the run cannot be read: %s", error)
 
-    async def _follow(self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: Outcome) -> int | None:
+    async def _handle_outcome(
+        self, handler: Handler, info: RendezvousInfo, round: JobRound, outcome: Outcome
+    ) -> int | None:
         """Return the launcher's exit status after a round, or None to meet the other nodes again."""
-        where, life, achieved = f"run {info.run_id}, round {info.round}", round.life, round.achieved
+        where, monitor, achieved = f"run {info.run_id}, round {info.round}", round.monitor, round.achieved
         how, status = round.failed or ("", 0)
-        if life.all_have_finished:
+        if monitor.all_have_finished:
             return 0
         if outcome is Outcome.GIVE_UP:
             log.error("%s: given up: %s", where, how)
             return self._job.status_for(ExitAction.OVER, status)
-        if life.ending is not None and life.ending.kind is EndKind.CLOSED:
+        if monitor.ending is not None and monitor.ending.kind is EndKind.CLOSED:
             return None  # the next `next_rendezvous` raises the error with the details
         is_ours, leaves = outcome is Outcome.RAISE, outcome is not Outcome.RAISE and handler.is_draining
-        if life.ending is not None and not is_ours:
+        if monitor.ending is not None and not is_ours:
             then = "this node leaves, and does not come again" if leaves else "meeting again"
-            why = f"{how} because others have gone" if how else life.ending.reason
+            why = f"{how} because others have gone" if how else monitor.ending.reason
             log.warning("%s: %s; %s", where, why, then)  # log this before the next requests, as the store may be lost
-        failed = is_ours or life.has_failed
+        failed = is_ours or monitor.has_failed
         await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))
         if not is_ours:
             return self._job.status_for(ExitAction.REPLACE, 0) if leaves else None
@@ -357,7 +359,7 @@ def _reap_if_orphan(pid: int) -> None:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
 
-async def _meet(handler: Handler) -> RendezvousInfo:
+async def _join_round(handler: Handler) -> RendezvousInfo:
     telling = asyncio.create_task(_print_wait_reasons(handler), name="tell what is waited for")
     try:
         return await handler.next_rendezvous()

@@ -124,7 +124,7 @@ def _script(here: str) -> Callable[[], object]:
     path = os.path.join(here, sys.argv[0])
     _search_first(os.path.dirname(os.path.realpath(path)))
     source = Path(path).read_bytes()
-    main = _new_main()
+    main = _make_main_module()
     main.__file__ = path
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     main.__dict__["__cached__"] = None
@@ -135,12 +135,12 @@ def _module(here: str) -> Callable[[], object]:
     import runpy
 
     _search_first(here)
-    _new_main()
+    _make_main_module()
     run: Any = runpy._run_module_as_main  # type: ignore[attr-defined]  # the interpreter's code for -m
     return partial(run, sys.argv[0])
 
 
-def _new_main() -> types.ModuleType:
+def _make_main_module() -> types.ModuleType:
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = sys.modules["builtins"]
     if sys.version_info < (3, 14):
@@ -160,7 +160,6 @@ def _why_no_fork() -> str | None:
 
 
 def _receive(requests: socket.socket) -> tuple[bytes, list[int]]:
-    """Receive a request and its files; exit if the launcher has closed the socket."""
     first, files, _, _ = socket.recv_fds(requests, 4, FILES)
     if not first:
         os._exit(0)
@@ -189,7 +188,6 @@ def _load(name: str) -> types.ModuleType:
 
 
 def _hide_frames() -> None:
-    """Leave this file's frames out of the traceback of an error that ends a worker."""
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:

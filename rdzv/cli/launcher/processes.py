@@ -107,7 +107,7 @@ class Process:
             self._asked = True
             self.send(number)
 
-    def pass_on(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """Send the process's group a signal that is not meant to end the group."""
         self.send(number | guard.IN_PASSING)
 
@@ -131,7 +131,6 @@ class Process:
 
 
 def _kill_session(leader: int) -> None:
-    """Kill the processes of a session whose leader has ended, on systems with /proc."""
     with contextlib.suppress(FileNotFoundError):
         for name in filter(str.isdecimal, os.listdir("/proc")):
             with contextlib.suppress(ProcessLookupError):
@@ -184,9 +183,8 @@ class _Output(threading.Thread):
         os.close(self._finish_writing)
 
     def run(self) -> None:
-        """Pass the stream on until it ends, or the reader of the output has closed it; then close the pipe."""
         try:
-            self._pass_on()
+            self._forward()
         except OSError as error:
             if error.errno != errno.EPIPE:  # EPIPE: the reader of the output has closed it
                 stream = "standard output" if self._to == 1 else "standard error"
@@ -197,7 +195,7 @@ class _Output(threading.Thread):
             if self._log is not None:
                 self._log.close()
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
         poll = select.poll()
         poll.register(self._from, select.POLLIN)
         poll.register(self._finish_reading, select.POLLIN)

@@ -51,7 +51,7 @@ class WorkerStacks:
             os.truncate(path, 0)
             with contextlib.suppress(ProcessLookupError, PermissionError):  # the process has ended, or changed its user
                 os.kill(pid, worker_startup.SIGNAL)
-        await self._until_whole(asked)
+        await self._wait_for_dumps(asked)
         told = [_describe(path, pid) for path, pid in asked.items()]
         answering = {path.name.partition(".")[0] for path in asked}
         silent = [str(rank) for rank in ranks if str(rank) not in answering]
@@ -63,7 +63,7 @@ class WorkerStacks:
         text = "\n".join(told) or "no process runs"
         return text if len(text) <= TEXT_MOST else f"{text[:TEXT_MOST]}\n(cut: {len(text) - TEXT_MOST:,} more letters)"
 
-    async def _until_whole(self, files: Iterable[Path]) -> None:
+    async def _wait_for_dumps(self, files: Iterable[Path]) -> None:
         sizes: dict[Path, int] = {}
         grown_at = anyio.current_time()
         with anyio.move_on_after(ANSWER_WITHIN):

@@ -41,7 +41,6 @@ def register() -> None:
 
 
 def _open(folder: str) -> int | None:
-    """Open and lock a file for the stacks of this process; return None if it cannot be made."""
     faulthandler.unregister(SIGNAL)
     path = os.path.join(folder, f"{os.environ.get('RANK', 'none')}.{os.getpid()}")
     try:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from rdzv.core.state import Ban, Head, Hosted, NodeRecord, Progress
 
 
-class Known(NamedTuple):
+class LastKnownRun(NamedTuple):
     """A node's knowledge of a store that it has lost."""
 
     store_id: str | None
     lost: LostStore
 
 
-def known_of(head: Head, *, revision: int, settings: bytes, host: str, now: float) -> LostStore:
+def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now: float) -> LostStore:
     """Return a node's knowledge of a lost store, from the last head that the node saw in that store."""
     before, round = head.lost_store, head.round
     number, at, awaited = (-1, 0, 0) if before is None else (before.round, before.round_at, before.awaited)
@@ -70,5 +70,5 @@ def survivor_ranks(records: Iterable[NodeRecord], lost: LostStore | None) -> dic
     """Return the ids of nodes that were members of the lost store's last round, with their ranks there."""
     if lost is None:
         return {}
-    came = ((record.node_id, record.came_from) for record in records)
+    came = ((record.node_id, record.lost_rank_of) for record in records)
     return {node_id: it[1] for node_id, it in came if it is not None and it[0] == lost.round_at}

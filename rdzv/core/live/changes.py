@@ -73,7 +73,7 @@ def _without_ages(value: Any) -> Any:
     return [_without_ages(one) for one in value] if isinstance(value, list) else value
 
 
-def settled(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def without_jitter(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return the report `now`, but keep times of `before` that differ by less than `WAVERS`, and unchanged members."""
     made = {name: _settled(before.get(name), value) for name, value in now.items() if name != "members"}
     members = {one["node_id"]: one for one in before.get("members", ())}
@@ -117,8 +117,8 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 
     A state has the store, the id of the `chosen` run, a summary of each of all `runs`, and the chosen `run`'s report.
     """
-    known = {one["run_id"]: _news(one) for one in before["runs"]}
-    runs = [one for one in now["runs"] if known.pop(one["run_id"], None) != _news(one)]
+    known = {one["run_id"]: _without_times(one) for one in before["runs"]}
+    runs = [one for one in now["runs"] if known.pop(one["run_id"], None) != _without_times(one)]
     told: dict[str, Any] = {**({"runs": runs} if runs else {}), **({"gone": list(known)} if known else {})}
     if before["chosen"] != now["chosen"]:
         told["chosen"] = now["chosen"]
@@ -130,7 +130,7 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def _news(run: dict[str, Any]) -> dict[str, Any]:
+def _without_times(run: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in run.items() if name not in ("now", "spent", "waited")}
 
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rdzv.core.stopping import step_of
-from rdzv.core.stored import Prose, Stored, check_prose
+from rdzv.core.stored import Prose, Stored, check_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import SupportsIndex
 
-FINISHED: Final = -1  # `BeatNote.round` of a member that has finished
+FINISHED: Final = -1  # `StepNote.round` of a member that has finished
 WAITS_AFTER: Final = 0.5  # seconds; shorter waits for peers are not reported
-LABEL_BYTES_MOST: Final = 64  # limit of `BeatNote.what`, as a note has at most 128 bytes
+LABEL_BYTES_MOST: Final = 64  # limit of `StepNote.what`, as a note has at most 128 bytes
 
 
-class BeatNote(Stored, kw_only=True):
+class StepNote(Stored, kw_only=True):
     """A member's progress when the note was sent."""
 
     called = "how far a member has come"
@@ -37,7 +37,7 @@ class BeatNote(Stored, kw_only=True):
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitMark:
     """One wait of a member; a class, as each `get` of a shared store makes one, and generators are far slower."""
 
     beats: StepLog
@@ -72,7 +72,7 @@ class StepLog:
         self._busy_ended = -math.inf
         self._rated: tuple[int, float] | None = None  # the step of the last note, and when that step began
         self._rate = 0.0
-        self.waits: dict[_Waiting, float] = {}  # when each current wait in the round's store began
+        self.waits: dict[_WaitMark, float] = {}  # when each current wait in the round's store began
         self.wait_is_watched: bool = False  # True: the node already polls `waits`
 
     @property
@@ -91,7 +91,7 @@ class StepLog:
     def be_busy(self, seconds: float, label: str) -> object:
         """Record that the member is busy for at most `seconds`; return a token for `be_free`. Calls may overlap."""
         token = object()
-        stretch = (token, self.clock() + seconds, check_prose("what", label, most=LABEL_BYTES_MOST))
+        stretch = (token, self.clock() + seconds, check_text("what", label, most=LABEL_BYTES_MOST))
         self._busy = (*self._busy, stretch)
         self.counts = True
         return token
@@ -112,9 +112,9 @@ class StepLog:
             return self.clock() - since, wait.what()
         return None
 
-    def waiting(self, what: Callable[[], str]) -> _Waiting:
+    def waiting(self, what: Callable[[], str]) -> _WaitMark:
         """Mark the member as waiting in the round's store, inside this context; `what` returns the key."""
-        return _Waiting(self, what)
+        return _WaitMark(self, what)
 
     def finish(self) -> None:
         """Record that the member begins no further step, and is not judged any more."""
@@ -134,7 +134,7 @@ class StepLog:
         """True if the member is not beyond its first step."""
         return self._last[2] <= 1
 
-    def note(self, *, away: bool) -> BeatNote:
+    def note(self, *, away: bool) -> StepNote:
         """Return the note to send now."""
         now = self.clock()
         step, at, count = self._last
@@ -148,13 +148,13 @@ class StepLog:
         waited, key = self.longest_wait or (0.0, "")
         waits = waited >= WAITS_AFTER
         age = max(now - max(at, self._busy_ended, min(busy_until, now)), 0.0)
-        return BeatNote(
+        return StepNote(
             round=self._number if self.counts else FINISHED,
             step=step,
             age=age,
             first=count <= 1,
             busy=busy,
-            what=what if busy else check_prose("key", key, most=LABEL_BYTES_MOST) if waits else "",
+            what=what if busy else check_text("key", key, most=LABEL_BYTES_MOST) if waits else "",
             rate=self._rate,
             away=away,
             waits=waits,

@@ -2,9 +2,9 @@
 
 The coordinator reads the notes that come with keep-alives (`beats`). A member is stuck if it has begun no step for
 `stall_timeout` (`first_step_timeout` before its second step, as it may compile), while other members make progress. The
-other members make progress if one of them is at a later step, or has begun a step within half of the limit. They also
-do if all of them wait in the round's store and this member does not. If no member makes progress, none is dropped, but
-the coordinator's progress report says so.
+other members make progress if one of them is at a later step, or has begun a step within half of the limit; or if all
+other members wait in the round's store, and this member does not. If no member makes progress, none is dropped, but the
+coordinator's progress report says so.
 
 A member that waits for another in a collective makes no progress either. So the coordinator judges no member while one
 of these facts holds, nor for `stall_timeout` afterwards:
@@ -24,7 +24,7 @@ from store.printable import in_words as duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rdzv.core.stuck.beats import BeatNote
+    from rdzv.core.stuck.beats import StepNote
 
 FRESH_PART = 0.5  # a member that began a step within this share of `stall_timeout` makes progress
 
@@ -54,7 +54,7 @@ class StallRules:
 class LastNote:
     """The last note of a member; `ago`: seconds since it was received."""
 
-    note: BeatNote
+    note: StepNote
     ago: float
 
 

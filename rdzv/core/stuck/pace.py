@@ -40,9 +40,9 @@ class StepOf:
     report_age: float = 0.0  # seconds since its last note was received
     rate: float  # recent steps per second
     busy: str = ""  # why the member is busy, in its words; else empty
-    waits: bool = False  # see `BeatNote`
-    away: bool = False  # see `BeatNote`
-    first: bool = False  # see `BeatNote`
+    waits: bool = False  # see `StepNote`
+    away: bool = False  # see `StepNote`
+    first: bool = False  # see `StepNote`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.node.coordinator.term import Term
-from rdzv.node.link.role import ELECTION_MOST, Role, election_pause
+from rdzv.node.coordinator.term import CoordinatorTerm
+from rdzv.node.link.role import ELECTION_MOST, CoordinatorRole, election_pause
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.agreed import SettingsChangedError, adopt_settings
@@ -42,16 +42,16 @@ class Election:
     _failed_with: str | None = None
     _lost_terms: int = 0  # how many of this node's terms in a row ended because the role's lease expired
 
-    def begin(self, role: Role | None) -> None:
+    def start(self, role: CoordinatorRole | None) -> None:
         """Be a candidate from now on. If this node's arrival has taken the `role`, coordinate at once."""
         self.link.resign = self._step_down
         self.link.follower.listeners.add(self)
         if role is not None:
             self._run(role)
         else:
-            self.changed()
+            self.notify()
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """Start an election if the run has no coordinator. The follower calls this when the head has changed."""
         if self._is_free and self._running is None:
             self._run(None)
@@ -68,10 +68,10 @@ class Election:
         is_wanted = head.closed is None or self.part.is_member
         return head.coordinator is None and is_wanted and self.link.follower.error is None
 
-    def _run(self, role: Role | None) -> None:
+    def _run(self, role: CoordinatorRole | None) -> None:
         self._running = self.link.spawn(self._run_until_taken(role), f"run for coordinator of {self.part.keys.run_id}")
 
-    async def _run_until_taken(self, role: Role | None) -> None:
+    async def _run_until_taken(self, role: CoordinatorRole | None) -> None:
         try:
             while role is not None or self._is_free:
                 if role is None:
@@ -83,7 +83,7 @@ class Election:
         finally:
             self._running = None
 
-    async def _lead_and_survive(self, role: Role | None) -> None:
+    async def _lead_and_survive(self, role: CoordinatorRole | None) -> None:
         """Coordinate until the term ends. After an error, stay a candidate, as this node may be the only one."""
         try:
             if role is None:
@@ -91,7 +91,7 @@ class Election:
             else:
                 await self._lead_with_role(role, None)
         except SettingsChangedError as error:
-            self.part.overruled(error.settings)
+            self.part.settings_changed(error.settings)
             await anyio.sleep_forever()  # this node is about to leave the run, which cancels the task
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was lost: %s", self.part.keys.run_id, error)
@@ -113,14 +113,14 @@ class Election:
     async def _take_role(self) -> None:
         keys, agreed = self.part.keys, self.part.agreed
         nodes = max(self._nodes_known, agreed.rules.needed)
-        role = Role(self.link, self.part.settings, nodes=nodes, lost_terms=self._lost_terms)
+        role = CoordinatorRole(self.link, self.part.settings, nodes=nodes, lost_terms=self._lost_terms)
         try:
             with Stopwatch(self.link.store.time) as stopwatch:
                 taken = await self.link.store.transact(
                     when=(when.missing(keys.coordinator), when.value(keys.settings) == agreed.value),
                     then=(
                         Put(keys.coordinator, self.part.node_id.encode(), lease=role.lease.id),
-                        *map(Get, self._where_it_stands),
+                        *map(Get, self._read_run),
                     ),
                     otherwise=(Get(keys.coordinator), Get(keys.settings)),
                     grants=(role.grant,),
@@ -128,7 +128,7 @@ class Election:
         except BaseException:
             await role.lease.release()  # the failed transaction may have taken the role: give it back
             raise
-        self.link.answered_in(stopwatch.seconds)
+        self.link.note_answer_time(stopwatch.seconds)
         if taken.succeeded:
             role.term = taken.revision
             await self._lead_with_role(role, taken.results[1:])
@@ -142,10 +142,10 @@ class Election:
                 await known.sleep_until(None)
 
     @property
-    def _where_it_stands(self) -> tuple[str, str, str]:
+    def _read_run(self) -> tuple[str, str, str]:
         return self.part.keys.round, self.part.keys.progress, self.part.keys.history
 
-    async def _lead_with_role(self, role: Role, found: Sequence[object] | None) -> None:
+    async def _lead_with_role(self, role: CoordinatorRole, found: Sequence[object] | None) -> None:
         """Coordinate until the role is lost. `found` has the stored round, progress and history; None if unread."""
         lost = anyio.CancelScope()
 
@@ -162,9 +162,9 @@ class Election:
         try:
             with lost, contextlib.suppress(ConditionFailed):
                 if found is None:
-                    found = await self.link.store.get_many(self._where_it_stands)
+                    found = await self.link.store.get_many(self._read_run)
                 run_lease = await self.link.run_lease()
-                term = Term(self.link, role, self.part, run_lease=run_lease)
+                term = CoordinatorTerm(self.link, role, self.part, run_lease=run_lease)
                 await term.lead(*found)  # type: ignore[arg-type]
             if not lost.cancel_called:
                 self._lost_terms = 0
@@ -173,6 +173,6 @@ class Election:
                 await role.lease.release(within=self.link.release_within)
 
 
-def start_candidacy(link: StoreSession, part: NodeState, role: Role | None) -> None:
+def start_candidacy(link: StoreSession, part: NodeState, role: CoordinatorRole | None) -> None:
     """Make a node a candidate for coordinator. If its arrival has taken the `role`, it coordinates at once."""
-    Election(link, part).begin(role)
+    Election(link, part).start(role)

@@ -19,7 +19,7 @@ from rdzv.node.run.status import read_beats
 from store import LeaseNotFound, StoreError
 from store.keeping import RENEWALS_PER_TTL
 from store.messages import TimeToLive
-from store.net.tasks import together
+from store.net.tasks import run_together
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -34,27 +34,27 @@ ASKED_ABOUT_MOST: Final = 256  # in a round with more live members, asking the s
 LOOKS_AFTER: Final = (0.0, 0.01, 0.03)
 
 
-async def gather(office: TermContext, asking: asyncio.Event) -> None:
+async def gather_answers(context: TermContext, asking: asyncio.Event) -> None:
     """Once `asking` is set, queue members' answers to the question at which step to stop (`core.stopping`)."""
     await asking.wait()
-    begun = office.keys.begun
-    async with office.store.watch(begun, snapshot=True) as watch:
+    begun = context.keys.begun
+    async with context.store.watch(begun, snapshot=True) as watch:
         async for event in watch:
             if event.kind == "synced":
-                office.queue_facts(Answered())
+                context.queue_facts(Answered())
             elif event.kind == "put":
                 with contextlib.suppress(RendezvousStateError):  # another program wrote the key
-                    office.queue_facts(Answered(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
+                    context.queue_facts(Answered(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
 
 
-async def look_for_stalls(office: TermContext, settings: Settings) -> None:
+async def look_for_stalls(context: TermContext, settings: Settings) -> None:
     """Report stuck members, and that no member makes progress, to the deciding task; until cancelled."""
     rules = StallRules(
         stall_timeout=settings.stall_timeout,
         first_step_timeout=settings.first_step_timeout,
         notes_every=settings.ttl / RENEWALS_PER_TTL,
     )
-    stalls, view = StallDetector(rules), office.view
+    stalls, view = StallDetector(rules), context.view
     while rules.on:
         every = max(LOOKS_EVERY, LOOKS_EVERY_PER_NODE * len(view.members))
         await anyio.sleep(every)
@@ -62,16 +62,16 @@ async def look_for_stalls(office: TermContext, settings: Settings) -> None:
         if round is None or not view.synced or not view.live:
             continue
         try:
-            beats = await read_beats(office.store, office.keys)
+            beats = await read_beats(context.store, context.keys)
         except StoreError:
             continue  # the store did not answer: try again after the next pause
         heard = {node_id: one for node_id, one in beats.items() if node_id in view.live}
-        verdict = stalls.judge(heard, round=round.number, now=office.store.time(), every=every)
+        verdict = stalls.judge(heard, round=round.number, now=context.store.time(), every=every)
         if verdict.standstill != view.standstill:
-            office.queue_facts(Standstill(round.number, verdict.standstill))
+            context.queue_facts(Standstill(round.number, verdict.standstill))
         if verdict.stuck:
             found = verdict.stuck.items()
-            office.queue_facts(*(Stuck(round.number, members[node_id].arrival, node_id, why) for node_id, why in found))
+            context.queue_facts(*(Stuck(round.number, members[id].arrival, id, why) for id, why in found))
 
 
 @dataclass(eq=False)
@@ -82,18 +82,18 @@ class AccusationWatch:
     connections, or sends no keep-alives.
     """
 
-    office: TermContext
+    context: TermContext
     gone_ttl: float
     _asked: set[tuple[int, str, str]] = field(default_factory=set)  # accusations already investigated
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def look(self) -> None:
+    def check_accusations(self) -> None:
         """Schedule requests to the store about new accusations."""
         if self._new():
             self._news.set()
 
     def _new(self) -> list[tuple[int, str, str]]:
-        view, number = self.office.view, self.office.view.number
+        view, number = self.context.view, self.context.view.number
         said = view.accusations.by_live_members(round=number, live=view.live)
         if len(view.live) <= ASKED_ABOUT_MOST:
             said += view.accusations.of_somebody(round=number, live=view.live)
@@ -105,15 +105,15 @@ class AccusationWatch:
             await self._news.wait()
             self._news.clear()
             new = self._new()
-            self._asked = {one for one in self._asked if one[0] == self.office.view.number} | set(new)
+            self._asked = {one for one in self._asked if one[0] == self.context.view.number} | set(new)
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
                     with contextlib.suppress(StoreError):  # if the store does not answer, make no decision
-                        self.office.queue_facts(*await self._doubted(number, accused, by))
+                        self.context.queue_facts(*await self._doubted(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:
-        said = self.office.view.accusations.reason_at(self.office.keys.accusation(accused, by))
+        said = self.context.view.accusations.reason_at(self.context.keys.accusation(accused, by))
         if accused == SOMEBODY:
             return f"its process ended, as {by} noticed first"
         return f"accused by {by}{f': {said}' if said else ''}; and the store does not hear from it"
@@ -124,19 +124,19 @@ class AccusationWatch:
         If the accuser could not name the lost member (`SOMEBODY`), return the members whose leases end within
         `gone_ttl`: their processes have ended. A longer lease may be of a live member whose connection broke.
         """
-        view, why = self.office.view, self._why(accused, by)
+        view, why = self.context.view, self._why(accused, by)
         named, at_most = (view.live & {accused}, math.inf) if accused != SOMEBODY else (view.live - {by}, self.gone_ttl)
         meant = [Stuck(number, view.records[one].arrival, one, why) for one in sorted(named)]
-        found = await together(*(self._remaining(one.node_id, at_most=at_most) for one in meant))
+        found = await run_together(*(self._remaining(one.node_id, at_most=at_most) for one in meant))
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
     async def _remaining(self, node_id: str, *, at_most: float) -> float:
         """Return the share of its TTL that a node's lease has left; 1 without a lease, or over `at_most` seconds."""
-        record = await self.office.store.get(self.office.keys.node(node_id))
+        record = await self.context.store.get(self.context.keys.node(node_id))
         if record is None or record.lease is None:
             return 1.0
         try:
-            lease = await self.office.store.call(TimeToLive(lease=record.lease))
+            lease = await self.context.store.call(TimeToLive(lease=record.lease))
         except LeaseNotFound:
             return 1.0  # the lease has ended, which the watch will report
         return lease.remaining / lease.ttl if lease.remaining <= at_most else 1.0

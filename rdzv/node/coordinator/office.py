@@ -67,26 +67,26 @@ class TermContext:
         return None
 
     async def delete_round(self, number: int, term: int) -> None:
-        """Delete the keys of a round, or of an attempt at it; last the ranks, by which `_clear_away` finds rounds."""
+        """Delete the keys of a round, or of an attempt at it; last the ranks, by which old rounds are found."""
         await self.store.delete_prefix(self.keys.shared(number, term), when=self.term_holds)
         await self.store.delete_prefix(self.keys.attempt(number, term), when=self.term_holds)
 
     def queue_facts(self, *facts: Fact) -> None:
         """Queue facts for the deciding task, which applies them before its next decision."""
         self.inbox.extend(facts)
-        self.wakeup.changed()
+        self.wakeup.notify()
 
     def spawn(self, what: str, work: Callable[..., Coroutine[Any, Any, None]], *about: object) -> asyncio.Task[None]:
         """Start a task of the term, named `what`. If the task raises, the term ends."""
 
-        async def beside() -> None:
+        async def run_task() -> None:
             try:
                 await work(*about)
             except Exception as error:  # noqa: BLE001  it ends the term, which logs it
                 self.failed = error
-                self.wakeup.changed()
+                self.wakeup.notify()
 
-        return asyncio.create_task(beside(), name=f"{what} in run {self.keys.run_id}")
+        return asyncio.create_task(run_task(), name=f"{what} in run {self.keys.run_id}")
 
 
 class SharedLease:

@@ -35,13 +35,13 @@ from rdzv.core.ranks import newest_of
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import Obstacle, Picture, View
-from rdzv.node.coordinator.facts import AccusationWatch, gather, look_for_stalls
+from rdzv.node.coordinator.facts import AccusationWatch, gather_answers, look_for_stalls
 from rdzv.node.coordinator.office import SharedLease, TermContext
 from rdzv.node.run.agreed import SettingsChangedError, adopt_settings
 from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.messages import Event
-from store.net.tasks import cancel_and_wait, together
+from store.net.tasks import cancel_and_wait, run_together
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.decision import Act
     from rdzv.node.link.link import StoreSession
-    from rdzv.node.link.role import Role
+    from rdzv.node.link.role import CoordinatorRole
     from rdzv.node.member.part import NodeState
     from store import Condition
 
@@ -65,10 +65,10 @@ OVERHEAD_BYTES = 40  # the size of a condition or a write in a transaction, besi
 WRITE_BYTES_MOST = 1024 * 1024  # bytes that the coordinator puts into one transaction; etcd accepts 1.5 MiB
 
 
-class Term:
+class CoordinatorTerm:
     """One coordinator's term. Keys on `run_lease` outlive the term."""
 
-    def __init__(self, link: StoreSession, role: Role, part: NodeState, *, run_lease: Lease) -> None:
+    def __init__(self, link: StoreSession, role: CoordinatorRole, part: NodeState, *, run_lease: Lease) -> None:
         self._store = link.store
         self._keys = part.keys
         self._part = part
@@ -76,7 +76,7 @@ class Term:
         self._role = role
         rules, told = self._part.agreed.rules, self._store.tells_causes
         self._view = View(self._keys.nodes, needed=rules.needed, expected=rules.expected, tells_causes=told)
-        self._office = TermContext(
+        self._context = TermContext(
             store=self._store, keys=self._keys, view=self._view, term=role.term, run_lease=run_lease
         )
         self._picture = Picture(view=self._view, head=self._follower.head)
@@ -86,24 +86,24 @@ class Term:
         self._failed_with: str | None = None
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
         self._chronicle = HistoryWriter()
-        self._accusations = AccusationWatch(self._office, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
+        self._accusations = AccusationWatch(self._context, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
         self._hour_changed = asyncio.Event()
         self._asking = asyncio.Event()  # set once members were asked where to stop
 
     async def lead(self, round_entry: Entry | None, progress_entry: Entry | None, history: Entry | None) -> None:
         """Decide and act until cancelled; raise `ConditionFailed` if the role is lost."""
         round = Round.unpack(round_entry.value, revision=round_entry.mod_revision) if round_entry else None
-        begin = self._office.spawn
+        begin = self._context.spawn
         tasks = [
-            begin("look for stuck members", look_for_stalls, self._office, self._part.settings),
+            begin("look for stuck members", look_for_stalls, self._context, self._part.settings),
             begin("look into accusations", self._accusations.run),
             begin("watch the nodes", self._watch_nodes),
-            begin("gather at which step to stop", gather, self._office, self._asking),
-            begin("clear away what is left", _clear_away, self._office, round),
+            begin("gather_answers at which step to stop", gather_answers, self._context, self._asking),
+            begin("clear away what is left", _delete_old_rounds, self._context, round),
             begin("keep what is shared", self._shared.renew_until_cancelled, round),
         ]
         try:
-            with self._follower.listeners.listening(self._office.wakeup):
+            with self._follower.listeners.listening(self._context.wakeup):
                 await self._take_over(round, progress_entry, history)
                 tasks.append(begin("keep the hour of the run", self._keep_hour))
                 await self._decide_for_ever()
@@ -122,19 +122,19 @@ class Term:
         if round is not None:
             for entry in await self._store.list(self._keys.ranks(round.number, round.term)):
                 members.extend(Member.unpack_all(entry.value))
-        self._view.took_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
+        self._view.take_over(round, members, progress, progress_at=progress_at, before=self._follower.before)
         said_at = 0.0  # when the progress was written; 0.0 if this node did not see it being written
         if progress is not None:
             said_at = 0.0 if progress != head.progress or head.progress_found else progress.absent.said_at
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
         if said_at:
             self._set_hour(said_at, at=progress_at)
-        self._learn(told=progress, told_at=progress_at)
+        self._update_picture(told=progress, told_at=progress_at)
         # If the history cannot be read, begin an empty one, which the next write stores.
         remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
         waited = progress.absent.waited if progress is not None else None
         own = self._part.membership
-        self._chronicle.took_over(
+        self._chronicle.take_over(
             remembered,
             began=self._follower.round_at,
             now=self._store.time(),
@@ -154,21 +154,21 @@ class Term:
         while True:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # try again later
-                await self._office.run_lease.keep_alive(note=self._role.note(False))
+                await self._context.run_lease.keep_alive(note=self._role.note(False))
             with anyio.move_on_after(KEEP_HOUR_EVERY):
                 await self._hour_changed.wait()
 
     async def _watch_nodes(self) -> None:
         async with self._store.watch(self._keys.nodes, snapshot=True) as watch:
             async for events in watch.batches():
-                self._office.queue_facts(*events)
+                self._context.queue_facts(*events)
 
     async def _decide_for_ever(self) -> None:
         await self._fold_until(0)
         while True:
             head = self._follower.head
-            self._learn(head=head)
-            self._accusations.look()
+            self._update_picture(head=head)
+            self._accusations.check_accusations()
             if head.stop is not None or self._view.agreement.listens:
                 self._asking.set()
             act = await self._decide()
@@ -177,12 +177,12 @@ class Term:
             seen = await self._carry_out(act)
             if seen is None:  # the store refused the write, as a key has changed: wait until a watch delivers that
                 deadline = self._store.time() + REFUSED_PAUSE
-                while not self._office.inbox and self._follower.head is head:
-                    if not await self._office.wakeup.sleep_until(deadline):
+                while not self._context.inbox and self._follower.head is head:
+                    if not await self._context.wakeup.sleep_until(deadline):
                         break
             await self._fold_until(seen or 0)
 
-    def _learn(self, **changes: Any) -> None:
+    def _update_picture(self, **changes: Any) -> None:
         """Replace the picture by a changed copy: `decide` may read the old one in a thread."""
         self._picture = replace(self._picture, **changes)
 
@@ -193,7 +193,7 @@ class Term:
                 self._report_error(act.error)
                 if act.progress.phase is Phase.GATHERING:  # make room in the store for newcomers' records
                     await self._clear_shared()
-                await self._office.wakeup.sleep_until(act.until)
+                await self._context.wakeup.sleep_until(act.until)
                 return 0
             case Report():
                 return await self._report(act)
@@ -209,18 +209,18 @@ class Term:
     async def _expel(self, act: Expel) -> int | None:
         now, key = self._store.time(), self._keys.node(act.node_id)
         there = (when.mod_revision(key) == act.arrival,)
-        revision = await self._office.write(Delete(key), self._put_progress(act.progress), also=there)
+        revision = await self._context.write(Delete(key), self._put_progress(act.progress), also=there)
         if revision is not None:
             log.warning("run %s: node %s is taken out of the round: %s", self._keys.run_id, act.node_id, act.why)
             self._view.why_lost[act.node_id] = act.why
-            self._learn(told=act.progress, told_at=now)
+            self._update_picture(told=act.progress, told_at=now)
         return revision
 
     async def _resize(self, act: Resize) -> int:
         there = await self._store.get(self._keys.settings)
         if there is not None and self._part.agreed.accept(there.value):
             raise SettingsChangedError(unpack_settings(there.value))
-        self._learn(resized_at=act.revision)
+        self._update_picture(resized_at=act.revision)
         self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
         return 0
 
@@ -245,32 +245,31 @@ class Term:
             deciding.cancel()
 
     async def _fold_until(self, revision: int) -> None:
-        """Apply queued facts until the picture has all events up to this revision."""
-        inbox = self._office.inbox
+        inbox = self._context.inbox
         while True:
             now = self._store.time()
             if inbox:
-                self._learn(obstacle=None)  # the event may have made room in a full store
+                self._update_picture(obstacle=None)  # the event may have made room in a full store
             while inbox:
                 fact = inbox.popleft()
                 if isinstance(fact, Event):
                     bans, last_call = self._follower.head.bans, self._part.agreed.rules.last_call
                     self._view.fold(fact, now=now, last_call_timeout=last_call, bans=bans)
                 else:
-                    self._view.learn(fact)
-            if self._office.failed is not None:
-                raise self._office.failed
+                    self._view.apply_fact(fact)
+            if self._context.failed is not None:
+                raise self._context.failed
             if self._view.synced and self._view.seen >= revision:
                 return
-            await self._office.wakeup.sleep_until(None)
+            await self._context.wakeup.sleep_until(None)
 
     async def _ask(self, act: Ask) -> int | None:
         keys, stop = self._keys, act.stop
-        unchanged = self._office.round_unchanged, when.mod_revision(keys.stop) == act.over
-        revision = await self._office.write(self._office.put(keys.stop, stop.pack()), also=unchanged)
+        unchanged = self._context.round_unchanged, when.mod_revision(keys.stop) == act.over
+        revision = await self._context.write(self._context.put(keys.stop, stop.pack()), also=unchanged)
         if revision is None:
             return None
-        self._view.agreement.wrote(stop.replace(revision=revision))
+        self._view.agreement.note_written(stop.replace(revision=revision))
         if stop.decided:
             where = "at once" if stop.step is None else f"before step {stop.step}"
             log.info("run %s, round %d: all leave %s: %s", keys.run_id, stop.round, where, stop.why)
@@ -290,18 +289,18 @@ class Term:
             unbans=unbans.values(),
         )
         if history is not None:
-            writes.append(self._office.put(self._keys.history, pack_history(history)))
-        if await self._office.write(*writes, also=(self._office.round_unchanged,)) is None:
+            writes.append(self._context.put(self._keys.history, pack_history(history)))
+        if await self._context.write(*writes, also=(self._context.round_unchanged,)) is None:
             raise ConditionFailed("the run was forgotten under way: its round's record is gone")
         if history is not None:
             self._chronicle.written(history, now=now)
         unbanned_at = max([self._picture.unbanned_at, *(unban.revision for unban in unbans.values())])
-        self._learn(told=progress, told_at=now, unbanned_at=unbanned_at)
+        self._update_picture(told=progress, told_at=now, unbanned_at=unbanned_at)
         return 0
 
     def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
         said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.hour()))
-        return self._office.put(self._keys.progress, said.pack())
+        return self._context.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: BaseException | None) -> None:
         said = None if error is None else repr(error)
@@ -322,10 +321,10 @@ class Term:
         try:
             return await self._commit(decision)
         except LimitExceeded as error:
-            attempt = self._keys.attempt(decision.number, self._office.term)
-            await self._store.delete_prefix(attempt, when=self._office.term_holds)
+            attempt = self._keys.attempt(decision.number, self._context.term)
+            await self._store.delete_prefix(attempt, when=self._context.term_holds)
             if no_more_room:
-                self._learn(obstacle=Obstacle(self._store.time() + TRY_AGAIN_AFTER, error))
+                self._update_picture(obstacle=Obstacle(self._store.time() + TRY_AGAIN_AFTER, error))
             else:
                 await self._clear_shared()
             return 0
@@ -335,23 +334,23 @@ class Term:
         last = self._view.round
         if last is not None and last is not self._made_room_of:
             self._made_room_of = last
-            await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._office.term_holds)
+            await self._store.delete_prefix(self._keys.shared(last.number, last.term), when=self._context.term_holds)
 
     async def _commit(self, decision: Complete) -> int | None:
         """Commit a round, or first write its marker, if it needs one; return None if a condition failed."""
-        office, keys, last = self._office, self._keys, self._view.round
+        context, keys, last = self._context, self._keys, self._view.round
         marked, self._marked = self._marked, None
-        if marked is not None and marked.is_of_the_same(decision):
+        if marked is not None and marked.has_same_arrivals(decision):
             decision = replace(decision, members=marked.members)  # keep the written ranks, as a new order may differ
         elif marked is not None:
             # Delete the earlier attempt's ranks: the new ranks may fill fewer keys, and leave some of the old.
-            await office.delete_round(marked.number, office.term)
+            await context.delete_round(marked.number, context.term)
             marked = None
         members = [
             Member(node_id=record.node_id, rank=rank, arrival=record.arrival)
             for rank, record in enumerate(decision.members)
         ]
-        unchanged = (*office.term_holds, self._office.round_unchanged)
+        unchanged = (*context.term_holds, self._context.round_unchanged)
         conditions = [
             *unchanged,
             when.value(keys.settings) == self._part.agreed.value,
@@ -373,34 +372,34 @@ class Term:
             lost_store=lost.host if (lost := self._follower.head.lost_store) is not None else "",
         )
         commit: list[Put | Delete] = [
-            office.put(keys.round, round.pack()),
-            office.put(keys.history, pack_history(history)),
+            context.put(keys.round, round.pack()),
+            context.put(keys.history, pack_history(history)),
         ]
         progress = decision.progress.once_committed(decision.number, size=len(members))
         if progress is not None:
             commit.append(self._put_progress(progress, hour=hour))
-        ranks = _buckets(office, round, members, decision.members)
-        at_once = _fit_together(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
+        ranks = _buckets(context, round, members, decision.members)
+        at_once = _fits_in_one(conditions, [*ranks, *commit], count_most=self._store.writes_max - MARKERS)
         if at_once:
             commit = [*ranks, *commit]
         elif marked is None:
-            for portion in _portions(ranks, self._store.writes_max):
-                await office.write(*portion)
+            for portion in _batches(ranks, self._store.writes_max):
+                await context.write(*portion)
         if not exact:
             if marked is None:
                 self._marked = decision
-                return await self._mark()
+                return await self._write_marker()
             del conditions[self._store.operations_max :]
             commit.append(Delete(keys.marker))
         # During the commit, delete the last round's shared keys, so that a full store has room for the new round's.
         committing = self._store.transact(when=conditions, then=commit, otherwise=(Get(keys.settings),))
-        result, _ = await together(committing, self._clear_shared())
+        result, _ = await run_together(committing, self._clear_shared())
         if not result.succeeded:
             text = "run %s: the commit of round %d was refused: something has just changed"
             log.info(text, keys.run_id, round.number)
             if not at_once:
                 # Delete the refused round's ranks: the next attempt may not overwrite all of them.
-                await self._store.delete_prefix(keys.attempt(round.number, office.term), when=unchanged)
+                await self._store.delete_prefix(keys.attempt(round.number, context.term), when=unchanged)
             if adopt_settings(result, self._part.agreed):
                 self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
             return None
@@ -409,14 +408,14 @@ class Term:
         rank_0 = f"rank 0 is {members[0].node_id} at {round.host}:{round.port}"
         log.info("run %s: round %d is complete with %d nodes, %s", keys.run_id, round.number, round.size, rank_0)
         now = self._store.time()
-        self._view.completed(committed, members, now=now)
+        self._view.note_round(committed, members, now=now)
         self._chronicle.written(history, now=now)
         if progress is not None:
-            self._learn(told=progress, told_at=now)
+            self._update_picture(told=progress, told_at=now)
             self._say(explain(progress))
         self._follower.take_round(committed)
         if last is not None:
-            await self._store.delete_prefix(keys.attempt(last.number, last.term), when=office.term_holds)
+            await self._store.delete_prefix(keys.attempt(last.number, last.term), when=context.term_holds)
         return 0
 
     async def _round_of(self, decision: Complete, members: list[Member]) -> Round:
@@ -426,7 +425,7 @@ class Term:
         since = tuple(view.lost[:SINCE_MOST]), tuple(view.departed[:SINCE_MOST]), tuple(joined)
         round = Round(
             number=decision.number,
-            term=self._office.term,
+            term=self._context.term,
             size=len(members),
             buckets=-(-len(members) // BUCKET_SIZE),
             host=first.address,
@@ -441,36 +440,36 @@ class Term:
         self._shared.used = True  # from now on: the round may have this lease even if the commit's answer is lost
         return round
 
-    async def _mark(self) -> int:
+    async def _write_marker(self) -> int:
         """Write the marker, and return its revision. The watch delivers earlier events before the marker."""
         marker = NodeRecord(node_id="", incarnation="", left=True)  # `left` makes readers skip the marker
-        in_office = self._office.term_holds
+        in_office = self._context.term_holds
         return await self._store.put(self._keys.marker, marker.pack(), lease=self._role.lease, when=in_office)
 
 
-async def _clear_away(office: TermContext, round: Round | None) -> None:
+async def _delete_old_rounds(context: TermContext, round: Round | None) -> None:
     """Delete the keys of older rounds, and of attempts by dead coordinators; do not list users' keys."""
-    keys = office.keys
+    keys = context.keys
     attempts: dict[tuple[int, int], None] = {}
     try:
-        for entry in await office.store.list(keys.rounds, keys_only=True):
+        for entry in await context.store.list(keys.rounds, keys_only=True):
             number, _, rest = entry.key.removeprefix(keys.rounds).partition("/")
             term_of, slash, _ = rest.partition("/")
             if slash and number.isdecimal() and term_of.isdecimal():  # the key is of an attempt at a round
                 attempts[int(number), int(term_of)] = None
         for attempt in attempts:
             # Skip this term's attempts, which the deciding task writes and deletes itself.
-            if attempt[1] != office.term and (round is None or attempt != (round.number, round.term)):
-                await office.delete_round(*attempt)
+            if attempt[1] != context.term and (round is None or attempt != (round.number, round.term)):
+                await context.delete_round(*attempt)
     except ConditionFailed:
         pass  # another coordinator deletes these keys
     except StoreError as error:
         log.warning("run %s: leftovers of older rounds could not be deleted: %s", keys.run_id, error)
 
 
-def _buckets(office: TermContext, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
+def _buckets(context: TermContext, round: Round, members: list[Member], records: Sequence[NodeRecord]) -> list[Put]:
     """Return the writes of a round's ranks, in keys by node id, and of its roster, in keys by rank."""
-    keys, number, term = office.keys, round.number, round.term
+    keys, number, term = context.keys, round.number, round.term
     by_bucket: list[list[Member]] = [[] for _ in range(round.buckets)]
     for member in members:
         by_bucket[bucket_of(member.node_id, round.buckets)].append(member)
@@ -478,18 +477,18 @@ def _buckets(office: TermContext, round: Round, members: list[Member], records: 
     writes = []
     for index, bucket in enumerate(by_bucket):
         in_order = roster[index * BUCKET_SIZE : (index + 1) * BUCKET_SIZE]
-        writes.append(office.put(keys.ranks(number, term, index), Member.pack_all(bucket)))
-        writes.append(office.put(keys.roster(number, term, index), Participant.pack_all(in_order)))
+        writes.append(context.put(keys.ranks(number, term, index), Member.pack_all(bucket)))
+        writes.append(context.put(keys.roster(number, term, index), Participant.pack_all(in_order)))
     return writes
 
 
-def _fit_together(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
+def _fits_in_one(conditions: Sequence[Condition], writes: Sequence[Put | Delete], *, count_most: int) -> bool:
     size = sum(len(condition.key) + OVERHEAD_BYTES for condition in conditions)
     size += sum(len(write.key) + len(write.value) + OVERHEAD_BYTES for write in writes if isinstance(write, Put))
     return len(writes) <= count_most and size <= WRITE_BYTES_MOST
 
 
-def _portions(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
+def _batches(writes: list[Put], count_most: int) -> Iterator[list[Put]]:
     portion: list[Put] = []
     size = 0
     for write in writes:

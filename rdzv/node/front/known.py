@@ -26,17 +26,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[Known, P], T]:
+def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[NodeView, P], T]:
     """Make a handler's method of a verb (a call of a node) that returns at once, in any thread."""
 
     @functools.wraps(verb)
-    def method(self: Known, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(self: NodeView, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return verb(self.node_here(verb.__name__), *args, **kwargs)
 
     return method
 
 
-class Known:
+class NodeView:
     """The part of both handlers that reads the node without a call into the node's loop."""
 
     node: Node | None  # None for a third-party backend

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 import anyio
 
 from rdzv.core.state import NodesLeft, NodesLost
-from rdzv.core.stored import check_prose
+from rdzv.core.stored import check_text
 from rdzv.errors import (
     RendezvousError,
     RendezvousSettingsError,
@@ -112,7 +112,7 @@ def leaves_because(node: Node, why: str) -> None:
     Raises:
         RendezvousSettingsError: The reason is no text.
     """
-    node.part.leaves_because = check_prose("why", why, most=WHY_BYTES_MOST)
+    node.part.leaves_because = check_text("why", why, most=WHY_BYTES_MOST)
 
 
 async def roster(node: Node, membership: Membership) -> list[Participant]:
@@ -163,7 +163,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
         RendezvousStateError: The round has no such rank, or it is this node's own.
         RendezvousSettingsError: The rank is no whole number, or the reason no text.
     """
-    why = check_prose("why", why)
+    why = check_text("why", why)
     if not hasattr(rank, "__index__"):
         raise RendezvousSettingsError(f"rank={rank!r:.80} must be a whole number")
     await node.connect()
@@ -238,7 +238,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
     link = await node.connect()
 
     async def write(store: Store) -> bytes:
-        await node.tell_what_it_knows(link)  # if a store was lost, write its counters to the new store
+        await node.pass_on_knowledge(link)  # if a store was lost, write its counters to the new store
         round = node.head.round
         # The counters end with the round's lease.
         lease = round.lease if round is not None else (await link.run_lease()).id

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.core.keys import Keys
-from rdzv.core.live.changes import settled, summary_of, without_ages
+from rdzv.core.live.changes import summary_of, without_ages, without_jitter
 from rdzv.core.report import account, as_of, report
 from rdzv.listeners import Listeners
 from rdzv.node.link.follower import HeadWatcher
@@ -122,14 +122,14 @@ class FollowedRun:
             self._report, self._reported = report(self.now()[0]), self._version
         return self._report
 
-    def streamed(self) -> dict[str, Any]:
+    def page_state(self) -> dict[str, Any]:
         """Return the report without ages and other values that grow with time; the same object until a change."""
         if self._streamed != self._version:
             assert self._read is not None, "it was refreshed"
             history = self._read[1]
             happened = history.past.rounds + sum(1 + len(one.incidents) for one in history.chapters)
             told = without_ages(self.report()) | {"happened": happened, "cost": self.cost().plain()}
-            self._stream, self._streamed = settled(self._stream, told), self._version
+            self._stream, self._streamed = without_jitter(self._stream, told), self._version
         return self._stream
 
     def summary(self) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class FollowedRuns:
 
     def _has_changed(self, run_id: str) -> None:
         self.changed |= {"", run_id, f"{run_id}/"}  # names of pages: the list of runs, this run's report, its stream
-        self.listeners.changed()
+        self.listeners.notify()
 
     async def refreshed(self, run_id: str) -> FollowedRun:
         """Return a run, and follow it from now on; raise StoreError if that fails."""

@@ -26,7 +26,7 @@ from rdzv.core.state import (
     ban_names,
 )
 from rdzv.core.stopping import Drain, Resized, Stop
-from rdzv.core.stored import pass_over
+from rdzv.core.stored import log_unreadable
 from rdzv.errors import RendezvousStateError
 from rdzv.listeners import Listeners
 from rdzv.node.link.stopwatch import Stopwatch
@@ -79,7 +79,7 @@ class HeadWatcher:
     def notify_listeners(self) -> None:
         """Update the membership by `on_change`, then notify the listeners. Nothing here waits."""
         self.on_change()
-        self.listeners.changed()
+        self.listeners.notify()
 
     async def run(self) -> None:
         """Follow the head until cancelled, or until the store is lost."""
@@ -147,7 +147,7 @@ class HeadWatcher:
                 try:
                     self._change(event)
                 except RendezvousStateError as error:  # ignore a key that cannot be unpacked
-                    pass_over(event.key, error)
+                    log_unreadable(event.key, error)
                     if event.key == self._keys.round:
                         self.unreadable = error
 

@@ -13,7 +13,7 @@ import anyio
 from rdzv.node.link.follower import HeadWatcher
 from rdzv.node.run.lease import take_run_lease
 from store import ConnectionLost, Lease, LeaseNotFound, StoreError
-from store.keeping import RELEASE_WITHIN, Keeping
+from store.keeping import RELEASE_WITHIN, KeptLeases
 from store.messages import CHOSEN_LEASE_LEAST
 from store.net.dialing import NOBODY_LISTENS
 from store.net.tasks import cancel_and_wait
@@ -51,7 +51,7 @@ class StoreSession:
 
     def __init__(self, store: Store, keys: Keys, *, node_id: str, closed_ttl: float, rng: random.Random) -> None:
         self.store = store  # the store client, which the caller closes
-        self.keeping: Keeping = Keeping(store)
+        self.keeping: KeptLeases = KeptLeases(store)
         self.follower: HeadWatcher = HeadWatcher(store, keys, node_id=node_id)
         self.known_run_lease: Lease | None = None  # the run's own lease; None if not yet read or granted
         # Ends this node's candidacy for coordinator within a number of seconds; None if the node is no candidate.
@@ -116,7 +116,7 @@ class StoreSession:
     # ------------------------------------------------------------------------------------------ connection
 
     @property
-    def if_hosted(self) -> str:
+    def hosting_hint(self) -> str:
         """If no process listens at the store's address, a hint that a node may have hosted the store; else ""."""
         return f"; {IF_HOSTED}" if not self.store.connected and self.store.last_problem == NOBODY_LISTENS else ""
 
@@ -135,7 +135,7 @@ class StoreSession:
         answers, once the coordinator has counted this node (`is_counted`).
         """
         self._who_waits, self._is_counted = who_waits, is_counted
-        self._ask_in(self._asks_every)
+        self._schedule_ask(self._asks_every)
 
     @property
     def _asks_every(self) -> float:
@@ -143,38 +143,38 @@ class StoreSession:
         nodes = progress.live + progress.joined + progress.spares if progress is not None else 0
         return max(ASK_EVERY, ASK_EVERY_PER_NODE * nodes) * self._asks_share
 
-    def _ask_in(self, seconds: float) -> None:
-        self._asking = asyncio.get_running_loop().call_later(seconds, self._ask)
+    def _schedule_ask(self, seconds: float) -> None:
+        self._asking = asyncio.get_running_loop().call_later(seconds, self._ask_for_reply)
 
-    def _ask(self) -> None:
+    def _ask_for_reply(self) -> None:
         """If a caller waits and the store has sent nothing lately, send a keep-alive, which the store must answer."""
         every, silent_for = self._asks_every, self.store.time() - self.follower.heard_at
         if silent_for < every - ASK_EARLY:
-            self._ask_in(every - silent_for)
+            self._schedule_ask(every - silent_for)
             return
         if self._is_counted() and self._who_waits():
             self.keeping.renew_now()
-        self._ask_in(every)
+        self._schedule_ask(every)
 
     def _note_connection(self, connected: bool) -> None:
         self._reach_changed.set()
         if connected:
             self.back_at = self.store.time()
         else:
-            self._tell_of_absence(self.store.time(), SAY_AWAY_AFTER)
+            self._log_absence(self.store.time(), SAY_AWAY_AFTER)
 
     def _note_silence(self, since: float | None) -> None:
         self._silent = since is not None
         self._reach_changed.set()
         if since is not None:
-            self._tell_of_absence(since, 0.0)
+            self._log_absence(since, 0.0)
 
-    def _tell_of_absence(self, since: float, first_after: float) -> None:
+    def _log_absence(self, since: float, first_after: float) -> None:
         if not self._closed and (self._telling is None or self._telling.done()):
             what = f"notice the store's absence from {self._keys.run_id}"
-            self._telling = self.spawn(self._while_away(since, self.store.time() + first_after), what)
+            self._telling = self.spawn(self._log_while_away(since, self.store.time() + first_after), what)
 
-    async def _while_away(self, since: float, say_at: float) -> None:
+    async def _log_while_away(self, since: float, say_at: float) -> None:
         """From `say_at` on, warn ever more rarely; log the store's return, or give it up if its process is gone."""
         run_id, within, said = self._keys.run_id, self.gives_up_after, False
         gone_since, told = math.inf, False
@@ -202,7 +202,7 @@ class StoreSession:
 
     # ------------------------------------------------------------------------------------------ answer times
 
-    def answered_in(self, seconds: float) -> None:
+    def note_answer_time(self, seconds: float) -> None:
         """Record the seconds that the store took for a request."""
         self._answered_in, self.release_within = [*self._answered_in, seconds][-ANSWERS_KEPT:], RELEASE_WITHIN
 

@@ -24,7 +24,7 @@ class HeldPort:
         first, _, last = (among or "0").partition("-")
         self._ports = range(int(first), int(last or first) + 1)
 
-    def hold(self) -> int:
+    def reserve(self) -> int:
         """Return the held port. If all ports of the range are in use, return the first, which may become free."""
         if self._socket is None:
             self._socket = next(filter(None, map(_bound, self._ports)), None)

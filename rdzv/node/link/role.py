@@ -27,7 +27,7 @@ LOST_TERMS_MOST = 4  # each lost term in a row doubles the TTL and the pause, up
 ROLE_DISCONNECT_TTL = 0.4  # seconds, at least, until a disconnected coordinator loses its role
 
 
-class Role:
+class CoordinatorRole:
     """The role of coordinator, which a transaction gives to this node if no other node has it."""
 
     def __init__(self, link: StoreSession, settings: Settings, *, nodes: int, lost_terms: int = 0) -> None:

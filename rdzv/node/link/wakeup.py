@@ -13,7 +13,7 @@ class Wakeup:
         self._told = False
         self._sleeping: asyncio.Future[None] | None = None
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """Wake the sleeping task; if it does not sleep, end its next sleep at once."""
         self._told = True
         if self._sleeping is not None:
@@ -45,10 +45,10 @@ class WakeupHere(Wakeup):
         super().__init__()
         self._loop = asyncio.get_running_loop()
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """Wake the sleeping task; thread-safe."""
         with contextlib.suppress(RuntimeError):  # the loop has closed, so no task sleeps there
-            self._loop.call_soon_threadsafe(super().changed)
+            self._loop.call_soon_threadsafe(super().notify)
 
 
 def _wake(sleeping: asyncio.Future[None]) -> None:

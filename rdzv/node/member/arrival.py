@@ -37,7 +37,7 @@ class State(Enum):
     WITHDRAWN = "withdrawn"
 
 
-class Happening(Enum):
+class ArrivalEvent(Enum):
     """An event that changes the state."""
 
     SEND = "send"  # also possible while the outcome of the last sent record is unknown
@@ -51,15 +51,15 @@ class Happening(Enum):
 
 _ABSENT, _SENT, _STANDING, _TAKEN_IN, _WITHDRAWN = State
 
-TRANSITIONS: Final[Mapping[Happening, Mapping[State, State]]] = {
-    Happening.SEND: {_ABSENT: _SENT, _SENT: _SENT, _TAKEN_IN: _SENT},
+TRANSITIONS: Final[Mapping[ArrivalEvent, Mapping[State, State]]] = {
+    ArrivalEvent.SEND: {_ABSENT: _SENT, _SENT: _SENT, _TAKEN_IN: _SENT},
     # If the answer comes in ABSENT, the record's lease has expired since the record was sent, and the record with it.
-    Happening.WRITTEN: {_ABSENT: _ABSENT, _SENT: _STANDING, _WITHDRAWN: _WITHDRAWN},
-    Happening.REFUSED: {_ABSENT: _ABSENT, _SENT: _ABSENT, _WITHDRAWN: _WITHDRAWN},
-    Happening.KEPT: {_ABSENT: _ABSENT, _SENT: _TAKEN_IN, _WITHDRAWN: _WITHDRAWN},
-    Happening.TAKE_IN: {_STANDING: _TAKEN_IN},
-    Happening.WITHDRAW: {_ABSENT: _ABSENT} | dict.fromkeys((_SENT, _STANDING, _TAKEN_IN, _WITHDRAWN), _WITHDRAWN),
-    Happening.GONE: dict.fromkeys(State, _ABSENT),
+    ArrivalEvent.WRITTEN: {_ABSENT: _ABSENT, _SENT: _STANDING, _WITHDRAWN: _WITHDRAWN},
+    ArrivalEvent.REFUSED: {_ABSENT: _ABSENT, _SENT: _ABSENT, _WITHDRAWN: _WITHDRAWN},
+    ArrivalEvent.KEPT: {_ABSENT: _ABSENT, _SENT: _TAKEN_IN, _WITHDRAWN: _WITHDRAWN},
+    ArrivalEvent.TAKE_IN: {_STANDING: _TAKEN_IN},
+    ArrivalEvent.WITHDRAW: {_ABSENT: _ABSENT} | dict.fromkeys((_SENT, _STANDING, _TAKEN_IN, _WITHDRAWN), _WITHDRAWN),
+    ArrivalEvent.GONE: dict.fromkeys(State, _ABSENT),
 }
 
 
@@ -85,13 +85,13 @@ class Arrival(Generic[L]):
     def send(self, record: NodeRecord) -> None:
         """Handle the sending of a record, on `lease`."""
         assert self.lease is not None, "a record that is sent is on a lease that is kept"
-        self._happens(Happening.SEND)
+        self._apply(ArrivalEvent.SEND)
         self._sent = record
 
     def written(self, revision: int) -> bool:
         """Handle the confirmation of the sent record; return False if the node has given the record up since."""
         sent, self._sent = self._sent, None
-        self._happens(Happening.WRITTEN)
+        self._apply(ArrivalEvent.WRITTEN)
         if self.state is not State.STANDING:
             return False
         assert sent is not None, "what was written was sent before"
@@ -102,15 +102,15 @@ class Arrival(Generic[L]):
     def refused(self) -> None:
         """Handle the store's refusal of the sent record."""
         self._sent = None
-        self._happens(Happening.REFUSED if self.record is None else Happening.KEPT)
+        self._apply(ArrivalEvent.REFUSED if self.record is None else ArrivalEvent.KEPT)
 
     def accepted(self) -> None:
         """Handle a round that contains the stored record."""
-        self._happens(Happening.TAKE_IN)
+        self._apply(ArrivalEvent.TAKE_IN)
 
     def removed(self) -> None:
         """Handle the disappearance of the record from the store."""
-        self._happens(Happening.GONE)
+        self._apply(ArrivalEvent.GONE)
         self.record = self._sent = None
 
     def lease_lost(self) -> None:
@@ -125,9 +125,9 @@ class Arrival(Generic[L]):
 
     def withdraw(self) -> None:
         """Handle the beginning of the record's deletion; `removed` handles its end."""
-        self._happens(Happening.WITHDRAW)
+        self._apply(ArrivalEvent.WITHDRAW)
 
-    def _happens(self, happening: Happening) -> None:
+    def _apply(self, happening: ArrivalEvent) -> None:
         after = TRANSITIONS[happening].get(self.state)
         assert after is not None, f"an arrival that is {self.state.value} cannot {happening.value}"
         self.state = after

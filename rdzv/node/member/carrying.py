@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from rdzv.config.resizing import resize
-from rdzv.core.hosts.lost_store import Known, known_of
+from rdzv.core.hosts.lost_store import LastKnownRun, last_known_run
 from rdzv.core.state import Ban, LostStore, pack_settings, unpack_settings
 from store import Delete, Put, when
 from store.printable import escaping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
-def learn(part: NodeState, link: StoreSession) -> None:
+def keep_knowledge(part: NodeState, link: StoreSession) -> None:
     """Set `part.known` from this link, whose store is lost, unless the node knows of a later lost store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
@@ -30,15 +30,15 @@ def learn(part: NodeState, link: StoreSession) -> None:
     if settings and resized is not None:  # the resize may be newer than this node's settings
         new = resize(unpack_settings(settings), min_nodes=resized.min_nodes, max_nodes=resized.max_nodes)
         settings = pack_settings(new)
-    lost = known_of(head, revision=link.follower.seen, settings=settings, host=link.host, now=link.store.time())
+    lost = last_known_run(head, revision=link.follower.seen, settings=settings, host=link.host, now=link.store.time())
     if not part.settings.endpoint.has_successors:
         lost = lost.replace(awaited=0)  # with one host there is one store, so no member can be at work in another
     before = part.known
     if before is None or before.store_id == link.store.store_id or lost.generation > before.lost.generation:
-        part.known = Known(link.store.store_id, lost)
+        part.known = LastKnownRun(link.store.store_id, lost)
 
 
-async def tell(part: NodeState, link: StoreSession) -> None:
+async def pass_on_knowledge(part: NodeState, link: StoreSession) -> None:
     """Write this node's knowledge of a lost store to the new store, unless the new store has better knowledge."""
     known, keys, store = part.known, part.keys, link.store
     if known is None or known.store_id == store.store_id or link.was_told:

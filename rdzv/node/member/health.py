@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from rdzv.core.stored import prose
+from rdzv.core.stored import valid_text
 from rdzv.errors import RendezvousRefusedError
 from store import Delete, Lease, Put
 from store.net.sockets import is_ctrl_c
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 UNFIT_MOST = 64  # failed health checks that a run keeps, the latest of each node
 
 
-async def examine_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
+async def run_health_check_in(there: asyncio.AbstractEventLoop, check: Callable[[], Any]) -> str | None:
     """Run the user's health check in the loop `there`; if the caller is cancelled, cancel the check."""
-    call = Call(examine(check), there)
+    call = Call(run_health_check(check), there)
     try:
         return await call
     finally:
         call.cancel()
 
 
-async def examine(check: Callable[[], Any]) -> str | None:
+async def run_health_check(check: Callable[[], Any]) -> str | None:
     """Run the user's health check; return why it failed, or None. A check passes if it returns None or True."""
     try:
         verdict = check()
@@ -43,7 +43,7 @@ async def examine(check: Callable[[], Any]) -> str | None:
         verdict = f"{type(error).__name__}: {error}"
     if verdict is None or verdict is True:
         return None
-    return prose(f"failed its health check: {verdict}") if isinstance(verdict, str) else "failed its health check"
+    return valid_text(f"failed its health check: {verdict}") if isinstance(verdict, str) else "failed its health check"
 
 
 async def report_health(store: Store, keys: Keys, lease: Lease, *, node_id: str, failure: str | None) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from rdzv.bootstrap_check import WITHIN, Verdict, answers, check_the_way, judge
+from rdzv.bootstrap_check import WITHIN, Verdict, check_reachability, is_reachable, judge
 from rdzv.core.absent import named
 from rdzv.core.decision import JoinClock, Joiner, KeepWaiting, Refused, follow
 from rdzv.core.round import Participant, Round
@@ -22,7 +22,7 @@ from rdzv.core.state import ban_among
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.ports import NoFreePortError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.member.carrying import tell
+from rdzv.node.member.carrying import pass_on_knowledge
 from rdzv.node.member.health import report_health
 from rdzv.node.member.part import NOT_WAITING
 from rdzv.node.member.record import ArrivalWriter, ending_error
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from rdzv.membership import Membership
     from rdzv.node.link.link import StoreSession
-    from rdzv.node.link.role import Role
+    from rdzv.node.link.role import CoordinatorRole
     from rdzv.node.member.leaving import Leaving
     from rdzv.node.member.part import NodeState
 
@@ -65,7 +65,7 @@ class Joining:
     leaving: Leaving
     link: StoreSession
     clock: JoinClock
-    start_candidacy: Callable[[StoreSession, NodeState, Role | None], None] = field(kw_only=True)
+    start_candidacy: Callable[[StoreSession, NodeState, CoordinatorRole | None], None] = field(kw_only=True)
     _me: Joiner = field(init=False)
     _tried: float = 0.0  # seconds that this process tried to reach rank 0, without its own pauses
 
@@ -140,25 +140,26 @@ class Joining:
                 clock.set(suspended=False, now=now)
                 what = f"the store at {part.settings.endpoint.url} {'takes no arrival' if lacks_room else 'is away'}: "
                 part.wait_for(f"{'' if lacks_port else what}{error}")
-                if not clock.left(now):
+                if not clock.seconds_left(now):
                     raise part.timeout(link) from error
                 if not is_away:  # wait for a free port, or until the coordinator deletes the last round's shared keys
                     if not told:
                         log.warning("run %s, node %s: %s; trying again", part.keys.run_id, part.node_id, error)
                     told = True
                     await self.leaving.withdraw(link)
-                    if clock.left(now) < TRY_AGAIN_AFTER:
+                    if clock.seconds_left(now) < TRY_AGAIN_AFTER:
                         raise part.timeout(link) from error
                     await anyio.sleep(TRY_AGAIN_AFTER)
-                elif await link.wait_until_connected(within=clock.left(now)):
-                    await anyio.sleep(min(part.rng.uniform(0, TRY_AGAIN_AFTER), clock.left(anyio.current_time())))
+                elif await link.wait_until_connected(within=clock.seconds_left(now)):
+                    left = clock.seconds_left(anyio.current_time())
+                    await anyio.sleep(min(part.rng.uniform(0, TRY_AGAIN_AFTER), left))
 
     async def _arrive(self) -> None:
         part, link, now = self.part, self.link, self.link.store.time()
         self.clock.set(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
-        with anyio.CancelScope(deadline=now + self.clock.left(now)):
-            await tell(part, link)
+        with anyio.CancelScope(deadline=now + self.clock.seconds_left(now)):
+            await pass_on_knowledge(part, link)
             async with self.part.loop.limit_concurrency():
                 self._me, role = await ArrivalWriter(part, link, self.clock).write(self._me)
             # Only after the run has accepted this node and its settings may the node coordinate.
@@ -173,7 +174,7 @@ class Joining:
         if examine is None:
             return
         part.reason = "waiting for its own health check"
-        with anyio.move_on_after(self.clock.left(anyio.current_time())) as limit:
+        with anyio.move_on_after(self.clock.seconds_left(anyio.current_time())) as limit:
             failure = await examine()
             lease = await link.run_lease()
             await report_health(link.store, part.keys, lease, node_id=part.node_id, failure=failure)
@@ -191,7 +192,7 @@ class Joining:
                 looking = asyncio.create_task(
                     self._until_rank_0_answers(), name=f"look for rank 0 of {part.keys.run_id}"
                 )
-                looking.add_done_callback(lambda _: wakeup.changed())
+                looking.add_done_callback(lambda _: wakeup.notify())
                 stack.push_async_callback(cancel_and_wait, looking)
             while True:
                 if looking is not None and looking.done():
@@ -247,7 +248,7 @@ class Joining:
             await anyio.sleep(pause)
             pause *= 2
             round = follower.head.round
-            if round is not None and round.host in part.cut_off and await answers(round.host, round.port):
+            if round is not None and round.host in part.cut_off and await is_reachable(round.host, round.port):
                 what = "run %s, node %s: rank 0 at %s:%d answers now; joining again"
                 log.info(what, part.keys.run_id, part.node_id, round.host, round.port)
                 part.cut_off, part.given_up = tuple(host for host in part.cut_off if host != round.host), ""
@@ -273,10 +274,10 @@ class Joining:
         part.reason = f"waiting for all {round.size} members to reach rank 0 at {round.host}:{round.port}"
         part.port.release()
         checking = asyncio.create_task(
-            self._check_the_way(membership), name=f"check the way to rank 0 of {part.keys.run_id}"
+            self._check_reachability(membership), name=f"check the way to rank 0 of {part.keys.run_id}"
         )
         wakeup = Wakeup()
-        checking.add_done_callback(lambda _: wakeup.changed())
+        checking.add_done_callback(lambda _: wakeup.notify())
         try:
             with part.listeners.listening(wakeup):
                 while not checking.done():
@@ -287,7 +288,7 @@ class Joining:
         finally:
             await cancel_and_wait(checking)
 
-    async def _check_the_way(self, membership: Membership) -> Verdict | None:
+    async def _check_reachability(self, membership: Membership) -> Verdict | None:
         """Check that all members reach rank 0. If one does not, rank 0 publishes a verdict, for which others wait."""
         part, link, round, rank = self.part, self.link, membership.round, membership.rank
 
@@ -307,7 +308,7 @@ class Joining:
                 await anyio.sleep(TICK)
                 self._tried += TICK
 
-        async def hear() -> None:
+        async def wait_for_verdict() -> None:
             """Wait for rank 0's verdict. Rank 0 listens no more then, so a paused process stops trying."""
             await anyio.sleep(HEAR_AFTER)
             with contextlib.suppress(StoreError, RendezvousStateError):
@@ -320,8 +321,8 @@ class Joining:
         async with anyio.create_task_group() as trying:
             trying.start_soon(tick)
             if rank:
-                trying.start_soon(hear)
-            problem, missing = await check_the_way(round, rank, names_of)
+                trying.start_soon(wait_for_verdict)
+            problem, missing = await check_reachability(round, rank, names_of)
             trying.cancel_scope.cancel()
         if not problem:
             return None

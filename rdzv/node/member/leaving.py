@@ -84,12 +84,12 @@ class Leaving:
         with anyio.move_on_after(within, shield=True), contextlib.suppress(StoreError):
             stopped = part.membership is not None and part.membership.gate.has_stopped
             arrival = part.arrival.revision
-            await self._say_and_go(link, arrival, stopped=stopped, why=part.leaves_because or drained)
+            await self._mark_left_and_delete(link, arrival, stopped=stopped, why=part.leaves_because or drained)
             await self._wait_for_departure_report(link, arrival)
             return True
         return False
 
-    async def _say_and_go(
+    async def _mark_left_and_delete(
         self,
         link: StoreSession,
         arrival: int,
@@ -98,7 +98,6 @@ class Leaving:
         stopped: bool = False,
         why: str = "",
     ) -> TransactionResult:
-        """Mark this node's record as left, if its revision is still `arrival`, then delete the record."""
         record, lease = self._part.arrival.record, self._part.arrival.lease
         assert record is not None
         assert lease is not None
@@ -143,7 +142,7 @@ class Leaving:
             return None  # without a connection, let the record expire
         known = link.follower.head.round
         unchanged = when.mod_revision(part.keys.round) == (known.revision if known else 0)
-        result = await self._say_and_go(link, me.arrival, unchanged, otherwise=(Get(part.keys.round),))
+        result = await self._mark_left_and_delete(link, me.arrival, unchanged, otherwise=(Get(part.keys.round),))
         if not result.succeeded:
             (entry,) = result.results
             if isinstance(entry, Entry) and (known is None or entry.mod_revision != known.revision):

@@ -44,27 +44,27 @@ class MembershipWatcher:
         """Check this node's state at each event that may concern the node, and when a check is due."""
         with self._part.listeners.listening(self):
             while True:  # check before the first event: earlier events were not listened to
-                await self._wakeup.sleep_until(await self._look())
+                await self._wakeup.sleep_until(await self._check_state())
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         """Wake the checking task if an event may concern this node."""
         concerns_all = self._concerns_all
         if self._part.is_member or concerns_all != self._seen:
             self._seen = concerns_all
-            self._wakeup.changed()
+            self._wakeup.notify()
 
     @property
     def _concerns_all(self) -> tuple[object, int]:
         return self._follower.own_ban, self._follower.resets
 
-    async def _look(self) -> float | None:
+    async def _check_state(self) -> float | None:
         """Check this node's state; return when to check again if no event comes: after its TTL, at the latest."""
         part, link, follower = self._part, self._link, self._follower
         again: float | None = anyio.current_time() + part.settings.ttl
         try:
             banned_at, ban = follower.own_ban or (0, None)
             if ban is not None and banned_at > max(self._banned_at, part.arrival.revision):
-                await self._notice_ban(link, ban)
+                await self._handle_ban(link, ban)
                 self._banned_at = banned_at
             missed = follower.resets
             # No event reports the deletion of a waiting node's record: check it each time.
@@ -73,16 +73,16 @@ class MembershipWatcher:
                 self._resets = missed
             membership = part.membership
             if membership is not None and membership.over is None:
-                await self._answer_where_to_stop(link, membership)
+                await self._answer_stop_question(link, membership)
                 again = earlier(again, part.own_beats.report_if_quiet(link, membership))
-                again = earlier(again, await self._notice_drain(link, membership))
+                again = earlier(again, await self._check_drain(link, membership))
         except Exception as error:  # noqa: BLE001  after any error, look again
             level = logging.DEBUG if isinstance(error, StoreError) else logging.ERROR
             log.log(level, "node %s cannot look at its own state: %r", part.node_id, error)
             again = anyio.current_time() + LOOK_AGAIN_AFTER
         return again
 
-    async def _answer_where_to_stop(self, link: StoreSession, membership: Membership) -> None:
+    async def _answer_stop_question(self, link: StoreSession, membership: Membership) -> None:
         """If the coordinator asks where to stop, write which step the member has begun, once in a round."""
         part, stop, lease = self._part, membership.head.stop, self._part.arrival.lease
         if stop is None or stop.decided or stop.round != membership.round.number or not membership.round.in_steps:
@@ -96,7 +96,7 @@ class MembershipWatcher:
             )
             self._answered = membership
 
-    async def _notice_drain(self, link: StoreSession, membership: Membership) -> float | None:
+    async def _check_drain(self, link: StoreSession, membership: Membership) -> float | None:
         """At a drain's deadline delete the member's record; before the deadline, return the deadline.
 
         Before the deadline, a node that hosts the store announces the store's move to another host. The record is not
@@ -120,7 +120,7 @@ class MembershipWatcher:
             return await link.store.delete(key, when=(when.mod_revision(key) == record.arrival,))
         return False
 
-    async def _notice_ban(self, link: StoreSession, ban: Ban) -> None:
+    async def _handle_ban(self, link: StoreSession, ban: Ban) -> None:
         """Handle a ban of this node that came after its arrival. Even a lifted ban may have deleted the record."""
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
@@ -142,4 +142,4 @@ class MembershipWatcher:
             return
         part.arrival.removed()
         part.end_membership("its record was deleted; it may have been banned for a while", dropped=True)
-        part.listeners.changed()
+        part.listeners.notify()

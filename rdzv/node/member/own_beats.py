@@ -33,7 +33,7 @@ class StepReporter:
         # The membership whose member was last reported as quiet, and the time since which it was quiet; None before.
         self._told: tuple[Membership, float] | None = None
         self._renewed_every = settings.ttl / RENEWALS_PER_TTL
-        self._noted_at = -math.inf  # when `_attend_quiet` last sent a note ahead of the next keep-alive
+        self._noted_at = -math.inf  # when `_report_quiet` last sent a note ahead of the next keep-alive
         self._say_wait_after = SAY_WAIT_AFTER
         self._waits = False  # True if the last note reported a wait
 
@@ -54,9 +54,9 @@ class StepReporter:
     def report_if_quiet(self, link: StoreSession, membership: Membership) -> float | None:
         """If the member waits or is quiet for too long, send a note at once; return when to check again."""
         self._link = link
-        return earlier(self._attend_wait(link, membership), self._attend_quiet(link, membership))
+        return earlier(self._report_wait(link, membership), self._report_quiet(link, membership))
 
-    def _attend_wait(self, link: StoreSession, membership: Membership) -> float | None:
+    def _report_wait(self, link: StoreSession, membership: Membership) -> float | None:
         """Log a member's long wait in the round's store, and send a note of it without awaiting the next keep-alive."""
         beats = membership.beats
         beats.wait_is_watched = False  # a wait that begins after the next line must call `on_wait`
@@ -76,7 +76,7 @@ class StepReporter:
             link.keeping.renew_now()
         return link.store.time() + min(self._say_wait_after - waited, SAY_WAIT_AFTER)
 
-    def _attend_quiet(self, link: StoreSession, membership: Membership) -> float | None:
+    def _report_quiet(self, link: StoreSession, membership: Membership) -> float | None:
         beats, now = membership.beats, link.store.time()
         limits = [limit for limit in self._limits if limit is not None]
         if not limits:

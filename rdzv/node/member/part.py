@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv.config.settings import describe_difference
-from rdzv.core.addresses import in_zone_of
+from rdzv.core.addresses import with_zone_of
 from rdzv.core.decision import GIVEN_UP_MOST
 from rdzv.core.stuck.beats import StepLog
 from rdzv.errors import (
@@ -25,7 +25,7 @@ from rdzv.errors import (
 from rdzv.membership import Membership
 from rdzv.node.member.arrival import Arrival, State
 from rdzv.node.member.own_beats import StepReporter
-from rdzv.node.run.agreed import Agreed
+from rdzv.node.run.agreed import RunSettings
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.core.decision import Joiner
-    from rdzv.core.hosts.lost_store import Known
+    from rdzv.core.hosts.lost_store import LastKnownRun
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
     from rdzv.core.state import Ban, Closed, Head, Leaving
@@ -61,7 +61,7 @@ class NodeState:
     loop: NodeLoop
     rng: random.Random  # for jitter, so that many nodes do not act at once
     port: HeldPort  # the port where this node listens if it becomes rank 0
-    agreed: Agreed = field(init=False)  # the run's settings; unset if this node cannot join
+    agreed: RunSettings = field(init=False)  # the run's settings; unset if this node cannot join
     incarnation: str = field(init=False)  # see `NodeRecord`
     arrival: Arrival[HeldLease] = field(default_factory=Arrival)
     membership: Membership | None = None  # this node's last membership in a round, which may be over
@@ -75,7 +75,7 @@ class NodeState:
     lapsed_in: int = -1  # see `NodeRecord`
     refusal: RendezvousError | None = None  # the error that ends this node's wait for a round
     progress: int | None = None  # the last step that the node finished; None if it counts none
-    known: Known | None = None  # the node's knowledge of the last lost store; None if none was lost
+    known: LastKnownRun | None = None  # the node's knowledge of the last lost store; None if none was lost
     own_beats: StepReporter = field(init=False)
     on_keep_alive: Callable[[], object] = int
     # Called when the node's lease has ended by the node's own clock, as a silent store cannot report that.
@@ -87,7 +87,7 @@ class NodeState:
         self.incarnation = f"{self.rng.getrandbits(64):016x}"
         self.own_beats = StepReporter(self.settings)
         if self.settings.can_join:
-            self.agreed = Agreed(self.settings)
+            self.agreed = RunSettings(self.settings)
 
     @property
     def is_member(self) -> bool:
@@ -115,7 +115,7 @@ class NodeState:
     def timeout(self, link: StoreSession | None) -> RendezvousTimeoutError:
         """Return the error for a timed-out `next_rendezvous`."""
         away = link is None or not link.store.connected
-        problem = f"; the store is out of reach{link.if_hosted if link is not None else ''}" if away else ""
+        problem = f"; the store is out of reach{link.hosting_hint if link is not None else ''}" if away else ""
         reason = self.reason  # the text may contain `given_up`, which the coordinator reports, too
         if self.given_up and self.given_up[:GIVEN_UP_MOST] not in reason:
             problem += f"; {self.given_up}"
@@ -155,11 +155,11 @@ class NodeState:
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
-    def overruled(self, theirs: Mapping[str, object]) -> None:
+    def settings_changed(self, theirs: Mapping[str, object]) -> None:
         """End this node's wait with an error: the run now has settings `theirs`, which differ from this node's."""
         difference = describe_difference(self.settings.shared(), theirs)
         self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} now has other settings: {difference}")
-        self.listeners.changed()
+        self.listeners.notify()
 
     def lease_lost(self, lease: HeldLease, reason: str) -> None:
         """Handle the loss of a lease. If this node's record was on it, that record and the membership are lost."""
@@ -167,7 +167,7 @@ class NodeState:
             self.arrival.lease_lost()
             self.end_membership(reason, dropped=True)
             self.on_lease_lost()
-            self.listeners.changed()
+            self.listeners.notify()
 
     def note(self, away: bool) -> bytes:
         """Return the note for the next keep-alive."""
@@ -183,22 +183,22 @@ class NodeState:
         self.lapsed_in = -1
         ((host, _), *_) = self.settings.endpoint.hosts
         self.membership = membership = Membership(
-            round=round.replace(host=in_zone_of(host, round.host)),
+            round=round.replace(host=with_zone_of(host, round.host)),
             rank=rank,
             arrival=me.arrival,
             node_id=self.node_id,
             store_id=link.store.store_id,
             beats=StepLog(round.number, time, expected=self.progress is not None),
         )
-        membership.beats.on_wait = partial(self.loop.call_soon, self.listeners.changed)
+        membership.beats.on_wait = partial(self.loop.call_soon, self.listeners.notify)
         self.known_round = max(self.known_round, round.number)
         who = f"run {self.keys.run_id}, round {round.number}: node {self.node_id}"
         log.info("%s has rank %d of %d", who, rank, round.size)
-        self.take(link)  # the head may have changed while this node read its rank
-        self.listeners.changed()
+        self.update_membership(link)  # the head may have changed while this node read its rank
+        self.listeners.notify()
         return membership
 
-    def take(self, link: StoreSession) -> None:
+    def update_membership(self, link: StoreSession) -> None:
         """Update the membership from the run's head."""
         membership = self.membership
         if membership is None or membership.over is not None:
@@ -208,7 +208,7 @@ class NodeState:
             return
         # While a new record is being sent, a later round may contain it: on etcd, the round's event may precede the
         # answer.
-        membership.take(link.follower.head, rejoins=self.arrival.state is State.SENT)
+        membership.update(link.follower.head, rejoins=self.arrival.state is State.SENT)
         if not self.is_member:
             self._note_end(membership)
         if membership.record_gone:
@@ -238,7 +238,7 @@ class NodeState:
             self.lapsed_in = membership.round.number
             who = f"run {self.keys.run_id}, round {membership.round.number}: node {self.node_id}"
             log.warning("%s was dropped: %s", who, membership.over)
-        self.listeners.changed()
+        self.listeners.notify()
 
     def note_lapse(self) -> None:
         """Remember the round in which this node's lease expired, for its next record."""

@@ -20,7 +20,7 @@ from rdzv.core.addresses import addresses_for_record
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Joiner
 from rdzv.core.state import Ban, NodeRecord, ban_names
 from rdzv.node.link.link import SAY_AWAY_AFTER, StoreEndingError
-from rdzv.node.link.role import Role
+from rdzv.node.link.role import CoordinatorRole
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.agreed import agree_on_settings
@@ -56,7 +56,7 @@ class ArrivalWriter:
         names = ban_names(part.node_id, part.settings.attributes)
         self._ban_keys = [part.keys.bans + name for name in names[:BANS_LOOKED_FOR_MOST]]
 
-    async def write(self, me: Joiner) -> tuple[Joiner, Role | None]:
+    async def write(self, me: Joiner) -> tuple[Joiner, CoordinatorRole | None]:
         """Write this node's record; return its arrival, and the role of coordinator if this node has taken that."""
         part, link, clock = self._part, self._link, self._clock
         expected = part.arrival.revision
@@ -70,7 +70,7 @@ class ArrivalWriter:
                 continue
             role = None
             if link.follower.head.coordinator is None and link.resign is None:
-                role = Role(link, part.settings, nodes=part.agreed.rules.needed)
+                role = CoordinatorRole(link, part.settings, nodes=part.agreed.rules.needed)
             run = None if expected else grant_of_run(part.keys, part.settings.closed_ttl, most=link.store.lease_ttl_max)
             try:
                 result, sent_at = await self._send(record, lease, role, run, expected=expected)
@@ -82,7 +82,7 @@ class ArrivalWriter:
                 continue
             except BaseException as error:
                 if role is not None:  # the store may have granted the role: give it back
-                    in_time = clock.left(link.store.time()) > 0
+                    in_time = clock.seconds_left(link.store.time()) > 0
                     await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
                     part.arrival.refused()
@@ -105,7 +105,7 @@ class ArrivalWriter:
             if role is not None:
                 await role.lease.release()
 
-    def _say_silent(self) -> None:
+    def _warn_silent(self) -> None:
         part, link = self._part, self._link
         if link.store.connected and not part.arrival.revision:  # the link warns in all other cases
             text = "run %s: the store has not answered for %.0f s; node %s waits for it to take its arrival"
@@ -120,7 +120,7 @@ class ArrivalWriter:
         return part.arrival.lease
 
     async def _send(
-        self, record: NodeRecord, lease: HeldLease, role: Role | None, run: Grant | None, *, expected: int
+        self, record: NodeRecord, lease: HeldLease, role: CoordinatorRole | None, run: Grant | None, *, expected: int
     ) -> tuple[TransactionResult, float]:
         """Write a record in place of the one with the `expected` revision; 0 if the store must have none.
 
@@ -157,7 +157,7 @@ class ArrivalWriter:
         sent_at = link.store.time()
         if role is not None:
             role.sent_at = sent_at
-        saying = asyncio.get_running_loop().call_later(SAY_AWAY_AFTER, self._say_silent)
+        saying = asyncio.get_running_loop().call_later(SAY_AWAY_AFTER, self._warn_silent)
         with Stopwatch(link.store.time) as stopwatch, contextlib.ExitStack() as stack:
             stack.callback(saying.cancel)
             result = await link.store.transact(
@@ -169,7 +169,7 @@ class ArrivalWriter:
         if result.succeeded and not lease.kept:
             granted = Lease(link.store, id=lease.id, ttl=lease.ttl)
             sent_at = await renewed_if_old(granted, sent_at, link.store.time)
-        link.answered_in(stopwatch.seconds)
+        link.note_answer_time(stopwatch.seconds)
         return result, sent_at
 
     def _learn_of_run(self, granted: Grant, noted: object) -> None:
@@ -178,7 +178,7 @@ class ArrivalWriter:
             id, ttl = noted.lease, float(noted.value)
         self._link.known_run_lease = Lease(self._link.store, id=id, ttl=ttl)
 
-    async def _has_role(self, role: Role, result: TransactionResult, sent_at: float) -> bool:
+    async def _has_role(self, role: CoordinatorRole, result: TransactionResult, sent_at: float) -> bool:
         there = result.results[-1]
         if isinstance(there, Entry):
             self._link.follower.take_coordinator(there, revision=result.revision)
@@ -193,7 +193,7 @@ class ArrivalWriter:
         """Wait until the cause of a refused write is gone; return the revision that the next attempt replaces."""
         part, link = self._part, self._link
         part.arrival.refused()
-        part.take(link)  # a later round may have left this member out while it tried to rejoin
+        part.update_membership(link)  # a later round may have left this member out while it tried to rejoin
         settings_entry, there, ending, *bans = cast("list[Entry | None]", result.results)
         for ban in bans:
             if ban is not None:
@@ -213,7 +213,6 @@ class ArrivalWriter:
         return 0
 
     async def _changed_record(self, there: Entry) -> Entry | None:
-        """Wait until a record changes; return the new one, or None if deleted."""
         part, link, clock, changed = self._part, self._link, self._clock, Wakeup()
 
         async def first_change() -> None:
@@ -221,7 +220,7 @@ class ArrivalWriter:
                 async for event in watch:
                     if event.key == there.key:  # skip longer keys that begin with this key
                         break
-            changed.changed()
+            changed.notify()
 
         async with link.store.watch(there.key) as watch:
             entry = await link.store.get(there.key)  # the record may have changed before the watch was open
@@ -267,7 +266,7 @@ async def new_record(part: NodeState, link: StoreSession) -> NodeRecord:
         incarnation=part.incarnation,
         arrived_after=part.known_round,
         address=address,
-        port=part.port.hold(),
+        port=part.port.reserve(),
         payload=settings.payload,
         attributes=settings.attributes,
         requested_rank=settings.requested_rank,
@@ -281,11 +280,11 @@ async def new_record(part: NodeState, link: StoreSession) -> NodeRecord:
         unreached=part.unreached,
         cut_off=part.cut_off,
         gave_up=part.given_up[:GIVEN_UP_MOST],
-        came_from=came_from(part),
+        lost_rank_of=lost_rank_of(part),
     )
 
 
-def came_from(part: NodeState) -> tuple[int, int] | None:
+def lost_rank_of(part: NodeState) -> tuple[int, int] | None:
     """If this node was in the lost store's last round, return that round's revision and this node's rank."""
     known, last = part.known, part.membership
     if not part.settings.endpoint.has_successors or known is None or last is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
-class Agreed:
+class RunSettings:
     """The settings that the nodes of a run share, as known here. A resize changes `min_nodes` and `max_nodes`."""
 
     def __init__(self, settings: Settings) -> None:
@@ -67,7 +67,7 @@ class Agreed:
 
 
 async def agree_on_settings(
-    store: Store, keys: Keys, agreed: Agreed, lease: Lease, *, incarnation: str, there: Entry | None
+    store: Store, keys: Keys, agreed: RunSettings, lease: Lease, *, incarnation: str, there: Entry | None
 ) -> None:
     """Ensure that the run has this node's settings; rewrite them if no other node is in it.
 
@@ -108,7 +108,7 @@ class SettingsChangedError(Exception):
         self.settings = settings
 
 
-def adopt_settings(refused: TransactionResult, agreed: Agreed) -> bool:
+def adopt_settings(refused: TransactionResult, agreed: RunSettings) -> bool:
     """If changed settings caused a refusal, adopt them and return True; SettingsChangedError if they do not fit."""
     entry = refused.results[-1]
     if not isinstance(entry, Entry) or entry.value == agreed.value:

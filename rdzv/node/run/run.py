@@ -176,7 +176,7 @@ class Run:
             return {each.node_id: each.arrival for each in records if each.attributes.get(where[0]) == where[1]}
 
         ban = Ban(reason=reason, by=self.by, now=now, lasts=lasts, where=attribute)
-        return tuple(sorted(await self._impose(name, ban, find)))
+        return tuple(sorted(await self._write_ban(name, ban, find)))
 
     async def unban(self, node_id: str = "", reason: str = "", *, where: tuple[str, str] | None = None) -> bool:
         """Lift the ban of a node, or of an attribute and its value; the history gets the reason.
@@ -194,7 +194,7 @@ class Run:
                 return True
         return False
 
-    async def _impose(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
+    async def _write_ban(self, name: str, ban: Ban, find: Callable[[], Awaitable[dict[str, int]]]) -> set[str]:
         """Write a ban, then delete the records of the nodes that it removes. Return the ids of all banned nodes.
 
         The ban is written first, so that the coordinator knows why a record is deleted. A cancelled call still

@@ -15,9 +15,9 @@ from rdzv.core.report import RunStatus, closing_of
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import Ban, Head, NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.stopping import Drain
-from rdzv.core.stored import pass_over
+from rdzv.core.stored import log_unreadable
 from rdzv.core.stuck.accusing import SOMEBODY, Accusation
-from rdzv.core.stuck.beats import BeatNote
+from rdzv.core.stuck.beats import StepNote
 from rdzv.core.stuck.judging import LastNote
 from rdzv.core.stuck.pace import StepOf
 from rdzv.errors import RendezvousStateError, RoundSupersededError
@@ -135,7 +135,7 @@ async def _take_members(
         try:
             bucket = Member.unpack_all(entry.value)
         except RendezvousStateError as error:
-            pass_over(entry.key, error)
+            log_unreadable(entry.key, error)
             continue
         for member in bucket:
             ranked.add(member.node_id)
@@ -156,7 +156,7 @@ def _settings(entry: Entry | None) -> dict[str, Any]:
     try:
         return unpack_settings(entry.value) if entry is not None else {}
     except RendezvousStateError as error:
-        pass_over(entry.key if entry is not None else "", error)
+        log_unreadable(entry.key if entry is not None else "", error)
         return {}
 
 
@@ -227,7 +227,7 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, LastNote]:
     for one in await store.notes(keys.nodes):
         if one.note:
             try:
-                note = BeatNote.unpack(one.note)
+                note = StepNote.unpack(one.note)
             except RendezvousStateError:
                 continue  # another program wrote the note
             heard[one.key.removeprefix(keys.nodes)] = LastNote(note=note, ago=one.age)

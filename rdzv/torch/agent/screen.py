@@ -39,8 +39,6 @@ COST_AFTER: Final = 1.0  # seconds from the round after a loss until the run's c
 
 
 class _Formatter(logging.Formatter):
-    """Formats lines with PyTorch's prefix without the path: level, date, time, process."""
-
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
         milliseconds = int(record.msecs)
@@ -74,7 +72,7 @@ class Screen:
         self._cost: threading.Timer | None = None
         self._has_warned = False
 
-    def begins(self, settings: Settings, node_id: str, *, host: str | None) -> None:
+    def log_start(self, settings: Settings, node_id: str, *, host: str | None) -> None:
         """Write the store's address and host (None: this process), and this node's name."""
         least, most = settings.min_nodes, settings.max_nodes
         serves = ", and serves the store" if host is None else f"; {host} serves the store" if host else ""
@@ -97,7 +95,7 @@ class Screen:
 
         sys.excepthook = say
 
-    def ends(self, name: str, *, serves_for: float | None) -> None:
+    def log_signal(self, name: str, *, serves_for: float | None) -> None:
         """Write that a signal ends this agent, and how long it serves its store to the others."""
         what_then = "the run goes on without it"
         if serves_for is not None:
@@ -105,7 +103,7 @@ class Screen:
                 f"the store ends with it, once the others have gone; those of this run have {serves_for:g} s for that; "
                 f"again after a second: at once"
             )
-        log.warning("run %s: this agent ends, since %s; %s", self._run_id, told_to_end(name), what_then)
+        log.warning("run %s: this agent ends, since %s; %s", self._run_id, signal_reason(name), what_then)
 
     def stop(self) -> None:
         """Write no more of the run's cost."""
@@ -113,7 +111,7 @@ class Screen:
             self._cost.cancel()
 
     @contextlib.contextmanager
-    def meeting(self, handler: sync.Handler) -> Iterator[None]:
+    def log_waits(self, handler: sync.Handler) -> Iterator[None]:
         """Write the reason for a long wait while the block waits for the other nodes."""
         done = threading.Event()
         waiting = threading.Thread(target=self._say_reasons, args=(handler, done), name="rdzv waiting", daemon=True)
@@ -124,7 +122,7 @@ class Screen:
             done.set()
             waiting.join(JOIN_WITHIN)
 
-    def met(self, handler: sync.Handler, *, again: bool, seconds: float) -> None:
+    def log_round(self, handler: sync.Handler, *, again: bool, seconds: float) -> None:
         """Write the new round, met in `seconds`, and the members that have gone or come."""
         assert handler.membership is not None
         round, rank = handler.membership.round, handler.membership.rank
@@ -142,7 +140,7 @@ class Screen:
             self._cost.daemon = True
             self._cost.start()
 
-    def ended(self, ending: Ending, closed: Closed | None, *, done: bool = False) -> None:
+    def log_round_end(self, ending: Ending, closed: Closed | None, *, done: bool = False) -> None:
         """Write why a round has ended; `done` if this agent's workers have succeeded."""
         if ending.kind is EndKind.CLOSED and closed is not None:
             by = f" by {closed.by}" if closed.by else ""
@@ -179,7 +177,7 @@ class Screen:
             log.info("run %s: waiting: %s", self._run_id, reason)
 
 
-def told_to_end(signal: str) -> str:
+def signal_reason(signal: str) -> str:
     """Return the reason for leaving at a signal, which the other nodes get, too."""
     return f"it was told to end by {signal}"
 

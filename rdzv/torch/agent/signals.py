@@ -47,7 +47,7 @@ class EndSignals:
                 ignore_signals_if(self._is_repeated)
             for number in ENDING:
                 if instead_of_others or signal.getsignal(number) in UNHANDLED:
-                    signal.signal(number, self._heed)
+                    signal.signal(number, self._handle)
 
     def leave(self, name: str) -> None:
         """Handle more signals while the agent leaves; limit the time to leave unless the agent serves a store."""
@@ -61,7 +61,7 @@ class EndSignals:
             return False
         return time.monotonic() - self._since < AGAIN_AFTER
 
-    def _heed(self, number: int, _: Any) -> None:
+    def _handle(self, number: int, _: Any) -> None:
         if self._is_repeated(number):
             return
         if self._limit is not None:

@@ -26,7 +26,7 @@ NO_NAME: Final = "none"  # PyTorch's default for `--rdzv-id`
 LOOK_EVERY: Final = 0.2  # seconds between counts of the nodes that a closed job still has
 
 
-def begin_anew(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
+def reopen_if_ended(url: str, overrides: Mapping[str, Any], *, wait: float) -> bool:
     """Reopen a closed run once it has no live nodes, within `wait` seconds; return True if it can be joined."""
     deadline = time.monotonic() + wait
     client, settings = open_store(url, overrides)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.torch.pytorch import how_ended, stops_workers
+from rdzv.torch.pytorch import describe_worker_end, stops_workers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -58,7 +58,7 @@ class WorkerEnds:
         ended: asyncio.Queue[int] = asyncio.Queue()
         loop, files = asyncio.get_running_loop(), dict[int, int]()
 
-        def hear(file: int) -> None:
+        def on_worker_end(file: int) -> None:
             loop.remove_reader(file)
             ended.put_nowait(file)
 
@@ -67,12 +67,12 @@ class WorkerEnds:
                 with contextlib.suppress(OSError):  # the worker has ended, and the agent has reaped it
                     file = os.pidfd_open(pid)
                     files[file] = rank
-                    loop.add_reader(file, hear, file)
+                    loop.add_reader(file, on_worker_end, file)
             for _ in tuple(files):
                 file = await ended.get()
                 status = _status_of(file)
                 if status and not stops_workers(agent):
-                    await self.on_failure(how_ended(files[file], status, raised_by(files[file])))
+                    await self.on_failure(describe_worker_end(files[file], status, raised_by(files[file])))
                     return
         finally:
             for file in files:

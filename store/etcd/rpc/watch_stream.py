@@ -65,7 +65,7 @@ class WatchStream:
             if self._subscriptions.pop(id, None) is not None and self.ended is None:
                 self._queue.put_nowait(pb.WatchRequest(cancel_request=pb.WatchCancelRequest(watch_id=id)))
 
-    def told(self, message: pb.WatchResponse) -> None:
+    def dispatch(self, message: pb.WatchResponse) -> None:
         """Pass a message on to its reader."""
         id = message.watch_id
         if message.created and self._opening:

@@ -201,14 +201,14 @@ class ConnectionTable:
         if row is not None:
             row.due, row.give_up, row.patiently = self.clock() + seconds, give_up, patiently
             if self._timer is None or self._timer.when() > asyncio.get_running_loop().time() + seconds + SOON:
-                self._look_in(seconds)
+                self._schedule_closing(seconds)
 
-    def _look_in(self, seconds: float) -> None:
+    def _schedule_closing(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(max(seconds, SOON), self._look)
+        self._timer = asyncio.get_running_loop().call_later(max(seconds, SOON), self._close_late)
 
-    def _look(self) -> None:
+    def _close_late(self) -> None:
         self._timer = None
         now = self.clock()
         longest = min(self._handshake_seconds(), HELLO_FACTOR * self.limits.handshake_timeout)
@@ -221,4 +221,4 @@ class ConnectionTable:
                 row.give_up()
         first = min((row.due for row in self._strangers.values()), default=math.inf)
         if first < math.inf and self._timer is None:
-            self._look_in(first - now)
+            self._schedule_closing(first - now)

@@ -94,7 +94,7 @@ class TcpListener:
             except ConnectionAbortedError:  # the client closed the connection before it was accepted
                 continue
             except OSError as error:
-                self._say_that_files_ran_out(error)
+                self._log_out_of_files(error)
                 self._pause(RETRY_AFTER)
                 return
             sock.setblocking(False)
@@ -104,7 +104,7 @@ class TcpListener:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _say_that_files_ran_out(self, error: OSError) -> None:
+    def _log_out_of_files(self, error: OSError) -> None:
         if self._loop.time() >= self._quiet_until:
             self._quiet_until = self._loop.time() + QUIET_FOR
             what = "no more files can be opened" if error.errno in OUT_OF_FILES else "no connection can be accepted"

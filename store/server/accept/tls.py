@@ -83,7 +83,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         self._came_at = self._table.clock()
         self._table.register(self, str(peername[0]) if peername else "", cost=TLS_BYTES, beside=self._beside)
         says_nothing = partial(
-            self._turn_away, "it sends nothing: a client without TLS waits for the server to begin", self._farewell
+            self._reject, "it sends nothing: a client without TLS waits for the server to begin", self._farewell
         )
         self._table.time_limit(self, min(SILENCE, self._within / 2), says_nothing)
 
@@ -97,10 +97,10 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return
         if self._tls is None:
             if self._table.raw[0] != HANDSHAKE:
-                self._turn_away("its first bytes are not TLS", self._farewell)
+                self._reject("its first bytes are not TLS", self._farewell)
                 return
             self._tls = self._context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-            is_late = partial(self._turn_away, f"no handshake within {self._within:g} s")
+            is_late = partial(self._reject, f"no handshake within {self._within:g} s")
             self._table.time_limit(self, self._came_at + self._within - self._table.clock(), is_late)
         self._incoming.write(self._table.raw[:nbytes])
         if self._agreed:
@@ -110,7 +110,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         # Count bytes after the handshake, as a large request may arrive with the handshake's last message.
         self._said += nbytes
         if not agreed and self._said > HANDSHAKE_BYTES:  # OpenSSL would hold all of an endless handshake
-            self._turn_away(f"it has agreed on nothing with {self._said} bytes")
+            self._reject(f"it has agreed on nothing with {self._said} bytes")
 
     def eof_received(self) -> bool:
         """Handle the client's end of stream."""
@@ -155,7 +155,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return False
         except ssl.SSLError as error:
             self._send()  # OpenSSL's alert tells the client the reason
-            self._turn_away(_describe(error))
+            self._reject(_describe(error))
             return False
         self._send()
         self._table.unregister(self)
@@ -167,9 +167,9 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _hung_up(self) -> None:
         if self._tls is not None:  # log only clients that sent something: ports are probed often
-            self._turn_away(HUNG_UP)
+            self._reject(HUNG_UP)
 
-    def _turn_away(self, why: str, farewell: bytes = b"") -> None:
+    def _reject(self, why: str, farewell: bytes = b"") -> None:
         if self._ending:
             return
         self._ending = True

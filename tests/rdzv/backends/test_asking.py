@@ -15,7 +15,7 @@ import rdzv
 import store
 from rdzv.backends.asking import Host, HostLost, MultiHostDial, Reply, ask_all, find_serving_host, tell_lost
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.succession import Succession
+from rdzv.backends.succession import HostSuccession
 from rdzv.config.settings import parse
 from rdzv.core.hosts.succession import Answer
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousStateError
@@ -40,10 +40,10 @@ async def silent() -> AsyncIterator[int]:
         yield sock.getsockname()[1]
 
 
-def succession(hosts: list[int], **parameters: object) -> Succession:
+def succession(hosts: list[int], **parameters: object) -> HostSuccession:
     listed = ",".join(f"127.0.0.1:{port}" for port in hosts)
     settings = parse(f"tcp://{listed}/job", {"min_nodes": 1, "token": TOKEN, **parameters}, {})
-    return Succession(settings, Credentials(settings), contextlib.nullcontext, random.Random(7))  # type: ignore[arg-type]
+    return HostSuccession(settings, Credentials(settings), contextlib.nullcontext, random.Random(7))  # type: ignore[arg-type]
 
 
 async def test_a_free_port_refuses_a_store_serves_and_anything_else_is_silent() -> None:

@@ -22,7 +22,7 @@ import store
 from rdzv.backends import bind_address
 from rdzv.backends.bind_address import NotResolvedError, PortTakenError
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, Hosting, host_if_called_for
+from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, Hosting, host_if_needed
 from rdzv.config.settings import parse
 from rdzv.core.state import Dropped
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError
@@ -49,7 +49,7 @@ def host_of(url: str, **overrides: Any) -> HostedStore | None:
     """Return the store if this process hosts it; None if not, also if the port is already in use."""
     settings = parse(url, overrides, {})
     try:
-        return host_if_called_for(settings, Credentials(settings))
+        return host_if_needed(settings, Credentials(settings))
     except PortTakenError:
         if overrides.get("is_host"):
             raise
@@ -254,7 +254,7 @@ async def test_a_first_connect_that_fails_leaves_no_store_behind(monkeypatch: py
 
 async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
-    inner = host_if_called_for
+    inner = host_if_needed
     started = threading.Event()
 
     def slowly(*arguments: Any, **named: Any) -> HostedStore | None:
@@ -264,7 +264,7 @@ async def test_a_node_cancelled_while_it_starts_the_store_leaves_none_behind(mon
         finally:
             started.set()
 
-    monkeypatch.setattr("rdzv.backends.hosting.host_if_called_for", slowly)
+    monkeypatch.setattr("rdzv.backends.hosting.host_if_needed", slowly)
 
     async def node() -> None:
         async with rdzv.connect(f"tcp://127.0.0.1:{port}/job?min_nodes=1"):

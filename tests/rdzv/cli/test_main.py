@@ -283,7 +283,7 @@ def test_an_interrupt_while_a_command_is_imported_is_no_traceback(monkeypatch: p
     def interrupted(_: str) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_room", interrupted)
+    monkeypatch.setattr(cli, "_module_of", interrupted)
     assert cli.main(["ping", "tcp://127.0.0.1"]) == 130
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing
 from rdzv.core.decision import explain, report_due
 from rdzv.core.state import NodesLost, Progress
-from rdzv.loop.life import names_of
+from rdzv.loop.life import names_of_gone
 from rdzv.membership import changes_since
 from tests.support.hand_fed import HandFed, round_of
 
@@ -121,4 +121,4 @@ def test_a_loss_is_announced_with_the_address_of_the_lost_node() -> None:
     lost, *_ = changes_since([], run.head(), round=run.round, dropped=None)
     assert isinstance(lost, NodesLost)
     assert lost == NodesLost(1, ("localhost-4535",))
-    assert names_of(lost) == "localhost-4535 (10.77.0.12)"
+    assert names_of_gone(lost) == "localhost-4535 (10.77.0.12)"

@@ -28,7 +28,7 @@ def in_steps() -> HandFed:
     run.now += run.rules.last_call
     run.commit()
     assert run.round is not None
-    run.view.completed(run.round.replace(in_steps=True), run.members, now=run.now)
+    run.view.note_round(run.round.replace(in_steps=True), run.members, now=run.now)
     run.snapshot()
     return run
 
@@ -39,7 +39,7 @@ def arrival(run: HandFed, name: str) -> int:
 
 def stuck(run: HandFed, *names: str, **other: Any) -> None:
     for name in names:
-        run.view.learn(Stuck(0, arrival(run, name), name, "stuck")._replace(**other))
+        run.view.apply_fact(Stuck(0, arrival(run, name), name, "stuck")._replace(**other))
 
 
 def act_of(run: HandFed, **of_the_picture: Any) -> Act:
@@ -88,7 +88,7 @@ def test_a_report_that_is_not_due_does_not_delay_a_question() -> None:
     act = act_of(run, **said)
     assert isinstance(act, Ask)
     assert act.stop.why == "2 nodes waiting to join"
-    run.view.agreement.wrote(act.stop.replace(revision=70))
+    run.view.agreement.note_written(act.stop.replace(revision=70))
     wait = act_of(run, **said)
     assert isinstance(wait, Wait)
     assert wait.until == run.now + 0.05
@@ -100,15 +100,15 @@ def test_the_members_are_asked_and_then_told() -> None:
     said = told(run)
     question = act_of(run, **said)
     assert isinstance(question, Ask)
-    run.view.agreement.wrote(question.stop.replace(revision=70))
+    run.view.agreement.note_written(question.stop.replace(revision=70))
     assert isinstance(act_of(run, **said), Wait), "it is not asked again before the watch brings it"
-    run.view.learn(Answered())
+    run.view.apply_fact(Answered())
     for name, step in (("a", 4), ("b", 5), ("c", None)):
-        run.view.learn(Answered(name, BegunStep(round=0, step=step)))
+        run.view.apply_fact(Answered(name, BegunStep(round=0, step=step)))
     decision = act_of(run, **said)
     assert isinstance(decision, Ask)
     assert (decision.stop.step, decision.over) == (6, 70)
-    run.view.agreement.wrote(decision.stop.replace(revision=71))
+    run.view.agreement.note_written(decision.stop.replace(revision=71))
     assert isinstance(act_of(run, **said), Wait)
 
 
@@ -141,7 +141,7 @@ def test_two_accusers_are_believed() -> None:
 def test_a_fact_of_another_round_or_arrival_changes_nothing(other: dict[str, Any]) -> None:
     run = in_steps()
     stuck(run, "c", **other)
-    run.view.learn(Standstill(1, "no member gets on"))
+    run.view.apply_fact(Standstill(1, "no member gets on"))
     act = act_of(run)
     assert isinstance(act, Report)
     assert act.progress.standstill == ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.addresses import addresses_for_record, in_zone_of, with_reachable_addresses
+from rdzv.core.addresses import addresses_for_record, with_reachable_addresses, with_zone_of
 from rdzv.core.decision import Complete, Wait
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
@@ -137,4 +137,4 @@ def test_a_completed_round_has_reachable_addresses() -> None:
     ],
 )
 def test_a_link_local_address_gets_the_zone_of_the_store(host: str, address: str, there: str) -> None:
-    assert in_zone_of(host, address) == there
+    assert with_zone_of(host, address) == there

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.live.changes import AGES, changes, message, settled
+from rdzv.core.live.changes import AGES, changes, message, without_jitter
 from tools.page_states import STATES, Played
 
 HOUR = 1.8e9
@@ -71,7 +71,7 @@ def test_values_that_follow_from_the_time_are_no_change_and_jitter_in_times_is_i
     before = state_of(report_of())
     run = report_of(phase_since=HOUR + 0.4, cost={"seconds": 2.0})
     run["members"][0]["step_at"] = HOUR + 3  # computed again for the same step
-    now = state_of(settled(before["run"], run), runs=[{"run_id": "job", "members": 1, "spent": {}}])
+    now = state_of(without_jitter(before["run"], run), runs=[{"run_id": "job", "members": 1, "spent": {}}])
     now["runs"][0]["waited"] = 3.0
     assert changes(state_of(before["run"], runs=[{"run_id": "job", "members": 1, "waited": 1.0}]), now) == {}
     assert message(before, state_of(before["run"], now=HOUR + 1)) == b"event: beat\ndata: 1800000001.0\n\n"

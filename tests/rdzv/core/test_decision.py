@@ -497,8 +497,8 @@ def test_a_join_clock_excludes_suspended_time(spans: list[tuple[bool, float]]) -
         clock.set(suspended=suspended, now=now)
         now += seconds
         used += 0.0 if suspended else seconds
-        assert clock.deadline(now) == (None if suspended else pytest.approx(now + clock.left(now)))
-    assert clock.left(now) == pytest.approx(max(20.0 - used, 0.0), abs=1e-6)
+        assert clock.deadline(now) == (None if suspended else pytest.approx(now + clock.seconds_left(now)))
+    assert clock.seconds_left(now) == pytest.approx(max(20.0 - used, 0.0), abs=1e-6)
 
 
 # Changes for members.

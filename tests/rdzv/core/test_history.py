@@ -20,7 +20,7 @@ from rdzv.core.history import (
     gone_before,
     pack_history,
     seconds_between,
-    spent,
+    time_spent,
 )
 from rdzv.core.state import NAMED_MOST, Closed, Phase, Progress
 from tests.support.runs import VirtualRun
@@ -123,7 +123,7 @@ def test_a_successor_continues_the_history_and_marks_the_gap_that_it_did_not_see
     lost = STANDS.replace(lost=1, lost_ids=("b",))
     (incident,) = told(chronicle, lost, now=101)
     successor = HistoryWriter()
-    successor.took_over(chronicle._history, began=None, now=6)
+    successor.take_over(chronicle._history, began=None, now=6)
     assert chronicle._history.chapters[-1].incidents == (incident,)
     assert told(successor, lost, now=7) == ()
     (_, new) = told(successor, lost.replace(departed=1, departed_ids=("a",)), now=8)
@@ -166,7 +166,7 @@ def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> No
 
 def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() -> None:
     chronicle = HistoryWriter()
-    chronicle.took_over(History(), began=None, now=90, waited=5)
+    chronicle.take_over(History(), began=None, now=90, waited=5)
     chronicle.observe(Progress(phase=Phase.GATHERING, absent=Absent(waited=5)), now=90)
     chronicle.observe(Progress(phase=Phase.LAST_CALL), now=95)
     first = chronicle.completed(0, {"a": "", "b": ""}, known=(), now=98, at=1_000_000.0)
@@ -179,7 +179,7 @@ def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() 
     chronicle.observe(STANDS.replace(phase=Phase.LAST_CALL), now=129)
     second = chronicle.completed(1, {"a": "", "c": ""}, known=["a", "b"], now=130, at=1_000_032.0)
     assert (second.chapters[0].stopped, second.chapters[0].short) == (10.0, 20.0)
-    assert spent(second.chapters[0], 32.0) == TimeSpent(trained=10.0, regrouped=2.0, waited=20.0)
+    assert time_spent(second.chapters[0], 32.0) == TimeSpent(trained=10.0, regrouped=2.0, waited=20.0)
     assert seconds_between(*second.chapters) == 32.0
 
 

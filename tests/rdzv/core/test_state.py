@@ -13,7 +13,7 @@ from rdzv.core.absent import Absent, Missing
 from rdzv.core.keys import Keys
 from rdzv.core.round import ARRIVALS_MOST, Round, bucket_of, name_arrivals
 from rdzv.core.state import Progress
-from store.engine.keyspace import STEERING, Groups
+from store.engine.keyspace import COORDINATION_KEYS, Groups
 
 if TYPE_CHECKING:
     import random
@@ -101,6 +101,8 @@ def test_the_store_keeps_room_for_the_keys_by_which_a_run_decides_and_for_no_oth
     names = {name for name, kind in vars(Keys).items() if type(kind).__name__ == "_Name"} - {"stores"}
     deciding = [getattr(KEYS, name) for name in names] + [KEYS.answers("q"), KEYS.ranks(0, 1, 2)]
     groups = Groups()
-    assert [key for key in deciding if not groups.steers(key)] == []
-    assert {key.removeprefix(KEYS.root).partition("/")[0] for key in deciding} == STEERING
-    assert not any(map(groups.steers, (KEYS.shared(0, 1) + "k/head/round", KEYS.kept("head/round"), KEYS.host)))
+    assert [key for key in deciding if not groups.coordinates_run(key)] == []
+    assert {key.removeprefix(KEYS.root).partition("/")[0] for key in deciding} == COORDINATION_KEYS
+    assert not any(
+        map(groups.coordinates_run, (KEYS.shared(0, 1) + "k/head/round", KEYS.kept("head/round"), KEYS.host))
+    )

@@ -132,7 +132,7 @@ def agreement_that_has_asked() -> StopAgreement:
     question, over = asked(agreement) or (None, -1)
     assert question == Stop(round=3, why="b to leave")
     assert over == 0
-    agreement.wrote(question.replace(revision=7))
+    agreement.note_written(question.replace(revision=7))
     assert (listened, agreement.listens) == (False, True), "before a question, no term reads the answers of all members"
     agreement.hears = True
     return agreement

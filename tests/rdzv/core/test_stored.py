@@ -21,7 +21,7 @@ from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Phase, Progress,
 from rdzv.core.stopping import BegunStep, Drain, Resized, Stop
 from rdzv.core.stored import Prose, Stored
 from rdzv.core.stuck.accusing import Accusation
-from rdzv.core.stuck.beats import BeatNote
+from rdzv.core.stuck.beats import StepNote
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.some_here(30)
 NOUNS: tuple[type[Stored], ...] = (
     Accusation,
     Ban,
-    BeatNote,
+    StepNote,
     BegunStep,
     Closed,
     Drain,

@@ -267,7 +267,7 @@ def test_a_successor_has_a_reason_for_the_loss_of_its_predecessor_and_of_other_m
     assert run.view.round is not None
     view = View(NODES, needed=3, tells_causes=tells_causes)
     members = list(run.view.members.values())
-    view.took_over(run.view.round, members, None, progress_at=0.0, before=LastCoordinator(node_id="a", cause=cause))
+    view.take_over(run.view.round, members, None, progress_at=0.0, before=LastCoordinator(node_id="a", cause=cause))
     view.fold(run.put_event("c"), now=1.0, last_call_timeout=10.0)
     view.fold(Event(kind="synced", revision=99), now=1.0, last_call_timeout=10.0)
     assert view.lost == ["a", "b"]

@@ -34,13 +34,13 @@ class Slow(RunReader):
         super().__init__(cast("Client", clock), prefix="/rdzv")
         self.clock, self.takes, self.looks = clock, takes, 0
 
-    async def _look(self) -> list[dict[str, Any]]:
+    async def _read_live_runs(self) -> list[dict[str, Any]]:
         self.looks += 1
         self.clock.now += self.takes
         return []
 
     async def _report(self, _: str) -> dict[str, Any]:
-        await self._look()
+        await self._read_live_runs()
         return {}
 
 

@@ -15,10 +15,10 @@ from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stopping import Stop
 from rdzv.core.stuck.beats import StepLog
-from rdzv.loop.life import Life, suspect
+from rdzv.loop.life import RoundMonitor, accuse_unnamed
 from rdzv.membership import Membership
 from rdzv.testing import ClusterNode, cluster
-from store.calls import finished
+from store.calls import run_at_once
 
 ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=True)
 
@@ -27,13 +27,13 @@ def test_a_departure_after_an_agreement_ends_the_round_only_before_the_agreed_st
     membership = Membership(round=ROUND, rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True))
     node = SimpleNamespace(node_id="a")
     ended: list[Ending] = []
-    Life(cast("Any", node), membership, ended.append).start()
+    RoundMonitor(cast("Any", node), membership, ended.append).start()
     membership.gate.begin_step(4)
     stop = Stop(round=7, decided=True, step=6)
     left = Progress(phase=Phase.TRAINING, round=7, departed=1, departed_ids=("b",), live=1)
-    membership.take(Head(round=ROUND, progress=left, stop=stop))
+    membership.update(Head(round=ROUND, progress=left, stop=stop))
     assert not ended, "a member that waits for it in a later step has skipped a check, which is its own error"
-    membership.take(Head(round=ROUND, progress=left.replace(left_early=True), stop=stop))
+    membership.update(Head(round=ROUND, progress=left.replace(left_early=True), stop=stop))
     assert [(ending.kind, ending.node_ids) for ending in ended] == [(EndKind.LEFT, ("b",))]
 
 
@@ -42,7 +42,7 @@ AGREED = Ending(kind=EndKind.AGREED, reason="1 waits to join")
 
 
 class Driven:
-    """A `Life` over a scripted store, driven as by blocking callers: no call waits.
+    """A `RoundMonitor` over a scripted store, driven as by blocking callers: no call waits.
 
     Attributes:
         life: The life.
@@ -57,7 +57,9 @@ class Driven:
         membership = Membership(
             round=ROUND.replace(size=size), rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True)
         )
-        self.life = Life(cast("Any", SimpleNamespace(node_id="a", run_id="job")), membership, self.told.append)
+        self.monitor = RoundMonitor(
+            cast("Any", SimpleNamespace(node_id="a", run_id="job")), membership, self.told.append
+        )
 
         async def be_first(how: str = "") -> bool:
             self.did.append(f"claim {how}".strip())
@@ -66,29 +68,29 @@ class Driven:
         async def await_news() -> bool:
             self.did.append("await news")
             if news:
-                self.life.end(LOST)
+                self.monitor.end(LOST)
             return news
 
         async def note(*_: object) -> bool:
-            self.did.append("suspect")
+            self.did.append("accuse_unnamed")
             return True
 
-        monkeypatch.setattr(self.life, "claim_end", be_first)
-        monkeypatch.setattr(self.life, "_await_known_loss", await_news)
-        monkeypatch.setattr("rdzv.loop.life.suspect", note)
+        monkeypatch.setattr(self.monitor, "claim_end", be_first)
+        monkeypatch.setattr(self.monitor, "_await_known_loss", await_news)
+        monkeypatch.setattr("rdzv.loop.life.accuse_unnamed", note)
 
-    def conclude(self, failure: BaseException | str | None) -> Outcome:
+    def end_work(self, failure: BaseException | str | None) -> Outcome:
         async def in_node(work: Any) -> bool:
             return bool(await work)
 
         async def release() -> None:
             self.did.append("release")
 
-        return finished(self.life.conclude(failure, in_node=in_node, release=release))
+        return run_at_once(self.monitor.end_work(failure, in_node=in_node, release=release))
 
 
 HUNG_UP = OSError("peer has hung up")
-ALL = ["claim", "suspect", "release", "await news"]
+ALL = ["claim", "accuse_unnamed", "release", "await news"]
 
 
 @pytest.mark.parametrize(
@@ -121,20 +123,20 @@ def test_the_outcome_of_a_round(
 ) -> None:
     driven = Driven(monkeypatch, **more)
     if ending is not None:
-        driven.life.end(ending)
-    assert driven.conclude(failure) is outcome
-    assert (driven.did, driven.life.has_failed) == (did, has_failed)
+        driven.monitor.end(ending)
+    assert driven.end_work(failure) is outcome
+    assert (driven.did, driven.monitor.has_failed) == (did, has_failed)
 
 
 def test_the_first_ending_counts_unless_a_departure_follows_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     driven = Driven(monkeypatch)
-    life, told = driven.life, driven.told
+    monitor, told = driven.monitor, driven.told
     for ending in (AGREED, Ending(kind=EndKind.AGREED, reason="b to leave")):
-        life.end(ending)
-        assert (life.ending, life.ended_abruptly, told) == (AGREED, False, [AGREED])
+        monitor.end(ending)
+        assert (monitor.ending, monitor.ended_abruptly, told) == (AGREED, False, [AGREED])
     for ending in (LOST, Ending(kind=EndKind.CLOSED, reason="enough"), AGREED):
-        life.end(ending)
-        assert (life.ending, life.ended_abruptly, told) == (LOST, True, [AGREED, LOST])
+        monitor.end(ending)
+        assert (monitor.ending, monitor.ended_abruptly, told) == (LOST, True, [AGREED, LOST])
 
 
 def test_an_ending_is_announced_once_even_if_two_threads_race(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +145,7 @@ def test_an_ending_is_announced_once_even_if_two_threads_race(monkeypatch: pytes
 
         def end(driven: Driven = driven, both: threading.Barrier = both) -> None:
             both.wait()
-            driven.life.end(Ending(kind=EndKind.AGREED, reason="1 waits to join"))
+            driven.monitor.end(Ending(kind=EndKind.AGREED, reason="1 waits to join"))
 
         threads = [threading.Thread(target=end) for _ in range(2)]
         for thread in threads:
@@ -180,4 +182,4 @@ async def test_a_node_without_a_round_accuses_no_member() -> None:
     async def connect() -> None:
         """Return no link: none is used."""
 
-    await suspect(cast("Any", SimpleNamespace(connect=connect, membership=None)), "a member is silent")
+    await accuse_unnamed(cast("Any", SimpleNamespace(connect=connect, membership=None)), "a member is silent")

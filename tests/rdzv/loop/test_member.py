@@ -13,7 +13,7 @@ import rdzv.sync
 import store.sync
 from rdzv.errors import RendezvousGracefulExitError, RendezvousSettingsError, RendezvousStateError
 from rdzv.loop.member import Options, RoundLoop
-from store.calls import finished
+from store.calls import run_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ def test_a_nodes_first_arrival_carries_its_progress(options: dict[str, Any], tol
     only by chance.
     """
     node = Quiet(error=RendezvousGracefulExitError("a spare that is not needed ends its loop without an error"))
-    assert finished(loop_over(node, **options).next()) is None
+    assert run_at_once(loop_over(node, **options).next()) is None
     assert node.progress == told
 
 
@@ -68,13 +68,13 @@ def test_a_nodes_first_arrival_carries_its_progress(options: dict[str, Any], tol
 def test_a_progress_that_is_no_step_is_refused_by_its_name(nonsense: Any) -> None:
     node = Quiet(error=AssertionError("it meets others"))
     with pytest.raises(RendezvousSettingsError, match=r"^progress\(\)=.* must be a whole number"):
-        finished(loop_over(node, progress=lambda: nonsense).next())
+        run_at_once(loop_over(node, progress=lambda: nonsense).next())
 
 
 def test_a_draining_node_does_not_join_again() -> None:
     node = Quiet(error=AssertionError("it meets others"))
     node.is_draining = True
-    assert finished(loop_over(node).next()) is None
+    assert run_at_once(loop_over(node).next()) is None
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ import rdzv
 from rdzv.node.member.noticing import MembershipWatcher
 
 url, name, held_up_for = sys.argv[1], sys.argv[2], float(sys.argv[3])
-heed = MembershipWatcher._answer_where_to_stop
+heed = MembershipWatcher._answer_stop_question
 
 async def and_then_stand_still(self, link, membership):
     stop = link.follower.head.stop
@@ -76,7 +76,7 @@ async def and_then_stand_still(self, link, membership):
     if stop is not None and not stop.decided:
         time.sleep(held_up_for)  # the thread of the node, which has just answered
 
-MembershipWatcher._answer_where_to_stop = and_then_stand_still
+MembershipWatcher._answer_stop_question = and_then_stand_still
 
 async def main():
     step = 0

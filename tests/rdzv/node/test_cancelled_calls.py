@@ -11,7 +11,7 @@ import pytest
 from rdzv.core.state import Closed, NodesLost
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.handler import Handler
-from rdzv.node.node import Ticket
+from rdzv.node.node import JoinTicket
 from tests.support.runs import VirtualRun, assert_one_round, connected, listen
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ SEEN_TO_THEIR_END = {
 async def test_an_abandoned_call_is_undone_before_the_next_one_begins() -> None:
     """Regression: the next call sent its record while the previous one was still being withdrawn."""
     async with VirtualRun(latency=0.05, min_nodes=1, max_nodes=1) as run:
-        node, unheard = run.handler("a").node, Ticket()
+        node, unheard = run.handler("a").node, JoinTicket()
         first = await node.next_rendezvous(unheard)
         undoing = run.start(node.abandon(unheard))
         await asyncio.sleep(0)
-        second = await node.next_rendezvous(Ticket())
+        second = await node.next_rendezvous(JoinTicket())
         assert undoing.done()
         assert second.round.number == first.round.number + 1
 

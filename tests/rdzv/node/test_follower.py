@@ -250,7 +250,7 @@ async def test_a_member_hears_that_it_is_lost_though_later_reports_in_one_read_n
     follower = HeadWatcher(cast("Store", store), KEYS, node_id="me")
     round = ROUND.replace(revision=8)
     membership = Membership(round=round, rank=0, arrival=3, node_id="me", beats=StepLog(3, store.time))
-    follower.on_change = lambda: membership.take(follower.head)
+    follower.on_change = lambda: membership.update(follower.head)
     later = told.replace(lost=NAMED_MOST + 1)
     task = asyncio.create_task(follower.run())
     store.say([*SNAPSHOT, SYNCED], [put(KEYS.progress, expelled.pack(), 21), put(KEYS.progress, later.pack(), 22)])

@@ -19,7 +19,7 @@ def test_one_delayed_answer_does_not_make_the_store_slow() -> None:
     link.follower = SimpleNamespace(opened_in=0.01)  # type: ignore[assignment]
     for count in range(ANSWERS_KEPT):
         assert link.round_trip == 0.01, count
-        link.answered_in(5.0)
+        link.note_answer_time(5.0)
     assert link.round_trip == 5.0  # the client counts as slow by now
 
 

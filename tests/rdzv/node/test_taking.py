@@ -15,7 +15,7 @@ from rdzv.core.round import Round
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stopping import Stop
 from rdzv.core.stuck.beats import StepLog
-from rdzv.loop.life import Life
+from rdzv.loop.life import RoundMonitor
 from rdzv.membership import Membership
 from rdzv.node.member.noticing import MembershipWatcher
 from tests.guarantees.test_r21_one_loop import a_run, begin, until
@@ -42,7 +42,7 @@ class Looks:
         self.look = look
         self.seen: list[Any] = []
 
-    def changed(self) -> None:
+    def notify(self) -> None:
         self.seen.append(self.look())
 
 
@@ -72,7 +72,7 @@ def test_the_first_notification_comes_after_all_of_the_head_was_read(
     membership = member()
     looks = Looks(lambda: (membership.over, membership.gate.decided, membership.lost_ids))
     membership.listeners.add(looks)
-    membership.take(head, rejoins=rejoins)
+    membership.update(head, rejoins=rejoins)
     assert looks.seen[0] == looks.seen[-1]
     (why, *rest) = looks.seen[0]
     assert rest == [decided, lost_ids]
@@ -99,13 +99,13 @@ async def test_a_listener_of_the_node_finds_the_loss_when_it_is_called() -> None
 async def test_a_loss_is_announced_while_a_request_of_the_node_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: listeners of the membership got it 5 s later, after the answer to the coordinator's question."""
     ended: dict[tuple[str, str], float] = {}
-    end = Life.end
+    end = RoundMonitor.end
 
-    def noted(self: Life, ending: Ending) -> None:
+    def noted(self: RoundMonitor, ending: Ending) -> None:
         ended.setdefault((self.membership.node_id, ending.kind.value), anyio.current_time())
         end(self, ending)
 
-    monkeypatch.setattr(Life, "end", noted)
+    monkeypatch.setattr(RoundMonitor, "end", noted)
     async with a_run(ttl=3) as run:
         trainers = [begin(run, name) for name in "abc"]
         await until(lambda: all(one.step >= 5 and one.played[-1][2] == 3 for one in trainers))
@@ -133,7 +133,7 @@ async def test_a_decision_and_a_departure_in_one_read_are_no_loss(
     monkeypatch: pytest.MonkeyPatch, seconds: float, held_up: str
 ) -> None:
     """Regression: a separate task set the decision later. A healthy job ended in the middle of a step, or hung."""
-    heed = MembershipWatcher._answer_where_to_stop
+    heed = MembershipWatcher._answer_stop_question
 
     async def late(self: MembershipWatcher, link: StoreSession, membership: Membership) -> None:
         stop = link.follower.head.stop
@@ -141,7 +141,7 @@ async def test_a_decision_and_a_departure_in_one_read_are_no_loss(
             await anyio.sleep(seconds)
         await heed(self, link, membership)
 
-    monkeypatch.setattr(MembershipWatcher, "_answer_where_to_stop", late)
+    monkeypatch.setattr(MembershipWatcher, "_answer_stop_question", late)
     async with a_run(ttl=10) as run:
         trainers = {name: begin(run, name) for name in "abc"}
         await until(lambda: all(one.step >= 5 and one.played[-1][2] == 3 for one in trainers.values()))
@@ -245,7 +245,7 @@ def test_a_child_forked_during_a_callback_can_use_the_membership() -> None:
 
         def ask() -> None:
             membership.call_when_over(told.append)
-            membership.listeners.changed()
+            membership.listeners.notify()
             os._exit(0 if told == ["over"] else 2)
 
         threading.Thread(target=ask, daemon=True).start()

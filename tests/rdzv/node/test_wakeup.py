@@ -21,7 +21,7 @@ async def test_nothing_polls_while_it_sleeps() -> None:
     sleeping = asyncio.create_task(wakeup.sleep_until(None))
     await asyncio.sleep(1)
     assert not loop._scheduled, "a poll would be a timer"  # type: ignore[attr-defined]
-    wakeup.changed()
+    wakeup.notify()
     assert await sleeping is True
 
 
@@ -29,10 +29,10 @@ async def test_a_change_wakes_all_current_listeners() -> None:
     listeners, first, second, began = Listeners(), Wakeup(), Wakeup(), now()
     with listeners.listening(first):
         with listeners.listening(second):
-            listeners.changed()
+            listeners.notify()
         assert await second.sleep_until(began + 1) is True
-        listeners.changed()
-    listeners.changed()
+        listeners.notify()
+    listeners.notify()
     assert await first.sleep_until(began + 1) is True
     assert await first.sleep_until(began + 1) is False
     assert await second.sleep_until(began + 1) is False
@@ -42,14 +42,14 @@ async def test_a_listener_may_unregister_while_it_is_called() -> None:
     listeners, wakeup = Listeners(), Wakeup()
 
     class Stopping(Wakeup):
-        def changed(self) -> None:
+        def notify(self) -> None:
             listening.__exit__(None, None, None)
 
     stopping = Stopping()
     listening = listeners.listening(stopping)
     listening.__enter__()
     with listeners.listening(wakeup):
-        listeners.changed()
+        listeners.notify()
     assert await wakeup.sleep_until(now() - 1) is True
 
 
@@ -58,7 +58,7 @@ async def test_it_wakes_once_after_a_change_or_at_its_time(changes_after: float 
     wakeup, began = Wakeup(), now()
     if changes_after is not None:
         for _ in range(2):
-            asyncio.get_running_loop().call_later(changes_after, wakeup.changed)
+            asyncio.get_running_loop().call_later(changes_after, wakeup.notify)
     if changes_after == 0:
         await asyncio.sleep(0.0)
         began = now()
@@ -70,7 +70,7 @@ async def test_it_wakes_once_after_a_change_or_at_its_time(changes_after: float 
 async def test_nested_listeners_are_woken() -> None:
     inner, outer, wakeup = Listeners(), Listeners(), Wakeup()
     with outer.listening(inner), inner.listening(wakeup):
-        outer.changed()
+        outer.notify()
         assert await wakeup.sleep_until(now())
-    outer.changed()
+    outer.notify()
     assert not await wakeup.sleep_until(now())

@@ -60,7 +60,7 @@ class Training:
 
 def announce(made: Cluster, rng: random.Random) -> None:
     """Announce one random change."""
-    here = [node for node in made.nodes if node.at_work]
+    here = [node for node in made.nodes if node.is_running]
     what = rng.choice(("drain", "join", "resize"))
     if what == "join" or len(here) < 3:
         made.join()
@@ -82,7 +82,7 @@ def test_all_members_stop_before_the_same_step_and_announced_changes_lose_no_ste
             announce(made, rng)
             made.advance(rng.choice((0.0, 0.01, 0.1, 1.0)))
             if faults and rng.random() < 0.4:
-                here = [node for node in made.nodes if node.at_work]
+                here = [node for node in made.nodes if node.is_running]
                 if rng.random() < 0.5 and len(here) > 2:
                     made.kill(rng.choice(here))
                 else:
@@ -119,7 +119,7 @@ def test_a_drain_of_an_earlier_process_of_the_same_name_does_not_apply() -> None
         drain_by_another(made, "node-0")
         made.restart(0)
         made.advance(13)
-        assert made.nodes[0].at_work
+        assert made.nodes[0].is_running
         assert made.rounds[-1].world_size == 2
 
 
@@ -145,14 +145,14 @@ def test_the_drain_of_an_earlier_process_ends_when_another_one_takes_its_name() 
         made.advance(5)
         drain_by_another(made, "node-0")
         made.advance(1)
-        assert [node.at_work for node in made.nodes] == [False, True], "it came again, and was to leave"
+        assert [node.is_running for node in made.nodes] == [False, True], "it came again, and was to leave"
         made.restart(0)
         made.advance(2)
         rounds = len(made.rounds)
         assert made.rounds[-1].world_size == 2
         made.advance(20)
         assert len(made.rounds) == rounds
-        assert [node.at_work for node in made.nodes] == [True, True]
+        assert [node.is_running for node in made.nodes] == [True, True]
 
 
 def test_a_waiting_node_leaves_as_soon_as_it_is_drained() -> None:
@@ -165,5 +165,5 @@ def test_a_waiting_node_leaves_as_soon_as_it_is_drained() -> None:
         (spare,) = (node for node in made.nodes if node.name not in made.rounds[-1].members)
         made.drain(spare, within=600)
         made.advance(5)
-        assert not spare.at_work and spare.error is None
+        assert not spare.is_running and spare.error is None
         assert len(made.rounds) == 1, "no other node has noticed"

@@ -344,10 +344,10 @@ def test_a_failed_worker_is_a_reason_to_meet_again_before_its_agent_stops(
     caplog.set_level("WARNING", logger="rdzv.torch")
     one, other = (agents.add(regroup_on_loss=regroup_on_loss) for _ in range(2))
     agents.meet(one, other)
-    life, handler = other._life, other._handler
-    assert life is not None and handler is not None
+    monitor, handler = other._life, other._handler
+    assert monitor is not None and handler is not None
     for how in ("worker 1 was killed by signal 9", "worker 0 ended with status 1"):
-        handler.start(life.claim_end(how)).wait(10)
+        handler.start(monitor.claim_end(how)).wait(10)
     until(lambda: "killed" in caplog.text)
     assert f"{handler.node_id}: worker 1 was killed by signal 9" in caplog.text
     assert (one.num_nodes_waiting(), other.num_nodes_waiting()) == (int(regroup_on_loss == "true"), 0)

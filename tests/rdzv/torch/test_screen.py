@@ -88,7 +88,7 @@ def test_a_rounds_line_has_lost_and_new_nodes_and_after_a_loss_the_cost_of_the_r
 
         def meet(seconds: float) -> None:
             handler.next_rendezvous()
-            screen.met(handler, again=bool(caplog.records), seconds=seconds)
+            screen.log_round(handler, again=bool(caplog.records), seconds=seconds)
 
         meet(0.1)
         with rdzv.sync.connect(where, node_id="b") as other:
@@ -120,9 +120,9 @@ def test_a_rounds_line_has_lost_and_new_nodes_and_after_a_loss_the_cost_of_the_r
 def test_the_reason_of_a_rounds_end_is_printed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
     screen = Screen("job")
-    screen.ended(Ending(kind=EndKind.LOST, reason="lost: b: its process ended"), None)
-    screen.ended(Ending(kind=EndKind.FAILED, reason="b: worker 0 ended with status 1"), None, done=True)
-    screen.ended(Ending(kind=EndKind.CLOSED, reason="the run is closed: done"), Closed(reason="done", by="b"))
+    screen.log_round_end(Ending(kind=EndKind.LOST, reason="lost: b: its process ended"), None)
+    screen.log_round_end(Ending(kind=EndKind.FAILED, reason="b: worker 0 ended with status 1"), None, done=True)
+    screen.log_round_end(Ending(kind=EndKind.CLOSED, reason="the run is closed: done"), Closed(reason="done", by="b"))
     assert [record.getMessage() for record in caplog.records] == [
         "run job: lost: b: its process ended; meeting again",
         "run job: b: worker 0 ended with status 1; the workers here have succeeded, and this agent does not come again",
@@ -148,7 +148,7 @@ def test_the_reason_of_a_wait_is_printed(
         rdzv.sync.connect(where, node_id="a") as handler,
         rdzv.sync.connect(where, node_id="b") as other,
         ThreadPoolExecutor(1) as pool,
-        Screen(run_id).meeting(cast("rdzv.sync.Handler", SimpleNamespace(status=status))),
+        Screen(run_id).log_waits(cast("rdzv.sync.Handler", SimpleNamespace(status=status))),
     ):
         joining = pool.submit(handler.next_rendezvous)
         while sum("1 of at least 2 nodes" in reason for reason in reasons) < 5:
@@ -194,7 +194,7 @@ def test_an_agent_that_a_signal_ends_says_so_in_one_line(
     serves_for: float | None, what_then: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="rdzv.torch")
-    Screen("job").ends("SIGTERM", serves_for=serves_for)
+    Screen("job").log_signal("SIGTERM", serves_for=serves_for)
     (record,) = caplog.records
     said = f"run job: this agent ends, since it was told to end by SIGTERM; {what_then}"
     assert record.getMessage().startswith(said)
@@ -209,5 +209,5 @@ def test_the_address_of_the_run_is_printed(url: str, caplog: pytest.LogCaptureFi
             ("run x, node b", "; run x, node b serves the store"),
             ("", ""),
         ):
-            Screen("job").begins(settings, "a", host=host)
+            Screen("job").log_start(settings, "a", host=host)
             assert caplog.records[-1].getMessage() == f"run job: joining at {url}, {said}; this one is a{serves}"

@@ -102,13 +102,13 @@ def test_buffers_are_restored_only_before_the_optimizers_step() -> None:
         model(torch.randn(4, 2)).pow(2).mean().backward()
 
     batch()
-    interrupted.take_back(model, optimizer, announced=False)
+    interrupted.undo_step(model, optimizer, announced=False)
     assert int(model.num_batches_tracked) == 0
     assert torch.equal(model.running_var, torch.ones(2))
     assert model.weight.grad is None
     batch()
     optimizer.step()
-    interrupted.take_back(model, optimizer, announced=False)
+    interrupted.undo_step(model, optimizer, announced=False)
     assert int(model.num_batches_tracked) == 1
 
 
@@ -119,7 +119,7 @@ def test_gradients_are_dropped_of_the_model_and_of_all_parameters_of_the_optimiz
     frozen = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD([{"params": frozen.parameters()}, {"params": [scale]}], lr=0.1)
     ((model(torch.ones(1, 2)) + frozen(torch.ones(1, 2))) * scale).sum().backward()
-    InterruptedStep().take_back(model if passes_model else None, optimizer, announced=False)
+    InterruptedStep().undo_step(model if passes_model else None, optimizer, announced=False)
     assert [one.grad for one in (*frozen.parameters(), scale)] == [None] * 3
     assert all((one.grad is None) is passes_model for one in model.parameters())
 
@@ -140,7 +140,7 @@ def test_gradients_lost_by_an_announced_change_are_warned_of_once(
             if steps_of_the_optimizer:
                 optimizer.step()
         interrupted.remember()
-        interrupted.take_back(model, optimizer, announced=True)
+        interrupted.undo_step(model, optimizer, announced=True)
     assert len([one for one in caplog.records if "give `check` the optimizer's steps" in one.message]) == warnings
 
 
@@ -176,12 +176,12 @@ def test_a_step_of_lbfgs_interrupted_between_two_evaluations_is_undone() -> None
         with pytest.raises(RuntimeError, match="aborted"):
             step(raises_at=2)
         assert state() != before
-        interrupted.take_back(model, optimizer, announced=False)
+        interrupted.undo_step(model, optimizer, announced=False)
         assert state() == before
         interrupted.follow(model, optimizer)
         step(raises_at=99)
         after = state()
-        interrupted.take_back(model, optimizer, announced=False)
+        interrupted.undo_step(model, optimizer, announced=False)
         assert state() == after != before
 
 
@@ -206,7 +206,7 @@ def test_a_step_that_communicates_is_undone_with_a_closure_and_warned_of_without
     interrupted.follow(None, optimizer)
     with pytest.raises(RuntimeError, match="aborted"):
         optimizer.step(closure)
-    interrupted.take_back(None, optimizer, announced=False)
+    interrupted.undo_step(None, optimizer, announced=False)
     assert bool(weight.sum()) is (closure is None)
     assert len([one for one in caplog.records if "interrupted a step of Distributed" in one.message]) == (
         closure is None

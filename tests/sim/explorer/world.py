@@ -45,13 +45,13 @@ from rdzv.errors import RoundSupersededError
 from rdzv.node.handler import Handler
 from rdzv.node.link.loops import NodeLoop
 from rdzv.node.node import Node
-from rdzv.node.run.agreed import Agreed
+from rdzv.node.run.agreed import RunSettings
 from rdzv.testing.machines import NoPort
 from rdzv.testing.timeline import START, Host, Timeline
 from store import interface, messages
 from store.engine.applied import Answer, Delivery
 from store.engine.engine import Engine
-from store.engine.processes import Closing
+from store.engine.processes import ConnectionEnd
 from store.errors import StoreReplaced, StoreTimeoutError, unsent
 from store.messages import Cancel, Entry, Event, Get, Guarded, KeepAlive, Listing, ListingPart, Put, Transact
 from store.protocol.connection import error_of
@@ -394,7 +394,7 @@ class World:
         self.stores = 0
         self.story: list[str] = []
         self.revisions: dict[int, str] = {}
-        agreed = Agreed(parse(URL, {}, {}))
+        agreed = RunSettings(parse(URL, {}, {}))
         self.replay = ""
         self.checker = Checker(self, KEYS, agreed.rules, grain=0.01)
         self.faults_left = 1 if scenario.faults else 0
@@ -516,7 +516,7 @@ class World:
                 one.connection.up.clear()
                 one.connection.down.clear()
                 one.host.die()
-                self.engine.disconnect(index, now=self.now, how=Closing.DROPPED)
+                self.engine.disconnect(index, now=self.now, how=ConnectionEnd.DROPPED)
             case "cut":
                 self.faults_left = 0
                 one.cut, one.led = True, self._leads(one)
@@ -599,9 +599,9 @@ class World:
         until = min(lease_at, next_timer(timeline))
         while self.now < until - LOOK_EVERY:
             timeline.now += LOOK_EVERY
-            self.engine.look(now=self.now)
+            self.engine.advance_leases(now=self.now)
         timeline.now = max(until, self.now)
-        if self.engine.look(now=self.now):
+        if self.engine.advance_leases(now=self.now):
             self._deliver(self.engine.tick(now=self.now))
 
     def _apply(self, peer: int, id: int, request: Request[Any]) -> None:
@@ -619,7 +619,7 @@ class World:
             self._deliver(applied.deliveries)
             if applied.work is None:
                 return
-            applied = self.engine.go_on(applied.work)
+            applied = self.engine.continue_work(applied.work)
 
     def _deliver(self, deliveries: Any) -> None:
         for one in deliveries:

@@ -25,7 +25,7 @@ from store.errors import ConnectionLost, StoreReplaced, StoreTimeoutError, WaitE
 from store.limits import Limits
 from store.messages import Watch
 from store.net.address import Address
-from store.net.racing import Addresses, connected
+from store.net.racing import Addresses, connect_blocking
 from tests.support.limits import limits_with
 from tests.support.processes import require
 from tests.support.proxy import Proxy
@@ -80,7 +80,7 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
         assert server.connections == 1
         assert client.stats()["requests"] == 12
         assert client.store_id == server.store_id
-        assert client._free[0]._patience.connect_timeout() == patience.ATTEMPT, (
+        assert client._free[0]._timeouts.connect_timeout() == patience.ATTEMPT, (
             "it has met the server: a later attempt is shorter than the first one"
         )
     with store.sync.connect(server.url) as client:
@@ -90,16 +90,16 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
 def test_the_connections_of_the_busiest_moment_are_given_back(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: they were kept until the client was closed."""
     with sync.connect(server.url) as client:
-        together = threading.Barrier(12)
+        run_together = threading.Barrier(12)
 
         def wait() -> None:
-            together.wait()
+            run_together.wait()
             client.wait(["go"])
 
         threads = [threading.Thread(target=wait) for _ in range(11)]
         for thread in threads:
             thread.start()
-        together.wait()
+        run_together.wait()
         while client.stats()["connections"] < 12:
             pass
         client.put("go", b"")
@@ -145,12 +145,12 @@ def test_leases_that_have_ended_are_not_kept_by_the_connection_that_granted_them
 def test_leases_outlive_the_connections_of_the_busiest_moment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lease ended 60 s after its grant, together with the connection that had granted it."""
     with sync.connect(server.url) as client:
-        together = threading.Barrier(50)
+        run_together = threading.Barrier(50)
 
         def grant(number: int) -> None:
             client.wait(["go"])  # on a connection of its own
             lease = client.grant(600, disconnect_ttl=0.3)
-            together.wait()
+            run_together.wait()
             client.put(f"mine/{number}", b"", lease=lease)
 
         threads = [threading.Thread(target=grant, args=[number]) for number in range(50)]
@@ -662,11 +662,11 @@ def test_a_call_interrupted_while_its_channel_connects_does_not_wait_afterwards(
         client = sync.Client(Address(host="127.0.0.1", port=server.port))
 
         def connect_slowly(*args: Any) -> Any:
-            sock = connected(*args)
+            sock = connect_blocking(*args)
             get_out(client)
             return sock
 
-        monkeypatch.setattr(rooms, "connected", connect_slowly)
+        monkeypatch.setattr(rooms, "connect_blocking", connect_slowly)
         with contextlib.closing(client), pytest.raises(error):
             client.wait(["never"], timeout=10)
 

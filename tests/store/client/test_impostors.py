@@ -14,7 +14,7 @@ import pytest
 from rdzv.testing.network import MemoryNetwork
 from store import AuthenticationError, Client, ConnectionLost, ProtocolError, Put, StoreError, StoreReplaced
 from store.protocol import wire
-from store.protocol.wire import Greeting, Sorry
+from store.protocol.wire import Greeting, Rejection
 from tests.support.stores import connect_in_memory, serve_in_memory
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ IMPOSTORS = {
     "a proxy without its backend": b"HTTP/1.1 503 Service Unavailable\r\n\r\n",
     "another service": b"SSH-2.0-OpenSSH_9.6\r\n",
     "another store that proved nothing": wire.encode_opening(Greeting(1, 1, "another", b"n" * 16, True)),
-    "a refusal": wire.encode_sorry(Sorry("authentication", "go away")),
-    "an unknown refusal": wire.encode_sorry(Sorry("fashion", "go away")),
+    "a refusal": wire.encode_rejection(Rejection("authentication", "go away")),
+    "an unknown refusal": wire.encode_rejection(Rejection("fashion", "go away")),
     "another version": wire.encode_opening(Greeting(700, 701, "another", b"n" * 16, True)),
     "garbage": GARBAGE,
 }
@@ -91,8 +91,8 @@ async def test_another_store_is_reported_once_it_has_sent_its_welcome() -> None:
     ("words", "kind"),
     [
         (GARBAGE, ProtocolError),
-        (wire.encode_sorry(Sorry("authentication", "go away")), AuthenticationError),
-        (wire.encode_sorry(Sorry("protocol", "what is this")), ProtocolError),
+        (wire.encode_rejection(Rejection("authentication", "go away")), AuthenticationError),
+        (wire.encode_rejection(Rejection("protocol", "what is this")), ProtocolError),
     ],
 )
 async def test_every_error_of_a_write_that_was_sent_says_that_it_may_have_been_applied(

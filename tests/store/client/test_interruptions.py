@@ -21,7 +21,7 @@ from store.client import channel as rooms
 from store.client import pulse
 from store.errors import StoreError
 from store.net.address import Address
-from store.net.threads import Held, LoopThread
+from store.net.threads import HeldContext, LoopThread
 from tests.rdzv.cli.test_serve import Files
 from tests.support.interrupts import tears, torn
 from tests.support.processes import ROOT, require
@@ -129,13 +129,13 @@ def test_a_dead_connection_is_replaced_however_many_signals_come(
     serving, trusting = (files.server(), files.client()) if files is not None else (None, None)
     with (
         store.sync.serve(tls=serving) as server,
-        Held(thread, Proxy("127.0.0.1", server.port)) as proxy,
+        HeldContext(thread, Proxy("127.0.0.1", server.port)) as proxy,
         sync.connect(server.url, tls=trusting) as other,
     ):
         client = sync.Client(Address(host="127.0.0.1", port=proxy.port, secure=secure), tls=trusting, timeout=5.0)
         with contextlib.closing(client), client.watch("a") as watch, signals(0.1):
-            thread.soon(proxy.swallow)
-            thread.soon(proxy.pass_new)
+            thread.call_soon(proxy.swallow)
+            thread.call_soon(proxy.pass_new)
             late = threading.Timer(LONG, watch.close)
             putting = threading.Timer(1.0, other.put, ["a", b""])
             late.start()

@@ -15,7 +15,7 @@ from store.client.patience import (
     LEAST,
     SILENCE,
     SILENCE_MOST,
-    Patience,
+    Timeouts,
 )
 
 
@@ -26,8 +26,8 @@ class Longest(random.Random):
         return b
 
 
-def patience(*, remaining: float = math.inf, round_trip: float | None = 0.001) -> Patience:
-    made = Patience(Longest())
+def patience(*, remaining: float = math.inf, round_trip: float | None = 0.001) -> Timeouts:
+    made = Timeouts(Longest())
     made.limit_by(lambda: remaining)
     if round_trip is not None:
         made.note_connected(round_trip)

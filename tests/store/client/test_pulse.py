@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
-from store.client.patience import BUSY_FACTOR, HEARTBEAT, SILENCE, SLOW_FOR, Patience
-from store.client.pulse import HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Action, Pulse, Traffic
+from store.client.patience import BUSY_FACTOR, HEARTBEAT, SILENCE, SLOW_FOR, Timeouts
+from store.client.pulse import HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Action, ConnectionHealth, Traffic
 from store.client.reconnecting import Connection
 from tests.support.processes import require
 from tests.support.stores import connect_in_memory, serve_in_memory
@@ -19,13 +19,15 @@ QUIET, BUSY = Traffic(), Traffic(acknowledged=True)
 BUSY_SILENCE = BUSY_FACTOR * SILENCE
 
 
-def pulse() -> Pulse:
-    patience = Patience(random.Random(0))
+def pulse() -> ConnectionHealth:
+    patience = Timeouts(random.Random(0))
     patience.note_connected(0.001)
-    return Pulse(patience, 0.0)
+    return ConnectionHealth(patience, 0.0)
 
 
-def said(one: Pulse, line: Traffic = QUIET, *, since: float = 0.0, until: float = 1000.0) -> list[tuple[Action, Any]]:
+def said(
+    one: ConnectionHealth, line: Traffic = QUIET, *, since: float = 0.0, until: float = 1000.0
+) -> list[tuple[Action, Any]]:
     """Return the messages that it sends with their times, until it hangs up, if nothing is received."""
     found: list[tuple[Action, Any]] = []
     now = one.first_check_at(since)
@@ -44,7 +46,7 @@ def test_a_server_that_owes_an_answer_is_pinged_then_replaced_and_finally_closed
     line: Traffic, silence: float, patient: float
 ) -> None:
     one = pulse()
-    one.expect(0.0)
+    one.expect_answer(0.0)
     expected = [(Action.PING, silence / 2), (Action.SEEK, silence), (Action.HANG_UP, 2 * patient * HEARTBEAT)]
     assert said(one, line) == expected
 
@@ -66,7 +68,7 @@ def test_one_that_answers_is_asked_again_a_heartbeat_later() -> None:
 
 def test_a_server_that_answers_is_not_replaced_until_it_falls_silent_again() -> None:
     one = pulse()
-    one.expect(0.0)
+    one.expect_answer(0.0)
     assert said(one, until=2.0)[-1][0] is Action.SEEK
     one.heard(2.0, expecting=True)
     assert not one.seeking
@@ -75,7 +77,7 @@ def test_a_server_that_answers_is_not_replaced_until_it_falls_silent_again() -> 
 
 def test_a_server_that_accepts_data_is_alive() -> None:
     one = pulse()
-    one.expect(0.0)
+    one.expect_answer(0.0)
     for tenth in range(200):
         assert one.check(tenth / 10, Traffic(unsent_bytes=1000 - tenth))[0] is Action.NOTHING
         assert one.check(tenth / 10, Traffic(unsent_bytes=1000 - tenth, held_back=True))[0] is Action.NOTHING
@@ -84,19 +86,19 @@ def test_a_server_that_accepts_data_is_alive() -> None:
 def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
     """Thousands of waiting clients opened new connections, which made the server slower: none was served."""
     one = pulse()
-    one.expect(0.0)
+    one.expect_answer(0.0)
     one.heard(4.0, expecting=True)
     assert Action.SEEK not in dict(said(one, BUSY, since=4.0, until=4.0 + 2 * 4.0))
     one.heard(14.0, expecting=False)
     later = 14.0 + 10 * SLOW_FOR
-    one.expect(later)
+    one.expect_answer(later)
     assert (Action.SEEK, later + BUSY_SILENCE) in said(one, BUSY, since=later), "that was long ago"
 
 
 def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None:
     """With thousands of clients in one loop, answers that had arrived but were not read yet counted as silence."""
     one = pulse()
-    one.expect(0.0)
+    one.expect_answer(0.0)
     assert one.check(30.0, Traffic(), late=29.5) == (Action.NOTHING, 30.0), "first what has come is read"
     assert said(one, since=30.0, until=32.0) == [(Action.SEEK, 30.5)]
 
@@ -104,7 +106,7 @@ def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None
 def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_busy() -> None:
     one, pings = pulse(), 0
     for second in range(int(WATCHES_HEAR_EVERY + HEARTBEAT)):
-        one.expect(second)
+        one.expect_answer(second)
         one.heard(second, expecting=True)
         pings += one.check(second, Traffic(has_watches=True))[0] is Action.PING
     assert pings == 1
@@ -112,7 +114,7 @@ def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_bu
 
 def test_no_ping_is_sent_before_the_welcome() -> None:
     one = pulse()
-    one.expect(0.0)
+    one.expect_answer(0.0)
     assert [say for say, _ in said(one, Traffic(welcomed=False))] == [Action.SEEK, Action.HANG_UP]
 
 
@@ -140,9 +142,9 @@ def test_on_uvloop_a_look_that_is_due_at_once_is_one_that_can_be_hastened() -> N
     import uvloop
 
     async def ask() -> None:
-        client: Any = type("Owner", (), {"patience": Patience(random.Random(0)), "met": False})
+        client: Any = type("Owner", (), {"timeouts": Timeouts(random.Random(0)), "met": False})
         link = Connection(client)
-        link._look_at(asyncio.get_running_loop().time() - 1.0)
+        link._check_at(asyncio.get_running_loop().time() - 1.0)
         link.expect_answer()
         link.end()
         await asyncio.sleep(0)

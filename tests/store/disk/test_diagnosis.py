@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from store.disk import copies, diagnosis
-from store.disk.diagnosis import reporting
+from store.disk.diagnosis import explaining_errors
 from store.disk.directory import FILE
 from store.errors import StoreUsageError
 from store.server.journal import Journal
@@ -66,7 +66,7 @@ def test_the_system_is_asked_for_any_error_code_of_sqlite(
     monkeypatch.setattr(diagnosis, "allocate", refuse)
     error = sqlite3.OperationalError("SQLite's own words")
     error.sqlite_errorcode = code
-    with pytest.raises(StoreUsageError) as refused, reporting(path, written=target if written else None):
+    with pytest.raises(StoreUsageError) as refused, explaining_errors(path, written=target if written else None):
         raise error
     said = str(refused.value)
     assert TOLD[number] in said
@@ -86,7 +86,7 @@ def test_wrong_contents_are_called_damage(tmp_path: Path, code: int | None) -> N
     if code is not None:
         error.sqlite_errorcode = code
     told = r"is damaged \(malformed\); .* move it away, with all that begins with"
-    with pytest.raises(StoreUsageError, match=told), reporting(tmp_path / FILE):
+    with pytest.raises(StoreUsageError, match=told), explaining_errors(tmp_path / FILE):
         raise error
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from store.disk.directory import MARK, RESERVE, RESERVE_BYTES, Mark, Reserve, holder, release_lock, take_lock
+from store.disk.directory import MARK, RESERVE, RESERVE_BYTES, DurableMark, Reserve, holder, release_lock, take_lock
 from store.server.journal import Journal
 from tests.support.facts import change, put
 
@@ -76,14 +76,14 @@ with holder(pathlib.Path(sys.argv[1])) as process:
 
 
 def test_a_mark_names_the_last_write(tmp_path: Path) -> None:
-    mark = Mark(tmp_path)
+    mark = DurableMark(tmp_path)
     assert mark.read() is None
     for number in (9, 10, 100):
         mark.write("store-1", number)
-        assert Mark(tmp_path).read() == ("store-1", number)
+        assert DurableMark(tmp_path).read() == ("store-1", number)
     mark.close()
     mark.close()
-    assert Mark(tmp_path).read() == ("store-1", 100)
+    assert DurableMark(tmp_path).read() == ("store-1", 100)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_mark_that_is_damaged_proves_nothing_and_is_written_anew(
     tmp_path: Path, what: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / MARK).write_bytes(what)
-    mark = Mark(tmp_path)
+    mark = DurableMark(tmp_path)
     assert mark.read() is None
     assert "is damaged" in caplog.text
     mark.write("store-1", 8)
@@ -103,7 +103,7 @@ def test_a_mark_that_is_damaged_proves_nothing_and_is_written_anew(
 
 def test_a_mark_that_cannot_be_written_is_no_harm(tmp_path: Path) -> None:
     (tmp_path / MARK).mkdir()
-    mark = Mark(tmp_path)
+    mark = DurableMark(tmp_path)
     mark.write("store-1", 1)
     assert mark.read() is None
 

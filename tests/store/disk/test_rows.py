@@ -39,7 +39,7 @@ def layout() -> str:
         Event(kind="delete", revision=5, key="m"),
     )
     responses = [wire.encode_response(9, response) for response in ANSWERS_TO_CHANGES]
-    parts = [rows.SCHEMA, str(rows.PARTS), repr(rows.seal("a", b"b", 3, None, 1.5))]
+    parts = [rows.SCHEMA, str(rows.PARTS), repr(rows.checksummed("a", b"b", 3, None, 1.5))]
     database = empty()
     lease = SavedLease(id=4, ttl=10.0, disconnect_ttl=None, gone_ttl=None, anonymous=True)
     facts = ChangeSet(
@@ -55,7 +55,7 @@ def layout() -> str:
             )
         ],
     )
-    facts.opened(b"s" * 16, 1)
+    facts.note_opened(b"s" * 16, 1)
     rows.write(database, [facts], number=1)
     for table in ("meta", "entries", "history", "leases", "sessions", "replies"):
         parts += map(repr, database.execute(f"SELECT * FROM {table}"))
@@ -65,7 +65,7 @@ def layout() -> str:
 def empty() -> sqlite3.Connection:
     database = sqlite3.connect(":memory:", isolation_level=None)
     database.executescript(rows.SCHEMA)
-    database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", "id"))
+    database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", "id"))
     return database
 
 
@@ -109,7 +109,7 @@ def test_history_that_is_forgotten_goes_with_all_of_its_parts(monkeypatch: pytes
 def test_a_refusal_is_kept_as_the_answer_to_its_request() -> None:
     reply = KeptReply(session_id=b"s" * 16, acknowledged=3, request_id=4, response=messages.Written(revision=9))
     facts = ChangeSet(revisions=[(Event(kind="delete", revision=1, key="k"),)], replies=[reply])
-    refused = rows.refusal_of(facts, "too big")
+    refused = rows.with_refused_replies(facts, "too big")
     assert not refused.revisions
     (answer,) = refused.replies
     assert (answer.session_id, answer.acknowledged, answer.request_id) == (b"s" * 16, 3, 4)
@@ -160,7 +160,7 @@ def test_a_group_of_any_size_takes_a_few_statements_and_is_written_whole() -> No
     deleted = tuple(Event(kind="delete", revision=count + 1, key=f"k{number}") for number in numbers[::2])
     first, later = ChangeSet(replies=replies[:-clients]), ChangeSet(replies=replies[-clients:])
     for number in range(clients):
-        first.opened(b"s%d" % number, number)
+        first.note_opened(b"s%d" % number, number)
     first.revisions, later.revisions = [(event,) for event in put], [deleted]
     database.set_trace_callback(told.append)
     rows.write(database, [first], number=1)

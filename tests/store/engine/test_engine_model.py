@@ -16,7 +16,7 @@ from store import when
 from store.disk import rows
 from store.engine import engine, keyspace, requests, snapshots, waits, watches
 from store.engine.engine import Engine
-from store.engine.processes import Closing
+from store.engine.processes import ConnectionEnd
 from store.limits import Limits
 from store.messages import (
     CHOSEN_LEASE_LEAST,
@@ -300,7 +300,7 @@ class LateDesk(Desk):
         """Send the next part, if any, of the beginning of a watch of this peer."""
         work = self.works.pop(peer, None)
         if applied is None and work is not None:
-            applied = self.engine.go_on(work)
+            applied = self.engine.continue_work(work)
         if applied is not None:
             self.take(applied.deliveries)
             if applied.work is not None:
@@ -353,14 +353,14 @@ def test_the_store_is_a_dictionary_that_counts_its_revisions(
     for who, step in chain.from_iterable(stories):
         peer = peers[who]
         if step == CHORES:
-            desk.take(desk.engine.do_chore())
+            desk.take(desk.engine.do_postponed_work())
             continue
         if step == READ:
             desk.read(peer)
             continue
         if step == CUT:
             desk.works.pop(peer, None)
-            desk.disconnect(peer, how=Closing.DROPPED)
+            desk.disconnect(peer, how=ConnectionEnd.DROPPED)
             for each in [each for each in opened if each[0] == peer]:
                 del opened[each]
             for each in [each for each in (*waiting, *ended) if each[0] == peer]:
@@ -416,7 +416,7 @@ def test_the_store_is_a_dictionary_that_counts_its_revisions(
         while peer in desk.works:
             desk.read(peer)
     super(LateDesk, desk).do_chores()
-    assert desk.engine._keys.index.stretch("", after=None, most=100) == sorted(model.entries)
+    assert desk.engine._keys.index.page("", after=None, most=100) == sorted(model.entries)
     assert desk.engine._keys.entries == model.entries
     figures = desk.engine.figures()
     assert (figures["watches"], figures["waits"]) == (len(opened), len(waiting))
@@ -458,7 +458,7 @@ class Disk:
     def __init__(self) -> None:
         self._database = sqlite3.connect(":memory:", isolation_level=None)
         self._database.executescript(rows.SCHEMA)
-        self._database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.seal("store_id", "store-1"))
+        self._database.execute("INSERT INTO meta VALUES (?, ?, ?)", rows.checksummed("store_id", "store-1"))
         self._group: list[ChangeSet] = []
         self._groups = 0
 
@@ -552,7 +552,7 @@ def test_a_durable_store_goes_on_as_if_it_had_not_stopped(
                 desk.disconnect(peer)
                 connect()
             case "goodbye":
-                desk.disconnect(peer, how=Closing.GOODBYE)
+                desk.disconnect(peer, how=ConnectionEnd.GOODBYE)
                 client = 3 - client
                 request_ids.setdefault(client, 0)
                 connect()

@@ -14,7 +14,7 @@ import pytest
 
 from store import Add, Append, Get, Grant, Limits, Put, when
 from store.engine.applied import Delivery
-from store.engine.processes import Closing
+from store.engine.processes import ConnectionEnd
 from store.engine.snapshots import STEP_KEYS
 from store.messages import (
     Count,
@@ -63,7 +63,7 @@ def steps_of(desk: Desk, request: Any) -> Iterator[Any]:
         yield applied.response
         if applied.work is None:
             return
-        applied = desk.engine.go_on(applied.work)
+        applied = desk.engine.continue_work(applied.work)
 
 
 def test_unread_listings_do_not_slow_writes() -> None:
@@ -272,7 +272,7 @@ def longest_step(engine: Engine, frame: bytes) -> float:
         if applied.work is None:
             return max(took)
         began = time.process_time()
-        applied = engine.go_on(applied.work)
+        applied = engine.continue_work(applied.work)
 
 
 @pytest.fixture(autouse=True)
@@ -329,7 +329,7 @@ def many_leases() -> tuple[Desk, Any]:
         desk.connect(peer, process=process)
         for number in range(60 * K if peer == 1 else 1):
             desk.engine.apply(Grant(ttl=30.0, disconnect_ttl=1.0, gone_ttl=0.1), peer, number + 1, number, desk.now)
-    return desk, lambda: desk.engine.disconnect(1, now=desk.now, how=Closing.DROPPED)
+    return desk, lambda: desk.engine.disconnect(1, now=desk.now, how=ConnectionEnd.DROPPED)
 
 
 def many_watches() -> tuple[Desk, Any]:
@@ -349,7 +349,7 @@ def unread_listing() -> tuple[Desk, Any]:
     assert desk.engine.apply(List(prefix="k/"), 1, 1, 0, desk.now).work is not None
     while desk.keys():
         desk.ask(DeletePrefix(prefix="k/", at_most=len(WRITES)), peer=2)
-    return desk, lambda: desk.engine.disconnect(1, now=desk.now, how=Closing.DROPPED)
+    return desk, lambda: desk.engine.disconnect(1, now=desk.now, how=ConnectionEnd.DROPPED)
 
 
 def parked_by(request: Callable[[int], Any], *, peers: int = 16) -> tuple[Desk, Any]:
@@ -361,7 +361,7 @@ def parked_by(request: Callable[[int], Any], *, peers: int = 16) -> tuple[Desk, 
 
     def cut() -> None:
         for peer in range(peers):
-            desk.engine.disconnect(peer, now=desk.now, how=Closing.CUT)
+            desk.engine.disconnect(peer, now=desk.now, how=ConnectionEnd.CUT)
 
     return desk, cut
 
@@ -409,10 +409,10 @@ def test_the_end_of_many_things_at_once_is_done_in_steps(scene: Callable[[], tup
     try:
         step(end)
         while desk.engine.has_chores:
-            step(desk.engine.do_chore)
+            step(desk.engine.do_postponed_work)
         for _ in range(400):
             desk.now += 0.1
-            step(lambda: desk.engine.look(now=desk.now) and desk.engine.tick(now=desk.now))
+            step(lambda: desk.engine.advance_leases(now=desk.now) and desk.engine.tick(now=desk.now))
     finally:
         gc.enable()
     assert longest < STEP_SECONDS

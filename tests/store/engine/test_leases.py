@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from store.engine.changeset import SavedLease
 from store.engine.leases import STALL_AFTER, UNTIDY, LeaseRecord, Leases
-from store.engine.processes import Closing
+from store.engine.processes import ConnectionEnd
 
 
 def at(now: float = 0.0) -> Leases:
@@ -24,7 +24,7 @@ def let_pass(leases: Leases, seconds: float, *, now: float = 0.0) -> float:
 
 def close(leases: Leases, peer: int) -> None:
     """Report that a peer closed its connection, and do all the work that follows."""
-    for _ in leases.peer_closed(peer, Closing.DROPPED):
+    for _ in leases.peer_closed(peer, ConnectionEnd.DROPPED):
         pass
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store.engine.processes import AT_ONCE, MANY, Closing, Processes
+from store.engine.processes import AT_ONCE, MANY, ConnectionEnd, Processes
 
 A, B, C, D = (bytes([letter]) * 16 for letter in b"ABCD")
 
@@ -22,22 +22,24 @@ def several(*ids: bytes) -> Processes:
     return made
 
 
-def dead(processes: Processes, peer: int, how: Closing = Closing.DROPPED, *, now: float = 0.0) -> list[bytes]:
+def dead(
+    processes: Processes, peer: int, how: ConnectionEnd = ConnectionEnd.DROPPED, *, now: float = 0.0
+) -> list[bytes]:
     process = processes.closed(peer, how, now=now)
     return [] if process is None else [process.id]
 
 
 def test_one_that_says_goodbye_last_or_whose_connection_was_cut_is_not() -> None:
     processes = several(A, B, C, D)
-    assert dead(processes, 1, Closing.GOODBYE) == []
-    assert dead(processes, 2, Closing.CUT) == []
+    assert dead(processes, 1, ConnectionEnd.GOODBYE) == []
+    assert dead(processes, 2, ConnectionEnd.CUT) == []
     assert dead(processes, 3) == [C]
 
 
 def test_one_of_whose_connections_one_was_cut_is_expected_back_until_it_has_made_another() -> None:
     processes = several(B, C, D)
     holding(processes, A, 10, 11)
-    assert dead(processes, 10, Closing.CUT) == []
+    assert dead(processes, 10, ConnectionEnd.CUT) == []
     assert dead(processes, 11) == []
     processes.connected(12, A, previous=None)
     assert dead(processes, 12) == [A]
@@ -62,7 +64,7 @@ def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
 def test_many_deaths_at_once_spare_the_first_ones_too() -> None:
     ids = [bytes([number]) * 16 for number in range(1, 3 * MANY)]
     processes = several(*ids)
-    fallen = [processes.closed(peer, Closing.DROPPED, now=peer / 1000) for peer in range(1, MANY)]
+    fallen = [processes.closed(peer, ConnectionEnd.DROPPED, now=peer / 1000) for peer in range(1, MANY)]
     assert [process.id for process in fallen if process and process.died_at is not None] == ids[: MANY - 1]
     assert dead(processes, MANY, now=MANY / 1000) == []
     assert {process.died_at for process in fallen if process} == {None}
@@ -77,7 +79,7 @@ def test_as_many_one_after_the_other_are_not() -> None:
 
 def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
     processes = several(A, B, C)
-    first = processes.closed(1, Closing.DROPPED, now=0.0)
+    first = processes.closed(1, ConnectionEnd.DROPPED, now=0.0)
     assert first is not None
     assert (first.id, first.died_at) == (A, 0.0)
     assert dead(processes, 2, now=AT_ONCE / 2) == []
@@ -90,7 +92,7 @@ def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
 def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
     processes = several(A, B, C, D)
     processes.lease_kept(2, 1)
-    process = processes.closed(2, Closing.DROPPED, now=0.0)
+    process = processes.closed(2, ConnectionEnd.DROPPED, now=0.0)
     assert process is not None
     assert process.leases == {1, 2}
     assert dead(processes, 1, now=1.0) == []
@@ -98,12 +100,12 @@ def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
 
 def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
     processes = several(A, B)
-    processes.closed(1, Closing.DROPPED, now=0.0)
+    processes.closed(1, ConnectionEnd.DROPPED, now=0.0)
     assert len(processes._by_id) == 2
     processes.lease_released(1)
     processes.lease_released(1)
     assert len(processes._by_id) == 1
     processes.lease_released(2)
-    processes.closed(2, Closing.DROPPED, now=0.0)
+    processes.closed(2, ConnectionEnd.DROPPED, now=0.0)
     assert len(processes._by_id) == 0
-    processes.closed(2, Closing.DROPPED, now=0.0)
+    processes.closed(2, ConnectionEnd.DROPPED, now=0.0)

@@ -22,7 +22,7 @@ def some(*, ttl: float = 300.0, sessions_max: int = 100) -> Sessions:
 def come(sessions: Sessions, id: bytes, *, peer: int, now: float) -> tuple[Session, int | None] | None:
     """Let a client say hello. As in the engine, sessions whose time is over are removed first."""
     sessions.expire(now)
-    sessions.make_way(id, now)
+    sessions.evict_for(id, now)
     return sessions.open(id, peer=peer)
 
 
@@ -75,16 +75,16 @@ def test_the_session_longest_away_makes_way_for_a_newcomer_with_or_without_repli
     keep(a, 1)
     for now, session in enumerate((a, c, b)):  # the fourth stays connected
         sessions.connection_closed(session, peer=session.id[0], now=float(now))
-    assert sessions.make_way(A, 100.0) == [], "a client that comes back needs no room"
+    assert sessions.evict_for(A, 100.0) == [], "a client that comes back needs no room"
     assert come(sessions, b"e" * 16, peer=5, now=9.9) is None, "none has been away for so long that it makes way"
     assert sessions.seconds_until_room(9.5) == 0.5
-    assert sessions.make_way(b"e" * 16, 10.0) == [a.id]
+    assert sessions.evict_for(b"e" * 16, 10.0) == [a.id]
     assert opened(sessions, b"e" * 16, peer=5, now=10.0).number == 5
     assert opened(sessions, B, peer=6, now=12.0) is b, "and is not away any more"
     again, _ = come(sessions, A, peer=7, now=12.0) or (None, None)
     assert again is not None
     assert (again.number, again.replay(1)) == (6, None), "the server has forgotten it, and says so by its number"
-    assert sessions.make_way(b"f" * 16, 1000.0) == [], "clients that are connected keep their sessions"
+    assert sessions.evict_for(b"f" * 16, 1000.0) == [], "clients that are connected keep their sessions"
     assert sessions.seconds_until_room(1000.0) == math.inf
     assert len({a, c, d}) == 3
 
@@ -105,10 +105,10 @@ def test_of_restored_sessions_those_that_wrote_last_make_way_last(seed: int) -> 
     random.Random(seed).shuffle(saved)
     sessions = some(sessions_max=6)
     sessions.restore(saved, last=6, now=0.0)
-    went = [sessions.make_way(bytes(16), 9.9)]
+    went = [sessions.evict_for(bytes(16), 9.9)]
     for newcomer in range(100, 106):
         id = bytes([newcomer]) * 16
-        went.append(sessions.make_way(id, 10.0))
+        went.append(sessions.evict_for(id, 10.0))
         sessions.open(id, peer=newcomer)
     assert went == [[], *([bytes([9 - number]) * 16] for number in order)]
 

@@ -40,9 +40,9 @@ class Reading:
         desk.connect(peer)
         self._take(desk.engine.apply(request, peer=peer, request_id=1, acknowledged=0, now=desk.now))
 
-    def go_on(self) -> None:
+    def continue_work(self) -> None:
         if self.work is not None:
-            self._take(self.desk.engine.go_on(self.work))
+            self._take(self.desk.engine.continue_work(self.work))
 
     def _take(self, applied: Any) -> None:
         self.work = applied.work
@@ -65,14 +65,14 @@ def test_a_listing_in_parts_is_of_one_revision(steps: list[Any]) -> None:
                 readings.append(Reading(desk, step, peer=2 + len(readings)))
             elif isinstance(step, int):
                 for reading in readings[step : step + 1]:
-                    reading.go_on()
+                    reading.continue_work()
             else:
                 desk.ask(step)
         for number, reading in enumerate(readings):
             if number % 3 == 0:
                 desk.disconnect(reading.peer)
             while number % 3 and reading.work is not None:
-                reading.go_on()
+                reading.continue_work()
         assert desk.engine.state.snapshots.held_bytes == 0
         assert not desk.engine._snapshots.unread
 
@@ -103,7 +103,7 @@ def test_memory_kept_only_for_an_unread_listing_counts_until_it_is_read_or_given
     assert oldest is not None
     assert oldest.reader == 3
     while work is not None:
-        work = desk.engine.go_on(work).work
+        work = desk.engine.continue_work(work).work
     assert desk.engine.state.snapshots.held_bytes == 0
 
 

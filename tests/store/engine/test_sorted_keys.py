@@ -20,7 +20,7 @@ def filled(*keys: str) -> SortedKeys:
 
 
 def under(made: SortedKeys, prefix: str) -> list[str]:
-    return made.stretch(prefix, after=None, most=1000)
+    return made.page(prefix, after=None, most=1000)
 
 
 def test_the_order_is_that_of_the_utf8_bytes() -> None:

@@ -92,7 +92,7 @@ def test_waits_that_are_looked_at_later_are_answered_as_if_at_once(steps: list[A
                 if isinstance(step, Cancel):
                     cancelled.add((1, step.target))
             elif unhurried.engine.has_chores:
-                unhurried.take(unhurried.engine.do_chore())
+                unhurried.take(unhurried.engine.do_postponed_work())
         Desk.do_chores(unhurried)
     for watcher in cancelled:  # the cancelled wait may have been answered or not
         answered = desk.answers.pop(watcher, None)
@@ -149,7 +149,7 @@ def test_a_step_is_as_short_where_much_has_changed_since_its_waits_were_due(monk
     steps = 0
     while desk.engine.postponed:
         before = looks
-        desk.take(desk.engine.do_chore())
+        desk.take(desk.engine.do_postponed_work())
         assert looks - before <= 2 * len(fence) + 2 * LOOKS_A_STEP
         steps += 1
     assert steps > 1, "the wait was looked at in several steps"

@@ -21,7 +21,7 @@ def put(key: str, revision: int = 1, value: bytes = b"") -> Event:
 def hearers(watches: Watches, *events: Event) -> dict[tuple[int, int], list[str]]:
     """Return which watches get the events of which keys; each at most once."""
     heard: dict[tuple[int, int], list[str]] = {}
-    for by_peer, about in watches.interested(events):
+    for by_peer, about in watches.watches_of(events):
         for peer, watch_ids in by_peer.items():
             for watch_id in watch_ids:
                 assert (peer, watch_id) not in heard
@@ -42,7 +42,7 @@ def test_watches_of_one_prefix_are_notified_together() -> None:
     for peer in range(1000):
         watches.add(peer, 1, "run/")
     watches.add(0, 2, "other/")
-    (told,) = watches.interested((put("run/a"), put("run/b")))
+    (told,) = watches.watches_of((put("run/a"), put("run/b")))
     assert told[0] == {peer: [1] for peer in range(1000)}
     assert [event.key for event in told[1]] == ["run/a", "run/b"]
 
@@ -67,7 +67,7 @@ def test_a_watch_gets_exactly_the_keys_with_its_prefix_until_it_is_closed(
     left = {each: prefix for each, prefix in prefixes.items() if each not in closed and each[0] not in gone}
     heard = {each: [key for key in keys if key.startswith(prefix)] for each, prefix in left.items()}
     assert hearers(watches, *map(put, keys)) == {each: about for each, about in heard.items() if about}
-    assert (len(watches), watches.of(1)) == (len(left), sum(peer == 1 for peer, _ in left))
+    assert (len(watches), watches.count_of(1)) == (len(left), sum(peer == 1 for peer, _ in left))
     assert watches._sorted_lengths == {group: sorted(lengths) for group, lengths in watches._lengths.items()}
     for peer in range(4):
         list(watches.peer_closed(peer))

@@ -28,7 +28,7 @@ def test_a_member_that_failed_is_not_chosen_while_another_is_not_known_to_fail()
     assert chosen_by(choice(failed=(0, 2))) == {1}
     assert not choice(failed=(0, 2)).all_fail
     alone = choice(1, failed=(0,))
-    assert alone.alone
+    assert alone.is_single
     assert chosen_by(alone) == {0}
     alone.note_answer(0)
     assert alone.problem == ""

@@ -427,7 +427,7 @@ async def test_s4_a_quiet_watch_goes_on_through_compaction_unless_something_has_
                 await writer.put("elsewhere", b"")
             revision = await writer.put("elsewhere", b"")
             etcd.compact(revision)
-            await client.members.moved_on(client.members._current, Failure("lost", FailureKind.UNDONE))  # type: ignore[arg-type]
+            await client.members.replace_connection(client.members._current, Failure("lost", FailureKind.UNDONE))  # type: ignore[arg-type]
             async with asyncio.timeout(30):
                 quiet = (watch, plain)
                 while any((it._cursor.opening()[0].start_revision or 0) <= revision for it in quiet):  # noqa: ASYNC110

@@ -277,7 +277,7 @@ async def test_the_timeout_error_has_the_last_reason() -> None:
 
             members._send = send  # type: ignore[assignment, method-assign]
             if connected:
-                members.moved_on = nowhere  # type: ignore[assignment, method-assign]
+                members.replace_connection = nowhere  # type: ignore[assignment, method-assign]
             with pytest.raises(ConnectionLost, match=r"writing at .*: etcdserver: request timed out") as caught:
                 await ask(members, deadline=soon(), what="writing", doubt=RetryState())
             assert caught.value.maybe_applied

@@ -10,7 +10,17 @@ from store import when
 from store.errors import ConditionFailed, StoreUsageError
 from store.etcd.codec import range_of
 from store.etcd.rpc import etcd_pb2 as pb
-from store.etcd.transactions import Plan, Receipt, Write, decided, fence, normal, outcome, recovery, transaction
+from store.etcd.transactions import (
+    Plan,
+    Receipt,
+    Write,
+    fence,
+    make_plan,
+    normalized,
+    recovery_reads,
+    result_of,
+    transaction,
+)
 from store.messages import Add, Append, Create, Delete, DeletePrefix, Entry, Get, Put, Transact
 
 RECEIPT = Receipt(key="rec/1", revision=9, lease=77)
@@ -48,7 +58,7 @@ def there(key: str, value: bytes = b"", at: int = 3, lease: int | None = None) -
 def test_the_present_keys_decide_which_writes_are_made(
     write: dict[str, Any], known: dict[str, Entry | None] | None, operations: Any, rests_on: Any
 ) -> None:
-    plan = decided(Write(**write), known)
+    plan = make_plan(Write(**write), known)
     assert plan.operations == (write["then"] if operations is ... else operations)
     assert plan.rests_on == rests_on
     assert plan.succeeded is ("otherwise" not in write)
@@ -56,7 +66,7 @@ def test_the_present_keys_decide_which_writes_are_made(
 
 def test_a_guard_that_does_not_hold_is_an_error() -> None:
     with pytest.raises(ConditionFailed):
-        decided(Write(guard=(when.exists("g"),), then=(Put("a", b""),)), {"g": None})
+        make_plan(Write(guard=(when.exists("g"),), then=(Put("a", b""),)), {"g": None})
 
 
 def test_reads_of_a_transaction_include_the_value_where_it_is_needed() -> None:
@@ -64,7 +74,7 @@ def test_reads_of_a_transaction_include_the_value_where_it_is_needed() -> None:
         guard=(when.value("g") == b"", when.exists("g")), when=(when.exists("w"),), then=(Put("a", b""), Get("b")),
         otherwise=(Get("c"),),
     )  # fmt: skip
-    wanted = {key: not look.get("keys_only") for key, look in write.looks().items()}
+    wanted = {key: not look.get("keys_only") for key, look in write.needed_reads().items()}
     assert wanted == {"g": True, "w": False, "c": True}
     assert write.sendable
     assert not Write(then=(Get("a"),)).sendable
@@ -72,7 +82,7 @@ def test_reads_of_a_transaction_include_the_value_where_it_is_needed() -> None:
 
 
 def test_a_write_and_its_fence_rest_on_the_receipt_and_leave_it_changed() -> None:
-    plan = decided(normal(Put("b", b""), (when.exists("a"),)), None)
+    plan = make_plan(normalized(Put("b", b""), (when.exists("a"),)), None)
     for body, conditions in (
         (transaction(plan, RECEIPT, [range_of("a")], hidden=HIDDEN), 2),
         (fence(RECEIPT, [range_of("a")]), 1),
@@ -86,7 +96,7 @@ def test_a_write_and_its_fence_rest_on_the_receipt_and_leave_it_changed() -> Non
 
 
 def test_a_deletion_of_everything_leaves_receipts_alone() -> None:
-    body = transaction(decided(normal(DeletePrefix(prefix=""), ()), None), RECEIPT, [], hidden=HIDDEN)
+    body = transaction(make_plan(normalized(DeletePrefix(prefix=""), ()), None), RECEIPT, [], hidden=HIDDEN)
     spans = [(each["key"], each["range_end"]) for each in (it["request_delete_range"] for it in body["success"][1:])]
     assert spans == [(b"\0", b"rec/"), (b"rec0", b"\0")]
 
@@ -95,7 +105,7 @@ def test_a_lost_answer_is_rebuilt_from_the_store_at_that_revision() -> None:
     """A key that the write wrote has the write's revision; one that it deleted or only read, the revision before."""
     operations = (Get("a"), Delete("a"), Put("b", b"1"), Get("b"), DeletePrefix(prefix="p/"))
     plan = Plan(operations=operations, rests_on=(), succeeded=True)
-    asked = [request["request_range"] for request in recovery(plan, 50, hidden=HIDDEN)["success"]]
+    asked = [request["request_range"] for request in recovery_reads(plan, 50, hidden=HIDDEN)["success"]]
     assert [(each["key"], each["revision"]) for each in asked] == [
         (b"a", 49),
         (b"a", 49),
@@ -105,7 +115,7 @@ def test_a_lost_answer_is_rebuilt_from_the_store_at_that_revision() -> None:
     ]
     kv = pb.KeyValue(key=b"a", value=b"0", create_revision=4, mod_revision=4)
     found = [pb.RangeResponse(kvs=[kv]), *(pb.RangeResponse(count=count) for count in (1, 1, 0, 3))]
-    done = outcome(plan, [pb.ResponseOp(response_range=each) for each in found], 50, hidden=HIDDEN)
+    done = result_of(plan, [pb.ResponseOp(response_range=each) for each in found], 50, hidden=HIDDEN)
     a, deleted, put, b, count = done.results
     assert isinstance(a, Entry)
     assert (a.value, deleted, put, b, count) == (b"0", True, 50, None, 3)
@@ -114,4 +124,4 @@ def test_a_lost_answer_is_rebuilt_from_the_store_at_that_revision() -> None:
 def test_impossible_requests_are_refused() -> None:
     for request in (Get("a"), Transact(when=(), then=(Put("a", b""), Delete("a"))), Put("", b"")):
         with pytest.raises(StoreUsageError):
-            normal(request, ())
+            normalized(request, ())

@@ -203,7 +203,7 @@ def test_a_blocking_client_tells_of_an_outage_once_for_all_of_its_connections(
 
 def test_threads_that_find_the_store_back_at_once_tell_it_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    together = threading.Barrier(4)
+    run_together = threading.Barrier(4)
     outages = Outages("tcp://head:1", lambda: "why", logging.getLogger("store.client"))
 
     class Slow(float):
@@ -214,7 +214,7 @@ def test_threads_that_find_the_store_back_at_once_tell_it_once(caplog: pytest.Lo
             return float(self) < other
 
     def find_back() -> None:
-        together.wait()
+        run_together.wait()
         outages.note_end(Slow(4.0))
 
     outages.note_end(0.0)

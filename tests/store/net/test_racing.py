@@ -15,7 +15,7 @@ import pytest
 import store
 import store.sync
 from store.net import racing
-from store.net.racing import Addresses, Race, Resolved, connected_socket
+from store.net.racing import Addresses, Race, Resolved, connect_async
 from tests.support.processes import require
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ async def test_connections_are_made_that_carry_small_packets_both_ways(
     addresses = Addresses(*live.getsockname())
     for small in (False, True, False, True):
         addresses.use_small_packets(small)
-        with await connected_socket(addresses) as ours, live.accept()[0] as theirs:
+        with await connect_async(addresses) as ours, live.accept()[0] as theirs:
             assert [segment_of(one) <= racing.SMALL_SEGMENT for one in (ours, theirs)] == [small, small]
     (said,) = [line.getMessage() for line in caplog.records]
     assert "nothing comes on them, as where large packets are lost: trying with packets of at most 1024 bytes" in said
@@ -204,7 +204,7 @@ def test_a_dead_address_does_not_delay_an_async_client(
 
     async def connect_twice() -> None:
         for _ in range(2):
-            with await connected_socket(addresses) as sock:
+            with await connect_async(addresses) as sock:
                 assert sock.getpeername() == live.getsockname()
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -236,7 +236,7 @@ def test_an_address_that_refuses_is_followed_at_once(
     addresses = names(refusing, live.getsockname())
 
     async def connect() -> None:
-        with await connected_socket(addresses) as sock:
+        with await connect_async(addresses) as sock:
             assert sock.getpeername() == live.getsockname()
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
@@ -259,7 +259,7 @@ async def test_a_race_that_is_cancelled_leaves_nothing_open(
         return begin_next(race)
 
     monkeypatch.setattr(Race, "begin_next", noted)
-    racing_task = asyncio.create_task(connected_socket(addresses))
+    racing_task = asyncio.create_task(connect_async(addresses))
     await begun.wait()
     socks = list(made[0].connecting)
     racing_task.cancel()
@@ -277,7 +277,7 @@ async def test_after_a_name_server_fails_the_address_that_worked_is_still_used(
     monkeypatch.setattr(racing, "LOOKED_UP_WITHIN", 0.05)
     over = threading.Event()
     addresses = names(live.getsockname())
-    (await connected_socket(addresses)).close()
+    (await connect_async(addresses)).close()
     addresses._holds_until = 0.0
 
     def lookup(*_: Any, **__: Any) -> list[Resolved]:
@@ -288,9 +288,9 @@ async def test_after_a_name_server_fails_the_address_that_worked_is_still_used(
 
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     for _ in range(3):
-        (await connected_socket(addresses)).close()
+        (await connect_async(addresses)).close()
     addresses.did_not_work([live.getsockname()])
-    (await connected_socket(addresses)).close()
+    (await connect_async(addresses)).close()
     if how == "is slow":
         looking = [one for one in threading.enumerate() if one.name.startswith("look up")]
         over.set()

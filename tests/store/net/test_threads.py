@@ -33,7 +33,7 @@ def test_a_context_is_held_in_the_thread_until_it_is_left() -> None:
 
     ended: list[str] = []
     ours = threads.LoopThread("spare")
-    with pytest.raises(LookupError), threads.Held(ours, context()) as name:
+    with pytest.raises(LookupError), threads.HeldContext(ours, context()) as name:
         assert (name, ended) == ("spare", [])
     assert ended == ["spare"]
     ours.stop(within=60)
@@ -217,7 +217,7 @@ def test_a_call_that_comes_as_the_loop_closes_is_cancelled(how: str, monkeypatch
     """A caller waited for ever for a call that the loop had accepted and did not begin."""
     calls: list[threads.Call[str]] = []
 
-    class Closing(asyncio.SelectorEventLoop):
+    class ConnectionEnd(asyncio.SelectorEventLoop):
         def close(self) -> None:
             if not calls:
                 calls.append(ours.run(thread_name()))
@@ -227,7 +227,7 @@ def test_a_call_that_comes_as_the_loop_closes_is_cancelled(how: str, monkeypatch
         async with asyncio.timeout(10):
             return await call
 
-    monkeypatch.setattr(threads, "new_loop", Closing)
+    monkeypatch.setattr(threads, "new_loop", ConnectionEnd)
     ours = threads.LoopThread("other")
     ours.stop(within=60)
     (call,) = calls

@@ -57,7 +57,7 @@ from store.messages import (
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, ServerConnection
 from store.protocol.frames import FrameReader, frame
-from store.protocol.wire import VERSION, Bye, Greeting, Hello, Sorry, Welcome
+from store.protocol.wire import VERSION, Bye, Greeting, Hello, Rejection, Welcome
 from tests.support.seeds import FRESH
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def talk(rng: random.Random) -> list[bytes]:
         wire.encode_opening(GREETING),
         wire.encode_opening(HELLO),
         wire.encode_opening(WELCOME),
-        wire.encode_sorry(Sorry("limit", "full")),
+        wire.encode_rejection(Rejection("limit", "full")),
         wire.encode_bye("done"),
         wire.encode_lagged(3, 7),
         wire.events_head(3, len(encoded)) + encoded,

@@ -24,7 +24,6 @@ from store.messages import (
     Add,
     Added,
     Entry,
-    Excessive,
     Failed,
     FailureKind,
     Found,
@@ -33,13 +32,14 @@ from store.messages import (
     Ping,
     Pong,
     Put,
+    TooManyElements,
     Wait,
     Written,
 )
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, ServerConnection, error_of
 from store.protocol.frames import FrameReader, frame
-from store.protocol.wire import VERSION, Bye, Greeting, Hello, Reply, Sorry, Welcome
+from store.protocol.wire import VERSION, Bye, Greeting, Hello, Rejection, Reply, Welcome
 from tests.support.by_hand import Post, Town
 from tests.support.limits import limits_with
 
@@ -113,7 +113,7 @@ def test_an_opening_of_a_later_version_in_another_shape_is_refused_by_its_versio
 def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not_looked_into() -> None:
     connection = greeted(operations_max=10)
     asked = wire.encode_request(5, 4, GetMany(keys=("long",) * 1300))
-    assert received(connection, asked) == [(5, 4, Excessive(elements_max=1120))]
+    assert received(connection, asked) == [(5, 4, TooManyElements(elements_max=1120))]
     asked = wire.encode_request(6, 4, GetMany(keys=("long",) * 1100))
     assert received(connection, asked) == [(6, 4, GetMany(keys=("long",) * 1100))]
 
@@ -128,7 +128,7 @@ def test_a_request_of_more_elements_than_any_may_hold_is_known_by_its_id_and_not
     ],
 )
 def test_a_refusal_says_why_at_any_time(kind: str, error: type[StoreError]) -> None:
-    sorry = wire.encode_sorry(Sorry(kind, "no room"))
+    sorry = wire.encode_rejection(Rejection(kind, "no room"))
     at_once, after_the_greeting, later = client(), client(), welcomed()
     greeting = Greeting(VERSION, VERSION, "store-1", b"n" * 16, token_wanted=False)
     list(after_the_greeting.receive(wire.encode_opening(greeting)))

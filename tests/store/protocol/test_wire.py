@@ -41,7 +41,7 @@ from store.messages import (
 )
 from store.protocol import wire
 from store.protocol.frames import FrameReader, frame
-from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Reply, Sorry, Welcome
+from store.protocol.wire import Bye, Events, Greeting, Hello, Lagged, Rejection, Reply, Welcome
 from store.records import Record
 from tests.support.by_hand import entry
 
@@ -86,7 +86,7 @@ def of_type(type_: Any) -> st.SearchStrategy[Any]:
     if issubclass(type_, Record):
         hints = get_type_hints(type_, include_extras=True)
         made = st.builds(type_, **{name: of_type(hints[name]) for name in type_.fields})
-        return made.filter(lambda each: each.unfit() is None) if hasattr(type_, "unfit") else made
+        return made.filter(lambda each: each.field_error() is None) if hasattr(type_, "field_error") else made
     return st.sampled_from(type_) if issubclass(type_, IntEnum) else OF_TYPES[type_]
 
 
@@ -160,8 +160,8 @@ def test_the_handshake_comes_out_as_it_went_in() -> None:
 
 
 def test_a_refusal_is_understood_wherever_it_comes() -> None:
-    sorry = Sorry("limit", "full")
-    body = body_of(wire.encode_sorry(sorry))
+    sorry = Rejection("limit", "full")
+    body = body_of(wire.encode_rejection(sorry))
     for decode in (decode_greeting, decode_welcome, wire.decode_server_frame):
         assert decode(body) == sorry
 

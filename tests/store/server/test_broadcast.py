@@ -14,7 +14,7 @@ from store.messages import Cancel, Done, Found, Get, GetMany, Listing, Ping, Pon
 from store.protocol import wire
 from store.protocol.wire import Events
 from store.server import dispatcher
-from store.server.outbox import weight
+from store.server.outbox import frame_memory
 from tests.support.stores import introduce, serve_in_memory
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def written_by_step(server: Server) -> list[int]:
 
         return take
 
-    for name in ("received", "_begin_pass", "read_on"):
+    for name in ("received", "_begin_pass", "resume_requests"):
         setattr(conversations, name, counted(getattr(conversations, name)))
     return steps
 
@@ -106,8 +106,10 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
             await reader.until(lambda reader=reader: has_value(reader))  # type: ignore[misc]
         assert server.connections == READERS + 2 + kind.startswith("gets"), "nobody is hung up on"
         outboxes = [peer.outbox.bytes for peer in server._peers.by_id.values()]
-        assert sum(size > weight(len(VALUE)) for size in outboxes) == STOPPED, "each outbox counts it ..."
-        assert server.figures()["outbox_bytes"] < 1.1 * weight(len(VALUE)) + STOPPED * 2 * MIB, "... and all, once"
+        assert sum(size > frame_memory(len(VALUE)) for size in outboxes) == STOPPED, "each outbox counts it ..."
+        assert server.figures()["outbox_bytes"] < 1.1 * frame_memory(len(VALUE)) + STOPPED * 2 * MIB, (
+            "... and all, once"
+        )
         assert len(encoded) == 1
         assert max(steps) <= 6 * dispatcher.BYTES_AT_ONCE
         for reader in readers[:STOPPED]:

@@ -65,7 +65,7 @@ class ByHand:
     def write_bytes_max(self) -> int:
         return self.free
 
-    def steering_bytes_per_second(self) -> int:
+    def coordination_bytes_per_second(self) -> int:
         return 40_000
 
 

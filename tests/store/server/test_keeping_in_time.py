@@ -121,7 +121,7 @@ async def test_a_keep_alive_that_waits_for_its_turn_counts(asked_by: str) -> Non
         peer.ask(*[Count(prefix="")] * 300)
     kept = asker.ask(*heap, KeepAlive(lease=lease))[-1]
     slow.seconds += 0.2
-    assert slow.server._engine.look(now=slow.seconds)
+    assert slow.server._engine.advance_leases(now=slow.seconds)
     await slow.server._expire_leases()
     listing = cast("Listing", await other.answer(*other.ask(List(prefix=""))))
     assert [entry.key for entry in listing.entries if entry] == ["kept"], "and who has sent nothing is not spared"

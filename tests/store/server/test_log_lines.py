@@ -28,7 +28,7 @@ def test_each_limit_of_the_whole_store_is_warned_of_once_until_it_is_well_below(
     said = [
         (step, limit in line and "9 %" in line.replace("90 %", "89 %"))
         for step, percent in enumerate((80, 90, 100, 75, 90, 50, 90))
-        for line in warnings.look(figures(limits, **{used: most * percent // 100}), groups)
+        for line in warnings.due_lines(figures(limits, **{used: most * percent // 100}), groups)
     ]
     assert said == [(1, True), (6, True)], "the first and the last time"
 
@@ -38,7 +38,7 @@ def test_the_group_that_holds_most_is_named() -> None:
     groups, warnings = Groups(), LimitWarnings()
     for number, keys in enumerate((2, 9, 4)):
         groups.count(f"/rdzv/{number}/x", keys, 100)
-    (line,) = warnings.look(figures(limits, keys=90), groups)
+    (line,) = warnings.due_lines(figures(limits, keys=90), groups)
     assert "keys_max (100); of all groups of keys, '/rdzv/1/' holds 9 keys and 100 bytes" in line
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from store.engine.sessions import ByteCount
-from store.server.outbox import PIECE_BYTES, Outbox, Shared, SharedFrame, weight
+from store.server.outbox import PIECE_BYTES, Chunks, Outbox, SharedFrame, frame_memory
 
 
 def taken(outbox: Outbox) -> bytes:
@@ -48,7 +48,7 @@ def test_queued_bytes_count_until_the_transport_has_sent_them() -> None:
     one, other = Outbox(budget), Outbox(budget)
     one.queue(bytes(1000))
     other.hold(bytes(500), 1)
-    assert budget.bytes == one.bytes + other.bytes == weight(1000) + weight(500)
+    assert budget.bytes == one.bytes + other.bytes == frame_memory(1000) + frame_memory(500)
     one.take()
     one.note_unsent(400)
     assert one.bytes == 400
@@ -86,22 +86,22 @@ def test_shared_bytes_count_in_each_outbox_and_once_in_all_of_them_until_the_las
     budget = ByteCount()
     outboxes = [Outbox(budget) for _ in range(4)]
     large = random.Random(1).randbytes(3 * PIECE_BYTES)
-    shared = Shared((b"before", large, b"after"))
+    shared = Chunks((b"before", large, b"after"))
     for number, outbox in enumerate(outboxes):
         if number % 2:
             outbox.hold(SharedFrame(b"head %d" % number, shared), 1)
         else:
             outbox.queue(SharedFrame(b"head %d" % number, shared))
-    one = weight(6 + shared.size)
+    one = frame_memory(6 + shared.size)
     assert [outbox.bytes for outbox in outboxes] == [one] * 4
-    assert budget.bytes == 4 * weight(6) + weight(shared.size)
+    assert budget.bytes == 4 * frame_memory(6) + frame_memory(shared.size)
     outboxes[1].release(1)
     assert [taken(outbox) for outbox in outboxes[:2]] == [b"head %dbefore" % n + large + b"after" for n in range(2)]
     outboxes[2].take()
     outboxes[2].clear(but_begun=True)
-    assert budget.bytes == 2 * weight(6) + weight(shared.size)
+    assert budget.bytes == 2 * frame_memory(6) + frame_memory(shared.size)
     outboxes[3].clear()
-    assert budget.bytes == weight(6) + weight(shared.size)
+    assert budget.bytes == frame_memory(6) + frame_memory(shared.size)
     outboxes[2].queue(b"sorry")
     assert taken(outboxes[2]) == (b"head 2before" + large + b"aftersorry")[PIECE_BYTES:], "the rest of it comes first"
     assert budget.bytes == shared.holders == 0
@@ -109,11 +109,11 @@ def test_shared_bytes_count_in_each_outbox_and_once_in_all_of_them_until_the_las
 
 def test_a_large_chunk_of_a_shared_frame_is_not_copied() -> None:
     large = bytes(3 * PIECE_BYTES)
-    frame = SharedFrame(b"head", Shared((b"", large, b"")))
+    frame = SharedFrame(b"head", Chunks((b"", large, b"")))
     part = frame.part(PIECE_BYTES, 2 * PIECE_BYTES)
     assert isinstance(part, memoryview)
     assert part.obj is large
     small = Outbox(ByteCount())
     small.queue(b"a")
-    small.queue(SharedFrame(b"b", Shared((b"c", b"d"))))
+    small.queue(SharedFrame(b"b", Chunks((b"c", b"d"))))
     assert taken(small) == b"abcd"

@@ -11,12 +11,12 @@ import pytest
 
 from store.limits import Limits
 from store.server.accept.connection_table import ConnectionTable
-from store.server.outbox import Outbox, weight
+from store.server.outbox import Outbox, frame_memory
 from store.server.peers import Peers
 
 if TYPE_CHECKING:
     from store.engine.sessions import ByteCount
-    from store.protocol.wire import Sorry
+    from store.protocol.wire import Rejection
 
 KIB = 1024
 
@@ -39,7 +39,7 @@ class FakePeer:
     def inbox_cost(self, now: float) -> float:
         return self.inbox_bytes * (1.0 + now - self.since)
 
-    def refuse(self, sorry: Sorry) -> None:  # noqa: ARG002
+    def refuse(self, sorry: Rejection) -> None:  # noqa: ARG002
         self.abort()
 
     def abort(self) -> None:
@@ -106,7 +106,7 @@ def test_memory_of_the_store_and_its_disk_counts_except_their_reserve(
     else:
         scene.pending_commits.bytes = 190 * KIB
     scene.peers[0].outbox.queue(bytes(15 * KIB))
-    assert weight(15 * KIB) < 20 * KIB
+    assert frame_memory(15 * KIB) < 20 * KIB
     assert not scene.full(), "a store that is full must still be read from"
     scene.peers[1].outbox.queue(bytes(5 * KIB))
     scene.memory.make_room_in_outboxes()

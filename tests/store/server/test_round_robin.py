@@ -18,7 +18,7 @@ from store.server.round_robin import PASS, TURN, RoundRobin
 from tests.support.stores import introduce
 
 if TYPE_CHECKING:
-    from store.server.conversations import Conversations
+    from store.server.conversations import RequestScheduler
 
 
 def test_new_peers_go_first_and_each_peer_has_one_turn_before_any_has_a_second() -> None:
@@ -86,7 +86,7 @@ class Stopwatch:
 class Timed:
     """Records how long each ping has waited from its arrival until it is carried out."""
 
-    def __init__(self, conversations: Conversations, stopwatch: Stopwatch) -> None:
+    def __init__(self, conversations: RequestScheduler, stopwatch: Stopwatch) -> None:
         self._stopwatch = stopwatch
         self._received, self._apply = conversations.received, conversations._apply
         self._arrived: dict[int, float] = {}
@@ -165,14 +165,14 @@ async def test_many_waits_that_one_change_ends_are_answered_in_turns_and_as_if_a
     for peer in waiting:
         await peer.answer(*peer.ask(Ping()))
     steps: list[int] = []
-    do_chore = engine.do_chore
+    do_postponed_work = engine.do_postponed_work
 
     def counted() -> Any:
-        deliveries = do_chore()
+        deliveries = do_postponed_work()
         steps.append(len(deliveries))
         return deliveries
 
-    engine.do_chore = counted  # type: ignore[method-assign]
+    engine.do_postponed_work = counted  # type: ignore[method-assign]
     timed.waits.clear()
     put, _ = writer.ask(Put("k", b"there"), Delete("k"))
     written = await writer.answer(put)

@@ -18,7 +18,7 @@ import rdzv
 import store
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, Job, Ranks, environment_of, ranks_of
 from rdzv.cli.launcher.job_round import SUCCEEDED
-from rdzv.cli.launcher.launch import _meet
+from rdzv.cli.launcher.launch import _join_round
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, _open_log, label_lines
 from rdzv.cli.main import main
 from rdzv.cli.run import processes_here
@@ -26,7 +26,7 @@ from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
-from rdzv.loop.process_files import BEAT_DIR, _last_of, raised_in
+from rdzv.loop.process_files import BEAT_DIR, _last_step_of, exception_in
 from rdzv.node.handler import Handler
 from tests.support.launched import FAIL, SUCCEED, TWO, TWO_OR_THREE, node, places, started, tell
 from tests.support.processes import free_port, start_python
@@ -160,8 +160,8 @@ async def test_a_node_that_was_paused_and_dropped_stops_its_processes_and_joins_
             pass
         a.resume()
         await a.line(containing="asked to end by SIGTERM")
-        together = await started(b)
-        assert (together["RANK"], together["WORLD_SIZE"], together["RDZV_RESTARTS"]) == ("1", "2", "0")
+        run_together = await started(b)
+        assert (run_together["RANK"], run_together["WORLD_SIZE"], run_together["RDZV_RESTARTS"]) == ("1", "2", "0")
 
 
 @pytest.mark.in_ci
@@ -289,12 +289,12 @@ def test_wrong_usage_is_reported_before_anything_begins(
 async def test_only_a_waiting_node_prints_a_line_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         a, b, c = run.handler("a"), run.handler("b"), run.handler("c")
-        joining = asyncio.create_task(_meet(a))
+        joining = asyncio.create_task(_join_round(a))
         await asyncio.sleep(10)
         assert capsys.readouterr().err == f"rdzv run: run {a.run_id}, node a: 1 of at least 2 nodes\n", "and once only"
-        assert (await _meet(b)).world_size == (await joining).world_size == 2
+        assert (await _join_round(b)).world_size == (await joining).world_size == 2
         assert capsys.readouterr().err == ""
-        joining = asyncio.create_task(_meet(c))
+        joining = asyncio.create_task(_join_round(c))
         await asyncio.sleep(10)
         assert "node c: a spare: all 2 nodes that a round takes are there" in capsys.readouterr().err
         await a.set_closed("done")
@@ -342,7 +342,7 @@ def test_a_pipe_among_the_steps_does_not_hold_up_the_launcher(is_written: bool, 
     with contextlib.ExitStack() as stack:
         if is_written:
             stack.callback(os.close, os.open(tmp_path / "0", os.O_RDWR))
-        assert _last_of(tmp_path) == 17
+        assert _last_step_of(tmp_path) == 17
 
 
 async def test_an_escaped_process_that_holds_the_output_does_not_delay_the_end(server: str, tmp_path: Path) -> None:
@@ -464,9 +464,9 @@ async def test_the_error_that_a_process_raised_is_printed_with_its_exit_status(s
 )
 def test_an_error_file_is_read_or_ignored(tmp_path: Path, written: str, raised: str) -> None:
     file = tmp_path / "error.json"
-    assert raised_in(file) == ""
+    assert exception_in(file) == ""
     file.write_text(written, encoding="utf-8")
-    assert raised_in(file) == raised
+    assert exception_in(file) == raised
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_the_knowledge_of_the_run_that_has_gone_on_longer_stands(better: LostSto
 
 def test_only_the_members_of_the_lost_stores_last_round_have_survived_it() -> None:
     lost = LostStore(generation=1, revision=9, round=7, round_at=5)
-    came_from = {"a": (5, 1), "b": (4, 0), "c": None}
-    records = [NodeRecord(node_id=name, incarnation="", came_from=it) for name, it in came_from.items()]
+    lost_rank_of = {"a": (5, 1), "b": (4, 0), "c": None}
+    records = [NodeRecord(node_id=name, incarnation="", lost_rank_of=it) for name, it in lost_rank_of.items()]
     assert survivor_ranks(records, lost) == {"a": 1}
     assert survivor_ranks(records, None) == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.core.stuck.beats import FINISHED, BeatNote, StepLog
+from rdzv.core.stuck.beats import FINISHED, StepLog, StepNote
 from store.messages import NOTE_BYTES_MAX
 
 
@@ -85,7 +85,7 @@ def test_a_member_that_has_finished_belongs_to_no_round() -> None:
 
 
 def test_the_longest_note_fits_into_a_keep_alive() -> None:
-    long = BeatNote(
+    long = StepNote(
         round=2**53, step=2**53, age=1e9 / 3, first=True, busy=1e9 / 7, what="\U0001f600" * 16, rate=1e6 / 7,
         waits=True, waited=1e9 / 9,
     )  # fmt: skip

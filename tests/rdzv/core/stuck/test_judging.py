@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.stuck.beats import FINISHED, BeatNote
+from rdzv.core.stuck.beats import FINISHED, StepNote
 from rdzv.core.stuck.judging import LastNote, StallDetector, StallRules, Verdict
 
 EVERY = 0.5
@@ -35,7 +35,7 @@ class Watch:
 
 
 def heard(step: int | None, age: float, *, ago: float = 0.1, round: int = 0, **more: Any) -> LastNote:
-    return LastNote(note=BeatNote(round=round, step=step, age=age, **more), ago=ago)
+    return LastNote(note=StepNote(round=round, step=step, age=age, **more), ago=ago)
 
 
 def test_the_member_behind_is_stuck_and_those_that_wait_for_it_are_not() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rdzv.core.state import NodeRecord
-from rdzv.node.member.arrival import TRANSITIONS, Arrival, Happening, State
+from rdzv.node.member.arrival import TRANSITIONS, Arrival, ArrivalEvent, State
 
 RECORD = NodeRecord(node_id="a", incarnation="one", address="host", port=1)
 
@@ -27,23 +27,23 @@ def arrival(*, in_state: State) -> Arrival[str]:
 
 def test_expiry_and_withdrawal_are_possible_in_every_state_and_final() -> None:
     for state in State:
-        assert TRANSITIONS[Happening.GONE][state] is State.ABSENT
-        assert TRANSITIONS[Happening.WITHDRAW][state] in (State.ABSENT, State.WITHDRAWN)
+        assert TRANSITIONS[ArrivalEvent.GONE][state] is State.ABSENT
+        assert TRANSITIONS[ArrivalEvent.WITHDRAW][state] in (State.ABSENT, State.WITHDRAWN)
     for state in (State.ABSENT, State.WITHDRAWN):
-        for answer in (Happening.WRITTEN, Happening.REFUSED, Happening.KEPT):
+        for answer in (ArrivalEvent.WRITTEN, ArrivalEvent.REFUSED, ArrivalEvent.KEPT):
             assert TRANSITIONS[answer][state] is state
 
 
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("happening", Happening)
-def test_a_transition_outside_the_table_is_an_error_and_changes_nothing(state: State, happening: Happening) -> None:
+@pytest.mark.parametrize("happening", ArrivalEvent)
+def test_a_transition_outside_the_table_is_an_error_and_changes_nothing(state: State, happening: ArrivalEvent) -> None:
     one = arrival(in_state=state)
     after = TRANSITIONS[happening].get(state)
     if after is None:
         with pytest.raises(AssertionError, match=f"an arrival that is {state.value} cannot {happening.value}"):
-            one._happens(happening)
+            one._apply(happening)
     else:
-        one._happens(happening)
+        one._apply(happening)
     assert one.state is (after or state)
 
 

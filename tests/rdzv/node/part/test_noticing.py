@@ -51,7 +51,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
     try:
         await asyncio.sleep(0)
         follower.head = Head(round=round, stop=Stop(round=7, why="1 node waiting to join"))
-        part.listeners.changed()
+        part.listeners.notify()
         await asyncio.sleep(1)
         assert not answers
         membership = part.become_member(round, 0, Joiner(arrival=3), link, time=asyncio.get_running_loop().time)
@@ -68,7 +68,7 @@ async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_fo
 ) -> None:
     """Regression: it looked again without pause, and kept the thread of all nodes of the process busy."""
     looks = 0
-    look = MembershipWatcher._look
+    look = MembershipWatcher._check_state
 
     async def counted(self: MembershipWatcher) -> float | None:
         nonlocal looks
@@ -89,7 +89,7 @@ async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_fo
         coming = run.start(a.next_rendezvous())
         await asyncio.sleep(1)
         assert a.node.part.arrival.state is State.SENT
-        monkeypatch.setattr(MembershipWatcher, "_look", counted)
+        monkeypatch.setattr(MembershipWatcher, "_check_state", counted)
         await operator.drain(within=5, node_id="a")
         with pytest.raises(RendezvousGracefulExitError):
             await coming

@@ -26,11 +26,11 @@ def test_the_port_of_rank_0_is_taken_from_the_given_range(caplog: pytest.LogCapt
         first = taken.getsockname()[1]
         last = min(first + 20, 65535)
         one, other = HeldPort(f"{first}-{last}"), HeldPort(f"{first}-{last}")
-        assert first < one.hold() <= last
-        assert one.hold() == other.hold(), "nodes of one machine: only one of them becomes rank 0"
+        assert first < one.reserve() <= last
+        assert one.reserve() == other.reserve(), "nodes of one machine: only one of them becomes rank 0"
         one.release()
         other.release()
-        assert HeldPort(str(first)).hold() == first
+        assert HeldPort(str(first)).reserve() == first
         assert f"master_port={first}-{first} is in use" in caplog.text
 
 
@@ -39,7 +39,7 @@ def test_rank_0_can_bind_its_port_after_a_fork() -> None:
     long as it lived.
     """
     held = HeldPort()
-    port = held.hold()
+    port = held.reserve()
     reader, writer = os.pipe()
     alive, tell = os.pipe()
     child = os.fork()
@@ -66,10 +66,10 @@ def test_a_promised_port_is_free_for_ipv4_and_ipv6() -> None:
         first = taken.getsockname()[1]
         last = min(first + 20, 65535)
         held = HeldPort(f"{first}-{last}")
-        assert first < held.hold() <= last
+        assert first < held.reserve() <= last
         held.release()
     free = HeldPort()
-    port = free.hold()
+    port = free.reserve()
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with pytest.raises(OSError, match="in use"), socket.socket(family) as other:
             other.bind((address, port))
@@ -90,7 +90,7 @@ def test_without_a_free_automatic_port_the_error_names_the_limit(monkeypatch: py
 
     monkeypatch.setattr(socket, "socket", Full)
     with pytest.raises(RendezvousConnectionError, match=f"cannot promise a port for rank 0: {said}"):
-        HeldPort().hold()
+        HeldPort().reserve()
     with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1 port 0: {said}"):
         bound_sockets("127.0.0.1", 0)
     assert describe(OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")) == said

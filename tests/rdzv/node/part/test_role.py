@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from rdzv.node.link.role import ROLE_DISCONNECT_TTL, Role
+from rdzv.node.link.role import ROLE_DISCONNECT_TTL, CoordinatorRole
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -38,4 +38,4 @@ def test_the_roles_disconnect_ttl_is_at_most_that_of_members(
     }
     link = cast("StoreSession", SimpleNamespace(store=store, **way))
     settings = cast("Settings", SimpleNamespace(disconnect_ttl=members, gone_ttl=0.1))
-    assert Role(link, settings, nodes=2).grant.disconnect_ttl == expected
+    assert CoordinatorRole(link, settings, nodes=2).grant.disconnect_ttl == expected

@@ -27,7 +27,7 @@ STALL = 10.0
 def training(
     *,
     step_takes: Callable[[ClusterNode, rdzv.Round, int], Awaitable[object]] | None = None,
-    together: bool = True,
+    run_together: bool = True,
     steps: int = 10_000,
 ) -> Callable[[ClusterNode], Awaitable[None]]:
     """A training of one step a second, in which the members wait for each other at each step, or run independently."""
@@ -37,14 +37,14 @@ def training(
             async with round:
                 step = 0
                 while step < steps:
-                    if together:
+                    if run_together:
                         await round.check(step)
                     else:
                         round.beat(step)
                     if step_takes is not None:
                         await step_takes(node, round, step)
                     await anyio.sleep(1)
-                    if together:
+                    if run_together:
                         await round.store.barrier(f"step {step}", round.world_size)
                     step += 1
 
@@ -80,15 +80,15 @@ def test_a_hanging_node_is_named_within_a_second_also_if_it_is_the_coordinator(i
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("stall", [1.5, 7.0])
-def test_a_hanging_node_is_named_within_a_second_also_with_rare_keep_alives(stall: float, together: bool) -> None:
+def test_a_hanging_node_is_named_within_a_second_also_with_rare_keep_alives(stall: float, run_together: bool) -> None:
     for begun in (7.0, 9.2):
         with cluster(3, seed=1, min_nodes=2, stall_timeout=stall) as made:
-            made.run(training(together=together))
+            made.run(training(run_together=run_together))
             made.advance(begun)
             made.hang(1)
             made.advance(stall + 1)
             (out,) = said(made, "node-1 is taken out of the round")
-            if not together:
+            if not run_together:
                 assert re.search(r": no step since \d+ s, others are at \d+; it is at \d+$", out), f"hung at {begun}"
 
 
@@ -128,7 +128,7 @@ def test_a_finished_member_is_not_taken_for_stuck() -> None:
             await anyio.sleep(2)
 
     with cluster(3, seed=1, stall_timeout=5) as made:
-        made.run(training(step_takes=short, together=False, steps=8))
+        made.run(training(step_takes=short, run_together=False, steps=8))
         made.finish()
         assert len(made.rounds) == 1
 

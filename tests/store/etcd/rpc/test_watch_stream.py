@@ -50,27 +50,27 @@ async def test_each_reader_gets_its_own_events_and_a_closed_watch_is_cancelled_a
     assert sent(watches) == [("create", 1), ("create", 2), ("create", 3)]
     opening = asyncio.ensure_future(two.opened())
     for id in (1, 2):
-        watches.told(created(id))
+        watches.dispatch(created(id))
     await asyncio.sleep(0)
     assert not opening.done(), "one of its two watches is still to be opened"
-    watches.told(created(3))
+    watches.dispatch(created(3))
     await opening
     for message in (event(3), event(1, b"1"), event(2)):
-        watches.told(message)
+        watches.dispatch(message)
     assert [message.watch_id for message in await two.read()] == [3, 2]
     assert (await one.read())[0].events[0].kv.value == b"1"
     two.close()
     two.close()
     assert sent(watches) == [("cancel", 2), ("cancel", 3)]
-    watches.told(event(2))  # it was on its way
+    watches.dispatch(event(2))  # it was on its way
     one.close()
 
 
 async def test_a_watch_that_is_refused_at_once_bears_no_number_and_is_the_first_that_was_not_answered() -> None:
     watches = stream()
     one, two = watches.subscribe([range_of("a")]), watches.subscribe([range_of("b")])
-    watches.told(created(1))
-    watches.told(canceled(-1, created=True, compact_revision=9))
+    watches.dispatch(created(1))
+    watches.dispatch(canceled(-1, created=True, compact_revision=9))
     await one.opened()
     with pytest.raises(Failure) as caught:
         await two.opened()
@@ -96,7 +96,7 @@ async def test_the_members_reason_for_ending_a_watch_decides_the_reaction(
     watches = stream(token="t" if logged_in else None)
     reader = watches.subscribe([range_of("a"), range_of("b")])
     sent(watches)
-    watches.told(canceled(1, reason))
+    watches.dispatch(canceled(1, reason))
     assert sent(watches) == [("cancel", 2)], "what is read with it ends with it"
     with pytest.raises((Failure, AuthenticationError)) as caught:
         await reader.read()
@@ -111,20 +111,20 @@ async def test_a_reader_that_falls_behind_loses_its_watch_after_the_held_events(
     slow, large = watches.subscribe([range_of("a")]), watches.subscribe([range_of("b")])
     sent(watches)
     for _ in range(4):
-        watches.told(event(1, b"a" * 400))
+        watches.dispatch(event(1, b"a" * 400))
     assert sent(watches) == [("cancel", 1)]
     assert len(await slow.read()) == 2
     with pytest.raises(Failure, match="fallen behind") as caught:
         await slow.read()
     assert caught.value.trouble is FailureKind.REOPEN
-    watches.told(event(2, b"b" * 5000))
+    watches.dispatch(event(2, b"b" * 5000))
     assert len(await large.read()) == 1, "one message is held, however large"
 
 
 async def test_the_end_of_the_stream_reaches_all_readers_and_later_ones_with_the_first_reason() -> None:
     watches = stream()
     reader = watches.subscribe([range_of("a")])
-    watches.told(event(1))
+    watches.dispatch(event(1))
     watches.end(Failure("first", FailureKind.UNDONE))
     watches.end(Failure("second", FailureKind.UNDONE))
     sent(watches)

@@ -136,7 +136,7 @@ class Timed:
         call_later: Callable[..., asyncio.TimerHandle] = self.loop.call_later
 
         def counted(delay: float, *arguments: object) -> asyncio.TimerHandle:
-            self.timers += getattr(arguments[0], "__name__", "") == "_look"
+            self.timers += getattr(arguments[0], "__name__", "") == "_close_late"
             return call_later(delay, *arguments)
 
         self.loop.call_later = counted  # type: ignore[method-assign,assignment]
