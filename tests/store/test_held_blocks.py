@@ -235,6 +235,21 @@ async def test_a_lease_ends_at_waking_if_the_machine_was_suspended_for_its_ttl(
         network.heal("client")
 
 
+@virtual_time
+async def test_suspensions_shorter_than_the_ttl_end_no_lease_that_is_renewed_between_them(
+    suspend: Callable[[float], None],
+) -> None:
+    async with connected() as (_, _, client), client.kept_lease(3.0) as lease:
+        for slept in (1.5, 3.0, 4.5):
+            suspend(slept)
+            lease.check()
+            await asyncio.sleep(1.5)  # it is renewed each second
+        await asyncio.sleep(0.4)
+        suspend(5.4)  # two clocks that are read one after the other may differ by as much
+        await asyncio.sleep(0.05)
+        assert lease.ours_until - client.time() > 2.0
+
+
 def test_a_blocking_holder_knows_at_waking_that_its_lease_is_lost(suspend: Callable[[float], None]) -> None:
     with store.sync.serve() as server, store.sync.connect(server.url) as client:
         with pytest.raises(LeaseNotFound), client.kept_lease(60.0) as lease:
