@@ -19,8 +19,7 @@ from rdzv.backends.builtin import _TcpConnector, client_of
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.config.settings import parse
-from store.net.address import Address
-from store.sync import Client as BlockingClient
+from store.net.certificates import client_context
 from tests.support.processes import free_port, require
 from tests.support.twins import InThreads
 
@@ -223,6 +222,29 @@ async def test_a_hosted_store_and_its_page_want_the_current_token(where: str, tm
         assert [await is_wanted(token) for token in (NEW, OLD)] == [True, False]
 
 
+def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = Authority(), Authority()
+    for _ in write_in_place(tmp_path, {**old.files, "token": OLD}):
+        pass
+    _, credentials = credentials_in(tmp_path)
+    first, load = credentials.client_tls(), client_context
+    assert credentials.renew is not None
+
+    def interrupted(*files: Any) -> ssl.SSLContext:
+        loaded = load(*files)
+        (tmp_path / "ca").write_bytes(new.files["ca"])
+        (tmp_path / "pem").write_bytes(new.files["pem"])
+        return loaded
+
+    (tmp_path / "ca").write_bytes(old.files["ca"] + b"\n")
+    monkeypatch.setattr("rdzv.backends.credentials.client_context", interrupted)
+    assert credentials.renew() is first, "what was loaded is no longer in the files"
+    monkeypatch.setattr("rdzv.backends.credentials.client_context", load)
+    last = credentials.renew()
+    assert last is not None
+    assert last.get_ca_certs() != first.get_ca_certs()  # type: ignore[union-attr]
+
+
 def test_a_blocking_caller_finds_the_serving_host_of_several_with_renewed_certificates(tmp_path: Path) -> None:
     """Regression: it asked the hosts with the certificates of its start, and found none."""
     old, new = Authority(), Authority()
@@ -255,9 +277,7 @@ async def test_a_client_reconnects_to_a_server_with_new_certificates_and_a_new_t
             settings, credentials = credentials_in(secrets, port)
             client: Any
             if twin == "blocking":
-                address = Address(host="127.0.0.1", port=port, secure=True)
-                tls, renew = credentials.client_tls(), credentials.renew
-                blocking = BlockingClient(address, token=lambda: credentials.token, tls=tls, renew=renew)
+                blocking = _TcpConnector(settings).blocking_client()
                 stack.push_async_callback(asyncio.to_thread, blocking.close)
                 client = InThreads(blocking, stack.enter_context(ThreadPoolExecutor(1)))
             else:
