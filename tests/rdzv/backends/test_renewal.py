@@ -222,6 +222,32 @@ async def test_a_hosted_store_and_its_page_want_the_current_token(where: str, tm
         assert [await is_wanted(token) for token in (NEW, OLD)] == [True, False]
 
 
+async def test_the_metrics_of_a_node_that_hosts_no_store_want_the_current_token(tmp_path: Path) -> None:
+    aiohttp = pytest.importorskip("aiohttp")
+    file, port = tmp_path / "token", free_port()
+    file.write_bytes(OLD)
+    async with (
+        store.serve(token=OLD) as server,
+        rdzv.connect(
+            f"{server.url}/job?min_nodes=1&metrics_port={port}", is_host=False, token_file=str(file)
+        ) as handler,
+    ):
+        await handler.next_rendezvous()
+
+        async def is_wanted(token: bytes) -> bool:
+            headers = {"Authorization": f"Bearer {token.decode()}"}
+            async with aiohttp.ClientSession(headers=headers) as session, asyncio.timeout(20):
+                while True:
+                    with contextlib.suppress(aiohttp.ClientConnectionError):  # until it listens
+                        async with session.get(f"http://127.0.0.1:{port}/metrics") as answer:
+                            return bool(answer.status == 200)
+
+        assert [await is_wanted(token) for token in (OLD, NEW)] == [True, False]
+        file.write_bytes(NEW)
+        settle(tmp_path)
+        assert [await is_wanted(token) for token in (NEW, OLD)] == [True, False]
+
+
 def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = Authority(), Authority()
     for _ in write_in_place(tmp_path, {**old.files, "token": OLD}):
