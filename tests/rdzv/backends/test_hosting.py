@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from contextlib import AsyncExitStack, ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -22,14 +22,17 @@ import store
 from rdzv.backends import bind_address
 from rdzv.backends.bind_address import NotResolvedError, PortTakenError
 from rdzv.backends.credentials import Credentials
-from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, Hosting, host_if_needed
+from rdzv.backends.hosting import CALL_TIMEOUT, HostedStore, Hosting, address_to_listen_on, host_if_needed
 from rdzv.config.settings import parse
 from rdzv.core.state import Dropped
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousTimeoutError, RoundSupersededError
 from store.net.address import Address
 from store.net.dialing import TcpDial
-from tests.support.processes import free_port, start_python
+from tests.support.processes import free_port, require, start_python
 from tests.support.runs import VirtualRun, listen
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.some_here(10)
 
@@ -153,6 +156,35 @@ async def test_an_address_that_refuses_or_is_silent_is_another_machines(
         for more in ({"max_nodes": 1}, {"max_nodes": 2, "is_host": True}):
             await end(host_of(f"tcp://pods.test:{port}/job", insecure=True, min_nodes=1, **more))
     assert caplog.text.count("also names 127.0.0.7, of other machines") == 1, "a lone node is warned"
+
+
+@pytest.mark.parametrize("closed_by", ["token", "mutual TLS", "insecure", "a server's TLS", ""])
+def test_for_a_forwarded_address_the_store_listens_on_all_if_it_is_closed_to_strangers(
+    closed_by: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """That of a Service, of NAT, or a floating one can be dialled, but not bound."""
+    monkeypatch.setattr(bind_address, "split_addresses", lambda *_: ([], [(int(socket.AF_INET), ("127.0.0.7", 1))]))
+    more: dict[str, Any] = {"token": {"token": "a token of enough bytes"}, "insecure": {"insecure": True}}
+    if "TLS" in closed_by:
+        require("trustme")
+        import trustme
+
+        authority, both = trustme.CA(), str(tmp_path / "both.pem")
+        authority.issue_cert("service.test").private_key_and_cert_chain_pem.write_to_path(both)
+        authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+        more[closed_by] = {
+            "cert": both,
+            "key": both,
+            **({"ca": str(tmp_path / "ca.pem")} if "mutual" in closed_by else {}),
+        }
+    url = f"tcp{'s' if 'TLS' in closed_by else ''}://service.test:29400/job?is_host=1"
+    settings = parse(url, more.get(closed_by, {}), {})
+    if closed_by in {"", "a server's TLS"}:
+        with pytest.raises(OSError, match="give the run a token or mutual TLS, or say insecure=1"):
+            address_to_listen_on(settings, Credentials(settings), ("service.test", 29400))
+    else:
+        found = address_to_listen_on(settings, Credentials(settings), ("service.test", 29400))
+        assert (found.address, found.indirect) == ("", True)
 
 
 @pytest.fixture
