@@ -316,6 +316,38 @@ async def test_a_worker_that_finds_its_port_taken_is_reported_with_the_remedy(tm
         assert await agent.wait() == 1
 
 
+PRIVATE_GROUP = """
+import os, sys
+from datetime import timedelta
+import torch.distributed as dist
+
+where = f"tcp://127.0.0.1:{sys.argv[1].rpartition('-')[2]}"
+dist.init_process_group("gloo", init_method=where, rank=0, world_size=1, timeout=timedelta(seconds=3))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.in_ci
+@pytest.mark.parametrize("agent_store", ["0", "1"])
+async def test_up_to_2_13_a_private_group_of_a_worker_needs_agent_store_0(agent_store: str, tmp_path: Path) -> None:
+    """As the page says: there the worker takes the variable of c10d's agents to mean its own store, too."""
+    require("torch")
+    from rdzv.torch.pytorch import RELEASE
+
+    if RELEASE > (2, 13):
+        pytest.skip("later releases do not take the variable so")
+    script, port = tmp_path / "private.py", free_port()
+    script.write_text(PRIVATE_GROUP, encoding="utf-8")
+    words = (
+        "--rdzv-backend=rdzv",
+        "--rdzv-endpoint=localhost:0",
+        "--nnodes=1",
+        f"--rdzv-conf=agent_store={agent_store}",
+    )
+    async with start_python("-m", "rdzv.torchrun", *words, str(script), f"at-{port}") as agent:
+        assert await agent.wait() == (1 if RELEASE >= (2, 5) and agent_store == "1" else 0)
+
+
 async def test_a_wrong_setting_is_one_line(tmp_path: Path) -> None:
     require("torch")
     async with Job(tmp_path, "localhost:0") as job:
