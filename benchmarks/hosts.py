@@ -73,7 +73,7 @@ async def main():
     step = 0
     async for round in rdzv.rounds(sys.argv[1]):
         async with round:
-            first = True
+            step, first = step if round.newest is None else round.newest[1] + 1, True  # the same for all members
             while True:
                 await round.check(step)
                 await round.store.barrier(f"step {step}", round.world_size)
