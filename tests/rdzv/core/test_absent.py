@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing, named
 from rdzv.core.decision import explain, report_due
 from rdzv.core.state import NodesLost, Progress
 from rdzv.loop.life import names_of_gone
 from rdzv.membership import changes_since
 from tests.support.hand_fed import HandFed, round_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_a_lost_node_is_named_with_its_address_and_the_time_since() -> None:
@@ -122,3 +129,61 @@ def test_a_loss_is_announced_with_the_address_of_the_lost_node() -> None:
     assert isinstance(lost, NodesLost)
     assert lost == NodesLost(1, ("localhost-4535",))
     assert names_of_gone(lost) == "localhost-4535 (10.77.0.12)"
+
+
+def gone(node_id: str, *, left: bool = False, is_member: bool = True, now: float | None = 3.0) -> Callable[..., None]:
+    return lambda book: book.add_departure(node_id, left=left, is_member=is_member, address="", now=now)
+
+
+def told(*missing: tuple[str, str, float | None]) -> Callable[..., None]:
+    those = tuple(Missing(node_id=node_id, how=how, ago=ago) for node_id, how, ago in missing)
+    return lambda book: book.take_over(Absent(missing=those), now=3.0)
+
+
+def short(now: float, **waited: float) -> Callable[..., None]:
+    return lambda book: book.count_waiting(short=True, now=now, **waited)
+
+
+@pytest.mark.parametrize(
+    ("events", "words", "waited"),
+    [
+        ([], "x never seen, y never seen", None),
+        ([gone("x"), gone("x", left=True)], "x lost 7, y never seen", None),
+        ([gone("m", left=True)], "m left 7, x never seen, y never seen", None),
+        ([gone("m", is_member=False)], "x never seen, y never seen", None),
+        ([gone("x", is_member=False, now=None)], "x lost, y never seen", None),
+        ([gone("x", now=11.0)], "x lost 0, y never seen", None),
+        ([gone("m"), gone("x"), short(1.0), AbsenceBook.completed], "x lost 7, y never seen", None),
+        ([gone("m"), lambda book: book.add_arrival("m")], "x never seen, y never seen", None),
+        ([lambda book: book.add_arrival("x")], "y never seen", None),
+        ([gone("x"), lambda book: book.resync("z")], "x lost 7, y never seen", None),
+        ([lambda book: book.add_arrival("x"), lambda book: book.resync("y")], "x never seen", None),
+        (
+            [told(("x", "lost", 2.0), ("m", "left", None), ("y", "never seen", None))],
+            "x lost 9, m left, y never seen",
+            None,
+        ),
+        ([short(1.0), short(5.0)], "x never seen, y never seen", 9.0),
+        ([short(1.0), short(5.0, waited=2.0)], "x never seen, y never seen", 7.0),
+        ([short(11.0)], "x never seen, y never seen", 0.0),
+        ([short(1.0), lambda book: book.count_waiting(short=False, now=5.0)], "x never seen, y never seen", None),
+    ],
+)
+def test_each_event_of_the_book(events: list[Callable[..., Any]], words: str, waited: float | None) -> None:
+    book = AbsenceBook("xy")
+    for event in events:
+        event(book)
+    report = book.report(now=10.0)
+    ago = [(one, "" if one.ago is None else f" {one.ago:g}") for one in report.missing]
+    assert ", ".join(f"{one.node_id} {one.how}{since}" for one, since in ago) == words
+    assert (report.count, report.waited) == (len(report.missing), waited)
+
+
+@pytest.mark.parametrize(("address", "words"), [(None, "a"), ("", "a"), ("a", "a"), ("b", "a (b)")])
+def test_a_node_is_named_with_an_address_that_says_more(address: str | None, words: str) -> None:
+    assert named("a", address) == words
+
+
+@pytest.mark.parametrize(("names", "words"), [("", ""), ("a", "a"), ("ab", "a and b"), ("abc", "a, b and c")])
+def test_names_are_listed_as_in_a_sentence(names: str, words: str) -> None:
+    assert Absent(staying=tuple(names)).describe_staying() == words
