@@ -187,3 +187,15 @@ def test_a_node_is_named_with_an_address_that_says_more(address: str | None, wor
 @pytest.mark.parametrize(("names", "words"), [("", ""), ("a", "a"), ("ab", "a and b"), ("abc", "a, b and c")])
 def test_names_are_listed_as_in_a_sentence(names: str, words: str) -> None:
     assert Absent(staying=tuple(names)).describe_staying() == words
+
+
+@pytest.mark.parametrize(
+    ("waited", "elapsed", "words"),
+    [(3.0, 2.0, "waiting 5 s for a (x)"), (3.0, None, "waiting for a (x)"), (None, 2.0, "waiting for a (x)")],
+)
+def test_a_wait_is_told_with_its_duration_if_that_is_known(
+    waited: float | None, elapsed: float | None, words: str
+) -> None:
+    absent = Absent(missing=(Missing(node_id="a", how="x"),), count=1, waited=waited)
+    assert absent.describe_wait(elapsed=elapsed) == words
+    assert Absent(waited=waited).describe_wait(elapsed=elapsed) == ""
