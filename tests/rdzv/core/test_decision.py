@@ -101,6 +101,14 @@ def test_while_members_remain_it_decides_again_at_the_end_of_the_last_call() -> 
     assert until(run) is None, "full: no last call to wait for"
 
 
+@pytest.mark.parametrize(("joined", "left"), [("a", None), ("ab", 20.0), ("abc", None), ("abcd", None)])
+def test_a_last_call_runs_from_the_minimum_to_the_full_round(joined: str, left: float | None) -> None:
+    run = HandFed(needed=2, capacity=3, last_call=30.0)
+    run.arrive(*joined)
+    run.now += 10.0
+    assert run.progress.last_call_left == left
+
+
 @pytest.mark.parametrize(("awaited", "passed", "waits"), [(3, 9.9, True), (2, 9.9, False), (3, 10.0, False)])
 def test_the_first_round_in_another_store_waits_for_each_member_of_the_lost_stores_round(
     awaited: int, passed: float, waits: bool

@@ -1,0 +1,34 @@
+"""A health check passes with None or True; anything else, awaited or not, is a failure with a text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rdzv.node.member.health import examine
+
+
+@pytest.mark.parametrize("is_awaited", [False, True])
+@pytest.mark.parametrize(
+    ("verdict", "failure"),
+    [
+        (None, None),
+        (True, None),
+        (False, "failed its health check"),
+        (1, "failed its health check"),
+        ("", "failed its health check: "),
+        ("no GPU", "failed its health check: no GPU"),
+        (SystemExit(3), "failed its health check: SystemExit: 3"),
+    ],
+)
+async def test_a_verdict(verdict: Any, failure: str | None, is_awaited: bool) -> None:
+    def check() -> Any:
+        if isinstance(verdict, BaseException):
+            raise verdict
+        return verdict
+
+    async def later() -> Any:
+        return check()
+
+    assert await examine(later if is_awaited else check) == failure
