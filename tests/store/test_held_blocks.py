@@ -247,7 +247,7 @@ async def test_suspensions_shorter_than_the_ttl_end_no_lease_that_is_renewed_bet
         await asyncio.sleep(0.4)
         suspend(5.4)  # two clocks that are read one after the other may differ by as much
         await asyncio.sleep(0.05)
-        assert lease.ours_until - client.time() > 2.0
+        assert lease.valid_until - client.time() > 2.0
 
 
 def test_a_blocking_holder_knows_at_waking_that_its_lease_is_lost(suspend: Callable[[float], None]) -> None:

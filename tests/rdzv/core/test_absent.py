@@ -153,7 +153,7 @@ def short(now: float, **waited: float) -> Callable[..., None]:
         ([gone("m", is_member=False)], "x never seen, y never seen", None),
         ([gone("x", is_member=False, now=None)], "x lost, y never seen", None),
         ([gone("x", now=11.0)], "x lost 0, y never seen", None),
-        ([gone("m"), gone("x"), short(1.0), AbsenceBook.completed], "x lost 7, y never seen", None),
+        ([gone("m"), gone("x"), short(1.0), AbsenceBook.note_round], "x lost 7, y never seen", None),
         ([gone("m"), lambda book: book.add_arrival("m")], "x never seen, y never seen", None),
         ([lambda book: book.add_arrival("x")], "y never seen", None),
         ([gone("x"), lambda book: book.resync("z")], "x lost 7, y never seen", None),
