@@ -25,7 +25,7 @@ from benchmarks import support
 from rdzv.core.keys import Keys
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import NodeRecord, Phase, Progress
-from rdzv.core.stuck.beats import StepNote
+from rdzv.core.stuck.step_log import StepNote
 
 BUCKET = 200  # members of one bucket of ranks
 WATCHED = 10.0  # seconds

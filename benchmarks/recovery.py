@@ -116,12 +116,12 @@ model = torch.nn.Linear(256, 256)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 step, last = 0, None
 if sys.argv[2:] == ["untold"]:
-    from rdzv.loop import life
+    from rdzv.loop import round_monitor
 
     async def say_nothing(node, why):
         pass
 
-    life.suspect = say_nothing
+    round_monitor.accuse_unnamed = say_nothing
 for round in rdzv.torch.rounds(sys.argv[1]):
     with round:
         step, first = round.sync_state(model, optimizer, step), True

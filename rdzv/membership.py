@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.keys import Keys
     from rdzv.core.round import Participant, Round
-    from rdzv.core.stuck.beats import StepLog
+    from rdzv.core.stuck.step_log import StepLog
     from rdzv.shared_store.store import BlockingSharedStore, SharedStore
     from store.messages import Condition
 

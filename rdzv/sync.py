@@ -20,7 +20,7 @@ from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.node.blocking_handler import BlockingChanges as Changes
 from rdzv.node.blocking_handler import Handler
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.link.loops import NodeThread
+from rdzv.node.link.node_loop import NodeThread
 from rdzv.shared_store.store import BlockingSharedStore as SharedStore
 
 if TYPE_CHECKING:

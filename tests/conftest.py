@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from store.server.conversations import SLOW_LINE
+from store.server.request_scheduler import SLOW_LINE
 from tests.support.seeds import EVERYTHING, FRESH
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # On a busy machine requests are slow, and the store logs a line about that. Tests that count log lines must not see it.
-logging.getLogger("store.server.conversations").addFilter(lambda record: record.msg != SLOW_LINE)
+logging.getLogger("store.server.request_scheduler").addFilter(lambda record: record.msg != SLOW_LINE)
 
 # A forked child must not collect objects of earlier tests: a channel of grpc would wait for its thread, for ever.
 os.register_at_fork(after_in_child=gc.disable)

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 import store.sync
-from rdzv.backends.asking import MultiHostDial, find_serving_host
 from rdzv.backends.credentials import Credentials, with_expected_nodes
+from rdzv.backends.host_queries import MultiHostDial, find_serving_host
 from rdzv.backends.hosting import CALL_TIMEOUT, Hosting
 from rdzv.backends.monitoring import metrics_server
 from rdzv.backends.registry import RendezvousParameters, rendezvous_handler_registry
@@ -24,7 +24,7 @@ from rdzv.backends.succession import HostSuccession
 from rdzv.config.settings import Settings, parse
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 from rdzv.node.handler import Handler
-from rdzv.node.link.loops import NodeThread
+from rdzv.node.link.node_loop import NodeThread
 from rdzv.node.node import Node
 from store import Client, StoreError
 from store.net.address import Address

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.backends.asking import HostLost, MultiHostDial, ask_all, in_words, read_frame
 from rdzv.backends.bind_address import NotResolvedError, PortTakenError
+from rdzv.backends.host_queries import HostLost, MultiHostDial, ask_all, in_words, read_frame
 from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_on
 from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from rdzv.backends.asking import Host, Reply
     from rdzv.backends.bind_address import BindAddress
     from rdzv.backends.credentials import Credentials
+    from rdzv.backends.host_queries import Host, Reply
     from rdzv.backends.hosting import OpenClient
     from rdzv.config.settings import Settings
 

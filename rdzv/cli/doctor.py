@@ -20,9 +20,9 @@ from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
-from rdzv.backends.asking import answers_of_hosts
 from rdzv.backends.bind_address import in_words, split_addresses
 from rdzv.backends.credentials import Credentials, with_expected_nodes
+from rdzv.backends.host_queries import answers_of_hosts
 from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, put, say
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
@@ -180,7 +180,7 @@ async def _resolve(host: str, port: int, checks: list[Check], *, timeout: float,
 
 
 async def _look_for_other_machines(host: str, port: int, checks: list[Check]) -> None:
-    """Report addresses of `host` that belong to several machines: each would start its own store."""
+    """Report addresses of `host` that belong to several machines: each would start a store."""
     with contextlib.suppress(OSError):
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from rdzv.backends.asking import answers_of_hosts
 from rdzv.backends.credentials import Credentials
+from rdzv.backends.host_queries import answers_of_hosts
 from rdzv.cli.command import DONE, JSON, RUN, Argument, command, flag, limited_by_timeout, put, say
 from rdzv.cli.reach import open_run, settings_of
 from rdzv.core.report import report

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.backends.asking import tell_lost
 from rdzv.backends.credentials import Credentials
+from rdzv.backends.host_queries import tell_lost
 from rdzv.cli.command import (
     DONE,
     FAILED,
@@ -31,7 +31,7 @@ from rdzv.cli.command import (
 )
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.resizing import describe_size
-from rdzv.core.asking import ANSWER_TTL, KILL, STACKS, Question, unpack_answer
+from rdzv.core.questions import ANSWER_TTL, KILL, STACKS, Question, unpack_answer
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.run.status import read_nodes

@@ -13,7 +13,7 @@ from rdzv.config.endpoint import SCHEMES, split_url
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousSettingsError
-from rdzv.node.link.follower import following
+from rdzv.node.link.head_watcher import following
 from rdzv.node.run.run import Run
 from store.net.process import host_name
 

@@ -17,7 +17,7 @@ from store.printable import in_words
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rdzv.core.asking import Question
+    from rdzv.core.questions import Question
     from rdzv.core.round import Round
     from rdzv.core.stopping import Stop
     from store.messages import Cause

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from rdzv.core.keys import Keys
 from rdzv.core.report import report
 from rdzv.display.history import describe
-from rdzv.node.link.followed import FollowedRuns
+from rdzv.node.link.followed_runs import FollowedRuns
 from rdzv.node.run.run import Run
 from rdzv.node.run.status import read_usage
 from store import Client
@@ -84,7 +84,7 @@ class RunReader:
         self.followed: FollowedRuns = FollowedRuns(client, prefix)  # the runs read lately, kept current by watches
 
     async def ping(self) -> float:
-        """Return the round trip to the store, in seconds."""
+        """See `Run.ping`."""
         return await self._client.ping(timeout=2.0)
 
     async def live(self) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from rdzv.errors import (
     RendezvousStateError,
     RunGivenUpError,
 )
-from rdzv.loop.life import RoundMonitor
+from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership, Previous
 from store.printable import escaping
 

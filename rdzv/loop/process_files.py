@@ -19,7 +19,7 @@ from rdzv.core.stopping import step_of
 
 if TYPE_CHECKING:
     from rdzv.membership import Membership
-    from rdzv.node.front.known import NodeView
+    from rdzv.node.front.node_view import NodeView
     from rdzv.node.node import Node
 
 BEAT_DIR: Final = "RDZV_BEAT_DIR"

@@ -1,9 +1,9 @@
 """The handler for blocking callers, which forwards calls to the node.
 
-Each call runs in the process's node thread (`node.link.loops`), while the caller waits in another thread. Ctrl-C, or a
-signal handler that raises, ends the caller's wait at once; the node thread still completes or undoes the call. An
-interrupted `next_rendezvous` withdraws the node's arrival, for which the next call waits. A
-third-party backend's handler is async, and runs in the node thread.
+Each call runs in the process's node thread (`node.link.node_loop`), while the caller waits in another thread. Ctrl-C,
+or a signal handler that raises, ends the caller's wait at once; the node thread still completes or undoes the call. An
+interrupted `next_rendezvous` withdraws the node's arrival, for which the next call waits. A third-party backend's
+handler is async, and runs in the node thread.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rdzv.interface import BlockingRendezvousHandler as RendezvousHandler
 from rdzv.membership import BlockingRendezvousInfo as RendezvousInfo
 from rdzv.membership import Membership
 from rdzv.node.front import verbs
-from rdzv.node.front.known import NodeView
+from rdzv.node.front.node_view import NodeView
 from rdzv.node.handler import Handler as AsyncHandler
-from rdzv.node.link.loops import result_of
+from rdzv.node.link.node_loop import result_of
 from rdzv.node.member.health import run_health_check
 from rdzv.node.node import JoinTicket
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from rdzv.core.report import RunStatus
     from rdzv.interface import RendezvousHandler as AsyncRendezvousHandler
-    from rdzv.node.link.loops import NodeLoop
+    from rdzv.node.link.node_loop import NodeLoop
     from rdzv.node.node import Node
     from store import BlockingStore
     from store.net.threads import Call

@@ -1,7 +1,7 @@
 """The handler for async callers, which forwards calls to the node.
 
-The node lives in its own event loop (`node.link.loops`), so a busy caller does not delay the node. If the caller of a
-method is cancelled, natively or by anyio, the call still ends cleanly:
+The node lives in its own event loop (`node.link.node_loop`), so a busy caller does not delay the node. If the caller of
+a method is cancelled, natively or by anyio, the call still ends cleanly:
 
 - `next_rendezvous` withdraws the node's arrival. After one cancellation, `next_rendezvous` waits for the withdrawal for
   at most two seconds; after two, it does not wait.
@@ -26,10 +26,10 @@ from rdzv.errors import RendezvousStateError
 from rdzv.interface import RendezvousHandler
 from rdzv.membership import Membership, RendezvousInfo
 from rdzv.node.front import verbs
-from rdzv.node.front.known import NodeView
+from rdzv.node.front.node_view import NodeView
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
-from rdzv.node.link.loops import result_of
+from rdzv.node.link.node_loop import result_of
 from rdzv.node.link.wakeup import WakeupHere
 from rdzv.node.member.health import run_health_check_in
 from rdzv.node.node import JoinTicket, Node
@@ -41,7 +41,7 @@ from store.net.tasks import running_loop
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 
-    from rdzv.core.asking import Question
+    from rdzv.core.questions import Question
     from rdzv.core.report import RunStatus
     from rdzv.shared_store.store import BlockingSharedStore
     from store import BlockingStore, Store

@@ -1,6 +1,6 @@
 """A node: it connects, takes part in its run, and answers its callers.
 
-A node runs in an event loop that no caller can block (`link.loops.NodeLoop`). Other threads call only the methods
+A node runs in an event loop that no caller can block (`link.node_loop.NodeLoop`). Other threads call only the methods
 marked "thread-safe".
 
 From `connect` to `aclose`, a node has a `StoreSession`, its connection to a store. If another store replaces it, the
@@ -27,14 +27,14 @@ from rdzv.core.keys import Keys
 from rdzv.core.state import Head
 from rdzv.errors import RendezvousConnectionError, RendezvousError, RendezvousSettingsError, RendezvousStateError
 from rdzv.listeners import Listeners
-from rdzv.node.coordinator.candidacy import start_candidacy
-from rdzv.node.link.link import StoreEndingError, StoreSession
+from rdzv.node.coordinator.election import start_candidacy
 from rdzv.node.link.ports import HeldPort
-from rdzv.node.member.carrying import keep_knowledge, pass_on_knowledge
+from rdzv.node.link.store_session import StoreEndingError, StoreSession
 from rdzv.node.member.joining import Joining
 from rdzv.node.member.leaving import Leaving, announce_move
-from rdzv.node.member.noticing import MembershipWatcher
-from rdzv.node.member.part import NodeState
+from rdzv.node.member.lost_store import keep_knowledge, pass_on_knowledge
+from rdzv.node.member.membership_watcher import MembershipWatcher
+from rdzv.node.member.node_state import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
 from store.keeping import RELEASE_WITHIN
 from store.net.process import host_name
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
-    from rdzv.node.link.loops import NodeLoop
+    from rdzv.node.link.node_loop import NodeLoop
     from store import Store
 
 log: logging.Logger = escaping(logging.getLogger(__name__))

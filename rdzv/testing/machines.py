@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rdzv.node.handler import Handler
-from rdzv.node.link.loops import NodeLoop
+from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.link.ports import HeldPort
 from rdzv.node.node import Node
 from rdzv.testing.disk import Disk, SimulatedJournal

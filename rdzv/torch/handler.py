@@ -25,9 +25,9 @@ from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, read
 from rdzv.core.round_life import Ending, EndKind
 from rdzv.core.state import MOVES, leaving_in_words
-from rdzv.loop.life import RoundMonitor
 from rdzv.loop.own_folder import make_own_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
+from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.loop.rounds import handler_of
 from rdzv.torch.agent.screen import Screen, configure_logging, end_with, signal_reason
 from rdzv.torch.agent.signals import EndSignals

@@ -22,8 +22,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store.calls import DisconnectReports
-from store.client.patience import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Timeouts
-from store.client.pulse import Action, ConnectionHealth, Traffic
+from store.client.connection_health import Action, ConnectionHealth, Traffic
+from store.client.timeouts import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Timeouts
 from store.errors import ProtocolError, StoreError, WaitEnded, unsent
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
 from store.net import dialing
@@ -204,7 +204,7 @@ class Channel:
         self._attempt, self._welcomed_at = 0, time.monotonic()
         self._shared.outages.note_end(self._welcomed_at)
         if item in self.connection.take_lost_requests():
-            raise self.connection.forgotten
+            raise self.connection.forgotten_error
         # `interrupt` has no effect on a channel without a socket, so check again once there is one.
         check()
         for grant in self.connection.abandoned_grants:
@@ -328,7 +328,7 @@ class Channel:
     def _read(self, deadline: float) -> bytes:
         assert self.sock is not None
         now = time.monotonic()
-        pulse: ConnectionHealth | None = None  # measures silence; not made if the answer comes soon
+        health: ConnectionHealth | None = None  # measures silence; not made if the answer comes soon
         while True:
             if now >= deadline:
                 raise _Expired
@@ -338,31 +338,31 @@ class Channel:
             except TimeoutError as error:
                 if raised_by_handler(error):
                     raise
-                if pulse is None:
-                    pulse = self._pulse(now)
+                if health is None:
+                    health = self._health(now)
                 now = time.monotonic()
                 if now < deadline:
-                    self._check_connection(self.sock, pulse, now)
+                    self._check_connection(self.sock, health, now)
                     now = time.monotonic()
             else:
                 if not data:
                     raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
-                if pulse is not None:
-                    pulse.heard(time.monotonic(), expecting=False)
+                if health is not None:
+                    health.heard(time.monotonic(), expecting=False)
                 return data
 
-    def _pulse(self, since: float) -> ConnectionHealth:
-        pulse = ConnectionHealth(self._timeouts, since)
+    def _health(self, since: float) -> ConnectionHealth:
+        health = ConnectionHealth(self._timeouts, since)
         in_flight = self.connection.in_flight.values()
         if self.connection.welcomed is None or any(not waits(item.request) for item in in_flight):
-            pulse.expect_answer(since)
-        return pulse
+            health.expect_answer(since)
+        return health
 
-    def _check_connection(self, sock: socket.socket, pulse: ConnectionHealth, now: float) -> None:
+    def _check_connection(self, sock: socket.socket, health: ConnectionHealth, now: float) -> None:
         line = Traffic(*outstanding(sock), welcomed=self.connection.welcomed is not None)
-        say, _ = pulse.check(now, line)
+        say, _ = health.check(now, line)
         if say is Action.PING:
-            pulse.expect_answer(now)
+            health.expect_answer(now)
             if not line.unsent_bytes:  # unacknowledged bytes are a ping themselves: the peer's system must answer
                 self._notify(Ping())
         elif say is Action.SEEK:

@@ -15,8 +15,8 @@ import anyio
 
 from store import interface, messages
 from store.calls import time_limit
-from store.client.patience import FAREWELL_WITHIN
 from store.client.reconnecting import Reconnecting
+from store.client.timeouts import FAREWELL_WITHIN
 from store.errors import ConnectionLost, StoreError, StoreTimeoutError, StoreUsageError, WatchCompacted
 from store.interface import DEFAULT_TIMEOUT
 from store.messages import Cancel, Event, Ping, Pong, Request, Response, Watching, key_bytes, waits
@@ -290,7 +290,7 @@ class Client(Reconnecting):
         self.writes_max: int = int(welcome.limits.get("writes_max", self.writes_max))
         self.lease_ttl_max: float = welcome.limits.get("lease_ttl_max", self.lease_ttl_max)
         for item in self._connection.take_lost_requests():
-            item.settle(self._connection.forgotten)
+            item.settle(self._connection.forgotten_error)
         for item in list(self._connection.in_flight.values()):
             self._send(item)
         for watch in self.watching:

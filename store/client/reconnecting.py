@@ -1,4 +1,4 @@
-"""The connection of an awaited client. One task connects, and reconnects after loss or silence (see `pulse`)."""
+"""The connection of an awaited client. One task connects, and reconnects after loss or silence (`ConnectionHealth`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import anyio
 
 from store import interface
 from store.calls import DisconnectReports
-from store.client.patience import LASTED, Timeouts
-from store.client.pulse import Action, ConnectionHealth, Traffic
+from store.client.connection_health import Action, ConnectionHealth, Traffic
+from store.client.timeouts import LASTED, Timeouts
 from store.errors import AuthenticationError, ConnectionLost
 from store.net.absence import Outages, log_absence
 from store.net.dialing import (
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self.search: anyio.CancelScope | None = None  # cancels the search for another connection; None without a search
         self.farewell: str = ""
         self._error: Exception | None = None
-        self.pulse: ConnectionHealth = ConnectionHealth(owner.timeouts, self._loop.time())
+        self.health: ConnectionHealth = ConnectionHealth(owner.timeouts, self._loop.time())
         self._timer: asyncio.TimerHandle | None = None
         self._look_due = 0.0  # the time of the next `_check`, which uvloop's timers do not tell
         self._looks_soon = False
@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
 
     def start_delivery(self) -> None:
         """Give the connection to the client, with the bytes received so far."""
-        self.pulse = ConnectionHealth(self._owner.timeouts, self._loop.time())
+        self.health = ConnectionHealth(self._owner.timeouts, self._loop.time())
         self.expect_answer()
         early, self._early = self._early or [], None
         for data in early:
@@ -156,20 +156,20 @@ class Connection(asyncio.Protocol):
 
     def expect_answer(self) -> None:
         """See `ConnectionHealth.expect_answer`."""
-        if self.pulse.asked_at is None:
-            self.pulse.expect_answer(self._loop.time())
+        if self.health.asked_at is None:
+            self.health.expect_answer(self._loop.time())
             self._check_soon()
 
     def heard(self, *, expecting: bool) -> None:
         """See `ConnectionHealth.heard`."""
-        self.pulse.heard(self._loop.time(), expecting=expecting)
+        self.health.heard(self._loop.time(), expecting=expecting)
         if expecting:
             self._check_soon()
 
     def _check_soon(self) -> None:
         if not self._looks_soon:
             self._looks_soon = True
-            self._check_at(self.pulse.first_check_at(self._loop.time()))
+            self._check_at(self.health.first_check_at(self._loop.time()))
 
     def _check_at(self, at: float) -> None:
         if self.over or (self._timer is not None and self._look_due <= at):
@@ -184,16 +184,16 @@ class Connection(asyncio.Protocol):
         buffered = 0 if self.transport is None else self.transport.get_write_buffer_size()
         owner = self._owner
         line = Traffic(*outstanding(self._socket, buffered), welcomed=owner.connected, has_watches=bool(owner.watches))
-        say, until = self.pulse.check(now, line, late=late)
+        say, until = self.health.check(now, line, late=late)
         if say is Action.PING:
             self._owner.send_ping()
         elif say is Action.SEEK:
             self.turn.set()
         elif say is Action.HANG_UP:
-            self.farewell = f"it has been silent for {now - self.pulse.heard_at:.0f} s"
+            self.farewell = f"it has been silent for {now - self.health.heard_at:.0f} s"
             self.abort()
         self._check_at(until)
-        self._looks_soon = self.pulse.asked_at is not None and not self.pulse.seeking
+        self._looks_soon = self.health.asked_at is not None and not self.health.seeking
 
 
 class Reconnecting(interface.Store):
@@ -389,7 +389,7 @@ class Reconnecting(interface.Store):
             while successor is None and not link.over:
                 await link.turn.wait()
                 link.turn.clear()
-                if link.pulse.seeking and not link.over:
+                if link.health.seeking and not link.over:
                     with anyio.CancelScope() as link.search:
                         successor = await self._new_connection()
         finally:

@@ -47,7 +47,7 @@ def write_error(path: Path, size: int = PROBE_BYTES) -> OSError | None:
 
 
 def free_bytes(directory: Path) -> int:
-    """Return the free bytes of a directory's disk."""
+    """Return the free bytes of a disk."""
     system = os.statvfs(directory)
     return system.f_bavail * system.f_frsize
 

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from store.errors import AuthenticationError, ConnectionLost, StoreError, StoreReplaced, StoreTimeoutError
-from store.etcd.choice import Identity, MemberChoice
 from store.etcd.codec import Failure, FailureKind
 from store.etcd.login import Login
+from store.etcd.member_choice import Identity, MemberChoice
 from store.etcd.rpc.connection import Connection, channel_credentials
 from store.etcd.rpc.diagnosis import diagnose
 from store.net.absence import Outages

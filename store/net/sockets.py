@@ -240,7 +240,7 @@ def open_files() -> int:
     return 0
 
 
-def _let_go_in_child() -> None:
+def _close_in_child() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for socks in list(_owned.values()):
         for sock in socks:
@@ -252,4 +252,4 @@ def _let_go_in_child() -> None:
     _owned.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

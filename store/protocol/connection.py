@@ -79,7 +79,7 @@ class ServerConnection:
         """See `FrameReader.held_bytes`."""
         return self._reader.held_bytes
 
-    def let_go(self) -> None:
+    def free_incomplete_frame(self) -> None:
         """Free the bytes of an incomplete frame."""
         self._reader = FrameReader(wire.HANDSHAKE_BYTES_MAX)
 
@@ -386,7 +386,7 @@ class ClientConnection:
         return lost
 
     @property
-    def forgotten(self) -> ConnectionLost:
+    def forgotten_error(self) -> ConnectionLost:
         """The error of the requests that `take_lost_requests` returns."""
         why = "broke, and the server has since forgotten this client's session"
         return ConnectionLost(f"the connection to {self._name} {why}", maybe_applied=True)

@@ -240,5 +240,5 @@ class Peer(asyncio.BufferedProtocol):
     def _free_bytes(self) -> None:
         self.gone = True
         self.unread = self.stalled = self.work = None
-        self.connection.let_go()
+        self.connection.free_incomplete_frame()
         self.count_inbox(0, progress=False)

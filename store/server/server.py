@@ -32,12 +32,12 @@ from store.server.accept.connection_table import ConnectionTable
 from store.server.accept.exposure import check_exposure
 from store.server.accept.listener import EndWhenAlone, TcpListener
 from store.server.accept.tls import TlsLayer
-from store.server.conversations import RequestScheduler
 from store.server.durability import STOP_WITHIN, Durability
 from store.server.handshakes import Handshakes
 from store.server.log_lines import LimitWarnings
 from store.server.peer import LEAVE_WITHIN, Peer
 from store.server.peers import Peers
+from store.server.request_scheduler import RequestScheduler
 
 if TYPE_CHECKING:
     import os
@@ -95,14 +95,14 @@ class Server:
             journal,
             clock=clock,
             in_thread=in_thread,
-            on_durable=lambda number: self._conversations.became_durable(number),  # noqa: PLW0108 - made below
+            on_durable=lambda number: self._scheduler.became_durable(number),  # noqa: PLW0108 - made below
             on_restored=self._use_engine,
             cut=lambda: self._peers.abort(),  # noqa: PLW0108 - made below
             ended=self._timer_ended,
         )
         self._peers = Peers(engine.limits, self._durability, self.table)
         self._handshakes = Handshakes(self._peers, token=token, clock=clock)
-        self._conversations = RequestScheduler(
+        self._scheduler = RequestScheduler(
             self._peers, handshakes=self._handshakes, clock=clock, stopwatch=stopwatch, figures=self.figures
         )
         self.host: str = ""
@@ -132,7 +132,7 @@ class Server:
         """Return the protocol of a new connection; if `is_internal`, it does not keep the server running."""
         self._last_peer += 1
         outboxes, inboxes = self._peers.outboxes, self._peers.inboxes
-        return Peer(self._conversations, self._last_peer, outboxes=outboxes, inboxes=inboxes, is_internal=is_internal)
+        return Peer(self._scheduler, self._last_peer, outboxes=outboxes, inboxes=inboxes, is_internal=is_internal)
 
     def figures(self) -> dict[str, Any]:
         """Return the counters of `stats()`."""
@@ -145,7 +145,7 @@ class Server:
             "connections": len(self._peers.by_id),
             "strangers": self.table.strangers,
             "connections_refused": self.table.refused,
-            "bytes_in": self._conversations.bytes_in,
+            "bytes_in": self._scheduler.bytes_in,
             "bytes_out": self._handshakes.bytes_out + sum(peer.bytes_out for peer in self._peers.by_id.values()),
             "outbox_bytes": self._peers.outboxes.bytes,
             "inbox_bytes": self._peers.inboxes.bytes,
@@ -162,7 +162,7 @@ class Server:
 
     def on_request(self, callback: Callable[[str, str, float], None]) -> None:
         """Call `callback` after each request with its kind, "ok" or the kind of error, and its seconds."""
-        self._conversations.on_request = callback
+        self._scheduler.on_request = callback
 
     def begin(self) -> None:
         """Start the journal and the timer that lets leases lapse; `leave` stops both."""
@@ -191,19 +191,19 @@ class Server:
 
     async def _expire_leases(self) -> None:
         """Let due leases lapse, except those that pending requests may renew."""
-        unheard = self._conversations.waiting_seconds(self._clock())
+        unheard = self._scheduler.waiting_seconds(self._clock())
         # Two passes of the event loop read every socket, so that a keep-alive that has arrived counts.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
         # First hear peers that wait for a turn: after a reconnect, they may renew their old connection's leases.
-        await self._conversations.wait_for_first_turns()
+        await self._scheduler.wait_for_first_turns()
         if not self._may_expire_leases():
             return
         now = self._clock()
-        deliveries = self._engine.tick(now=now, unheard=unheard | self._conversations.waiting_seconds(now))
+        deliveries = self._engine.tick(now=now, unheard=unheard | self._scheduler.waiting_seconds(now))
         self._durability.record()
-        self._conversations.dispatcher.deliver(deliveries)
-        self._conversations.dispatcher.flush()
+        self._scheduler.dispatcher.deliver(deliveries)
+        self._scheduler.dispatcher.flush()
 
     def _may_expire_leases(self) -> bool:
         """Return whether leases may lapse now: the journal can write, and no keep-alive waits for a slow disk."""
@@ -224,7 +224,7 @@ class Server:
                 await self._durability.stop()
             for peer in list(self._peers.by_id.values()):
                 if peer.connection.greeted:
-                    self._conversations.dispatcher.send(peer, wire.encode_bye("the server is leaving"))
+                    self._scheduler.dispatcher.send(peer, wire.encode_bye("the server is leaving"))
                     peer.close()
                 else:  # before its welcome, a client cannot decode a goodbye; a refusal makes it retry
                     peer.refuse(Rejection("limit", "the server is leaving"))

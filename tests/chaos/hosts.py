@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import rdzv
-from rdzv.backends.asking import read_frame
+from rdzv.backends.host_queries import read_frame
 from rdzv.node.handler import Handler
 from store.errors import ProtocolError
 from store.protocol.wire import Greeting, decode_opening

@@ -20,7 +20,7 @@ import store.sync
 from rdzv.core.state import NodesWaiting
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError, RoundSupersededError
 from rdzv.node.blocking_handler import BlockingChanges
-from rdzv.node.link.loops import result_of
+from rdzv.node.link.node_loop import result_of
 from store.net.threads import END_WITHIN, LoopThread
 from tests.support.interrupts import tears, torn
 from tests.support.processes import free_port, start_python

@@ -19,7 +19,7 @@ from rdzv.core.decision import Rules
 from rdzv.core.ranks import order_named
 from rdzv.core.state import NodesLeft, NodesLost
 from rdzv.node.link.role import ELECTION_MOST, ROLE_TTL
-from rdzv.node.member.record import TTL_MOST
+from rdzv.node.member.arrival_writer import TTL_MOST
 from tests.sim.checker import PROMPTLY, Checker
 from tests.sim.full_node import DISCONNECT_TTL, KEYS, NOTICED_WITHIN, TTL, Node
 from tests.sim.full_troubles import FullTroubles

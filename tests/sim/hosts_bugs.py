@@ -10,7 +10,7 @@ from unittest.mock import patch
 from rdzv.core import decision
 from rdzv.core.decision import next_round
 from rdzv.core.hosts.lost_store import last_known_run
-from rdzv.node.member import carrying, joining
+from rdzv.node.member import joining, lost_store
 from tests.sim.machines import Seams
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _a_resize_is_not_carried() -> Iterator[None]:
     def unchanged(agreed: Any, **_: Any) -> Any:
         return agreed
 
-    with patch.object(carrying, "resize", unchanged):
+    with patch.object(lost_store, "resize", unchanged):
         yield
 
 
@@ -55,7 +55,7 @@ def _a_tally_is_not_carried() -> Iterator[None]:
     def without_tally(*given: Any, **more: Any) -> LostStore:
         return last_known_run(*given, **more).replace(tally=b"")
 
-    with patch.object(carrying, "last_known_run", without_tally):
+    with patch.object(lost_store, "last_known_run", without_tally):
         yield
 
 

@@ -11,10 +11,10 @@ from unittest.mock import patch
 from rdzv.core import decision
 from rdzv.core.decision import Report, decide
 from rdzv.core.stopping import StepGate, StopAgreement
-from rdzv.loop.life import RoundMonitor
+from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership, changes_since
 from rdzv.node.coordinator import term as coordinator
-from rdzv.node.coordinator.candidacy import Election
+from rdzv.node.coordinator.election import Election
 from rdzv.node.coordinator.term import CoordinatorTerm
 from rdzv.node.front import queries
 from store import ConditionFailed

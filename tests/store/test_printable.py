@@ -63,13 +63,18 @@ def test_a_logger_escapes_text_of_others_and_leaves_numbers_alone(caplog: pytest
     "room",
     [
         *(
-            "rdzv.node.run.agreed",
-            "rdzv.node.coordinator.candidacy",
+            "rdzv.node.run.run_settings",
+            "rdzv.node.coordinator.election",
             "rdzv.node.coordinator.term",
-            "rdzv.node.link.follower",
+            "rdzv.node.link.head_watcher",
         ),
-        *("rdzv.node.node", "rdzv.node.member.joining", "rdzv.node.member.noticing", "rdzv.node.member.part"),
-        *("rdzv.node.run.run", "rdzv.loop.life", "rdzv.loop.member", "rdzv.backends.bind_address"),
+        *(
+            "rdzv.node.node",
+            "rdzv.node.member.joining",
+            "rdzv.node.member.membership_watcher",
+            "rdzv.node.member.node_state",
+        ),
+        *("rdzv.node.run.run", "rdzv.loop.round_monitor", "rdzv.loop.member", "rdzv.backends.bind_address"),
         *("rdzv.backends.hosting", "rdzv.cli.launcher.launch"),
     ],
 )

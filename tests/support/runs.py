@@ -26,8 +26,8 @@ from rdzv.core.keys import Keys
 from rdzv.loop.member import Options
 from rdzv.loop.rounds import Round, rounds_made_by
 from rdzv.node.handler import Handler
-from rdzv.node.link.follower import following
-from rdzv.node.link.loops import NodeLoop
+from rdzv.node.link.head_watcher import following
+from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.run.run import Run
 from rdzv.testing.machines import process_id_of
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rdzv import Change, RendezvousInfo
-    from rdzv.node.link.link import StoreSession
+    from rdzv.node.link.store_session import StoreSession
     from store import Server
     from store.engine.engine import Engine
 

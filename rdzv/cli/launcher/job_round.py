@@ -1,7 +1,7 @@
 """One round of `rdzv run`: starts the processes, waits for the round's end, and stops the processes.
 
-**The life of a round** follows the rules of `rounds()`, in `rdzv.loop.life`. If the round ends before the processes of
-all nodes have succeeded, all nodes meet again, also those whose processes have succeeded.
+**The life of a round** follows the rules of `rounds()`, in `rdzv.loop.round_monitor`. If the round ends before the
+processes of all nodes have succeeded, all nodes meet again, also those whose processes have succeeded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import MOVES, Change, Draining, NodesWaiting, StoreEnding, leaving_in_words
 from rdzv.core.stopping import Resized
 from rdzv.errors import GiveUp, RoundSupersededError
-from rdzv.loop.life import RoundMonitor
 from rdzv.loop.process_files import BEAT_DIR, exception_in, forget_beats, read_beats_now, start_to_follow
+from rdzv.loop.round_monitor import RoundMonitor
 from store.printable import printable
 
 if TYPE_CHECKING:

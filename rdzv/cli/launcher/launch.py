@@ -30,7 +30,7 @@ from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, LauncherContext
 from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.config.settings import parse
-from rdzv.core.asking import KILL, STACKS
+from rdzv.core.questions import KILL, STACKS
 from rdzv.core.round_life import EndKind, Outcome
 from rdzv.core.stuck.tally import Tally
 from rdzv.display.standard_error import say_error

@@ -1,6 +1,6 @@
 """The judgement which members of a round are stuck: alive, but without progress while others make some.
 
-The coordinator reads the notes that come with keep-alives (`beats`). A member is stuck if it has begun no step for
+The coordinator reads the notes that come with keep-alives (`step_log`). A member is stuck if it has begun no step for
 `stall_timeout` (`first_step_timeout` before its second step, as it may compile), while other members make progress. The
 other members make progress if one of them is at a later step, or has begun a step within half of the limit; or if all
 other members wait in the round's store, and this member does not. If no member makes progress, none is dropped, but the
@@ -24,7 +24,7 @@ from store.printable import in_words as duration
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rdzv.core.stuck.beats import StepNote
+    from rdzv.core.stuck.step_log import StepNote
 
 FRESH_PART = 0.5  # a member that began a step within this share of `stall_timeout` makes progress
 

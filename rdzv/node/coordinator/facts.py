@@ -23,7 +23,7 @@ from store.net.tasks import run_together
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
-    from rdzv.node.coordinator.office import TermContext
+    from rdzv.node.coordinator.term_context import TermContext
 
 LOOKS_EVERY = 0.5  # seconds, at least, between checks for stuck members
 LOOKS_EVERY_PER_NODE = 0.0005  # seconds per member between looks for stuck members, as the response grows with them

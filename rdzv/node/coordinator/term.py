@@ -36,8 +36,8 @@ from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round,
 from rdzv.core.state import NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.view import Obstacle, Picture, View
 from rdzv.node.coordinator.facts import AccusationWatch, gather_answers, look_for_stalls
-from rdzv.node.coordinator.office import SharedLease, TermContext
-from rdzv.node.run.agreed import SettingsChangedError, adopt_settings
+from rdzv.node.coordinator.term_context import SharedLease, TermContext
+from rdzv.node.run.run_settings import SettingsChangedError, adopt_settings
 from rdzv.node.run.status import participant_of
 from store import ConditionFailed, Delete, Entry, Get, Lease, LimitExceeded, Put, StoreError, when
 from store.messages import Event
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rdzv.core.decision import Act
-    from rdzv.node.link.link import StoreSession
     from rdzv.node.link.role import CoordinatorRole
-    from rdzv.node.member.part import NodeState
+    from rdzv.node.link.store_session import StoreSession
+    from rdzv.node.member.node_state import NodeState
     from store import Condition
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
@@ -105,7 +105,7 @@ class CoordinatorTerm:
         try:
             with self._follower.listeners.listening(self._context.wakeup):
                 await self._take_over(round, progress_entry, history)
-                tasks.append(begin("keep the hour of the run", self._keep_hour))
+                tasks.append(begin("keep the hour of the run", self._keep_time_of_day))
                 await self._decide_for_ever()
         finally:
             await cancel_and_wait(*tasks)
@@ -128,7 +128,7 @@ class CoordinatorTerm:
             said_at = 0.0 if progress != head.progress or head.progress_found else progress.absent.said_at
             progress = progress.replace(absent=progress.absent.replace(said_at=0.0))
         if said_at:
-            self._set_hour(said_at, at=progress_at)
+            self._set_time_of_day(said_at, at=progress_at)
         self._update_picture(told=progress, told_at=progress_at)
         # If the history cannot be read, begin an empty one, which the next write stores.
         remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
@@ -143,13 +143,13 @@ class CoordinatorTerm:
             hour=self._role.hour() if said_at else None,
         )
 
-    def _set_hour(self, hour: float, *, at: float) -> None:
+    def _set_time_of_day(self, hour: float, *, at: float) -> None:
         """Set the run's time of day to `hour` at the time `at` on this node's clock, and send it at once."""
         self._role.hour_offset = hour - at
         self._role.lease.renew_now()
         self._hour_changed.set()
 
-    async def _keep_hour(self) -> None:
+    async def _keep_time_of_day(self) -> None:
         """Renew the run's lease with a note of the time of day, read while no node coordinates."""
         while True:
             self._hour_changed.clear()
@@ -403,7 +403,7 @@ class CoordinatorTerm:
             if adopt_settings(result, self._part.agreed):
                 self._view.set_needed(needed=self._part.agreed.rules.needed, now=self._store.time())
             return None
-        self._set_hour(hour, at=now)
+        self._set_time_of_day(hour, at=now)
         committed = round.replace(revision=result.revision)
         rank_0 = f"rank 0 is {members[0].node_id} at {round.host}:{round.port}"
         log.info("run %s: round %d is complete with %d nodes, %s", keys.run_id, round.number, round.size, rank_0)

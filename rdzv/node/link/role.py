@@ -15,7 +15,7 @@ from store.keeping import HeldLease
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
-    from rdzv.node.link.link import StoreSession
+    from rdzv.node.link.store_session import StoreSession
 
 ROLE_TTL = 3.0  # the role's least TTL, in seconds: a paused coordinator may delay the run for that long
 ROUND_TRIPS_PER_TERM = 10  # round trips that the role's TTL covers at least; taking over needs three

@@ -22,12 +22,12 @@ from rdzv.core.state import ban_among
 from rdzv.errors import RendezvousRefusedError, RendezvousSettingsError, RendezvousStateError, RendezvousTimeoutError
 from rdzv.node.link.ports import NoFreePortError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.member.carrying import pass_on_knowledge
+from rdzv.node.member.arrival_writer import ArrivalWriter, ending_error
 from rdzv.node.member.health import report_health
-from rdzv.node.member.part import NOT_WAITING
-from rdzv.node.member.record import ArrivalWriter, ending_error
-from rdzv.node.run.agreed import check_prefix
+from rdzv.node.member.lost_store import pass_on_knowledge
+from rdzv.node.member.node_state import NOT_WAITING
 from rdzv.node.run.lease import has_no_room
+from rdzv.node.run.run_settings import check_prefix
 from rdzv.node.run.status import find_member
 from store import ConnectionLost, Put, StoreError, StoreReplaced, StoreTimeoutError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from rdzv.membership import Membership
-    from rdzv.node.link.link import StoreSession
     from rdzv.node.link.role import CoordinatorRole
+    from rdzv.node.link.store_session import StoreSession
     from rdzv.node.member.leaving import Leaving
-    from rdzv.node.member.part import NodeState
+    from rdzv.node.member.node_state import NodeState
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 

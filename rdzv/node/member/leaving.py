@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rdzv.core.decision import Joiner
-    from rdzv.node.link.link import StoreSession
-    from rdzv.node.member.part import NodeState
+    from rdzv.node.link.store_session import StoreSession
+    from rdzv.node.member.node_state import NodeState
     from store import Condition, TransactionResult
 
 HAND_OVER_WITHIN = 0.5  # seconds that a departing coordinator waits until its departure is reported

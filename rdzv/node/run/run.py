@@ -19,7 +19,7 @@ from rdzv.config.config_errors import refuse, shown
 from rdzv.config.parameters import Parameter
 from rdzv.config.resizing import resize
 from rdzv.config.value_types import ATTRIBUTES_BYTES_MAX, DURATION_MAX, NAME, TEXT, duration
-from rdzv.core.asking import ANSWER_TTL, pack_answer
+from rdzv.core.questions import ANSWER_TTL, pack_answer
 from rdzv.core.report import account
 from rdzv.core.round import Round
 from rdzv.core.state import WITH, Ban, Closed, Head, Unban, ban_name, pack_settings, unpack_settings
@@ -267,7 +267,7 @@ class Run:
         return status, history, account(self.run_id, history, now=hour, waited=status.waited)
 
     async def hour(self) -> float:
-        """Return the run's present time of day, in seconds since 1970; see `rdzv.core.history`."""
+        """Return the run's present time, in seconds since 1970; see `rdzv.core.history`."""
         return await read_hour(self.store, self.keys)
 
     async def check_exists(self) -> None:

@@ -17,9 +17,9 @@ from rdzv.core.state import Ban, Head, NodeRecord, Phase, Progress, unpack_setti
 from rdzv.core.stopping import Drain
 from rdzv.core.stored import log_unreadable
 from rdzv.core.stuck.accusing import SOMEBODY, Accusation
-from rdzv.core.stuck.beats import StepNote
 from rdzv.core.stuck.judging import LastNote
 from rdzv.core.stuck.pace import StepOf
+from rdzv.core.stuck.step_log import StepNote
 from rdzv.errors import RendezvousStateError, RoundSupersededError
 from store import Lease, LeaseNotFound, Unsupported
 

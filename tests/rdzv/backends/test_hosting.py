@@ -277,7 +277,7 @@ async def test_a_first_connect_that_fails_leaves_no_store_behind(monkeypatch: py
     async def fail(*_: object) -> None:
         raise RendezvousConnectionError("no")
 
-    monkeypatch.setattr("rdzv.node.link.follower.HeadWatcher.run", fail)
+    monkeypatch.setattr("rdzv.node.link.head_watcher.HeadWatcher.run", fail)
     with pytest.raises(RendezvousConnectionError):
         async with rdzv.connect(f"tcp://127.0.0.1:{port}/job?min_nodes=1&join_timeout=0.3"):
             pass

@@ -9,7 +9,7 @@ import pytest
 from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing, named
 from rdzv.core.decision import explain, report_due
 from rdzv.core.state import NodesLost, Progress
-from rdzv.loop.life import names_of_gone
+from rdzv.loop.round_monitor import names_of_gone
 from rdzv.membership import changes_since
 from tests.support.hand_fed import HandFed, round_of
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from rdzv.bootstrap_check import Verdict
 from rdzv.core.absent import Absent, Missing
-from rdzv.core.asking import Question
 from rdzv.core.history import Chapter, History, HourNote, Incident, Past, TimeSpent
+from rdzv.core.questions import Question
 from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Phase, Progress, Unban, pack_settings, unpack_settings
 from rdzv.core.stopping import BegunStep, Drain, Resized, Stop
 from rdzv.core.stored import Prose, Stored
 from rdzv.core.stuck.accusing import Accusation
-from rdzv.core.stuck.beats import StepNote
+from rdzv.core.stuck.step_log import StepNote
 from rdzv.core.stuck.tally import Tally
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 

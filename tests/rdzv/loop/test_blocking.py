@@ -17,8 +17,8 @@ import rdzv.sync
 import store
 import store.sync
 from rdzv.errors import GiveUp, RendezvousClosedError, RoundChanged, RunGivenUpError
-from rdzv.loop.life import FINISHED
-from rdzv.node.member.noticing import MembershipWatcher
+from rdzv.loop.round_monitor import FINISHED
+from rdzv.node.member.membership_watcher import MembershipWatcher
 from tests.support.processes import start_python
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ async def test_a_body_that_never_yields_gets_a_loss_at_its_next_check(url: str, 
 TRAINS = """
 import asyncio, sys, time
 import rdzv
-from rdzv.node.member.noticing import MembershipWatcher
+from rdzv.node.member.membership_watcher import MembershipWatcher
 
 url, name, held_up_for = sys.argv[1], sys.argv[2], float(sys.argv[3])
 heed = MembershipWatcher._answer_stop_question

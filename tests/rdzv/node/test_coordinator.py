@@ -11,7 +11,7 @@ import pytest
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import NodesWaiting
-from rdzv.node.coordinator.office import SharedLease
+from rdzv.node.coordinator.term_context import SharedLease
 from rdzv.node.member.leaving import HAND_OVER_WITHIN
 from rdzv.testing.network import MemoryNetwork
 from store import Lease, LeaseNotFound

@@ -20,8 +20,8 @@ from rdzv.errors import (
     RoundSupersededError,
 )
 from rdzv.node.coordinator import term as room_of_coordinator
+from rdzv.node.member import arrival_writer as room_of_record
 from rdzv.node.member import joining as room_of_joining
-from rdzv.node.member import record as room_of_record
 from rdzv.node.run.status import find_member
 from store import ConnectionLost
 from store.messages import KeepAlive, Request, Revoke, Transact
@@ -31,8 +31,8 @@ from tests.support.virtual_time import now
 if TYPE_CHECKING:
     from rdzv.core.round import Member
     from rdzv.node.handler import Handler
-    from rdzv.node.link.link import StoreSession
-    from rdzv.node.member.part import NodeState
+    from rdzv.node.link.store_session import StoreSession
+    from rdzv.node.member.node_state import NodeState
 
 pytestmark = pytest.mark.virtual_time
 

@@ -271,7 +271,7 @@ async def test_r22_waiting_callers_are_told_within_three_seconds_that_the_cluste
     loop = asyncio.get_running_loop()
     handler_of_logs = logging.Handler(logging.WARNING)
     monkeypatch.setattr(handler_of_logs, "emit", lambda _: loop.call_soon_threadsafe(told.set))
-    monkeypatch.setattr(logging.getLogger("rdzv.node.link.link"), "handlers", [handler_of_logs])
+    monkeypatch.setattr(logging.getLogger("rdzv.node.link.store_session"), "handlers", [handler_of_logs])
     with serve_etcd() as served:
         async with rdzv.connect(f"{served.url}/job?min_nodes=2") as handler:
             waiting = asyncio.create_task(handler.next_rendezvous())

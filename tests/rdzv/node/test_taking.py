@@ -14,17 +14,17 @@ import pytest
 from rdzv.core.round import Round
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stopping import Stop
-from rdzv.core.stuck.beats import StepLog
-from rdzv.loop.life import RoundMonitor
+from rdzv.core.stuck.step_log import StepLog
+from rdzv.loop.round_monitor import RoundMonitor
 from rdzv.membership import Membership
-from rdzv.node.member.noticing import MembershipWatcher
+from rdzv.node.member.membership_watcher import MembershipWatcher
 from tests.guarantees.test_r21_one_loop import a_run, begin, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rdzv.core.round_life import Ending
-    from rdzv.node.link.link import StoreSession
+    from rdzv.node.link.store_session import StoreSession
 
 virtual_time = pytest.mark.virtual_time
 

@@ -43,9 +43,9 @@ from rdzv.core.keys import Keys
 from rdzv.core.state import Progress
 from rdzv.errors import RoundSupersededError
 from rdzv.node.handler import Handler
-from rdzv.node.link.loops import NodeLoop
+from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
-from rdzv.node.run.agreed import RunSettings
+from rdzv.node.run.run_settings import RunSettings
 from rdzv.testing.machines import NoPort
 from rdzv.testing.timeline import START, Host, Timeline
 from store import interface, messages

@@ -19,7 +19,7 @@ import pytest
 
 import store
 from store import sync
-from store.client import blocking, patience, pulse
+from store.client import blocking, connection_health, timeouts
 from store.client import channel as rooms
 from store.errors import ConnectionLost, StoreReplaced, StoreTimeoutError, WaitEnded
 from store.limits import Limits
@@ -80,7 +80,7 @@ def test_calls_one_after_the_other_use_one_connection(server: Server) -> None:
         assert server.connections == 1
         assert client.stats()["requests"] == 12
         assert client.store_id == server.store_id
-        assert client._free[0]._timeouts.connect_timeout() == patience.ATTEMPT, (
+        assert client._free[0]._timeouts.connect_timeout() == timeouts.ATTEMPT, (
             "it has met the server: a later attempt is shorter than the first one"
         )
     with store.sync.connect(server.url) as client:
@@ -384,7 +384,7 @@ async def test_a_write_that_was_under_way_when_its_client_was_closed_is_in_doubt
 
 
 async def test_silence_is_asked_after_and_then_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(connection_health, "HEARTBEAT", 0.1)
     monkeypatch.setattr(rooms, "LOOK", 0.05)
     async with through_proxy() as (server, proxy, client):
         waiting = in_thread(lambda: client.wait(["later"]))
@@ -493,7 +493,7 @@ async def test_a_watch_that_is_closed_while_its_store_is_away_ends_at_once() -> 
 
 
 async def test_a_quiet_watch_hears_how_far_the_store_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(connection_health, "HEARTBEAT", 0.05)
     monkeypatch.setattr(rooms, "LOOK", 0.025)
     limits = Limits(history_bytes_max=2000)
     async with through_proxy(limits) as (server, proxy, client), store.connect(server.url) as other:
@@ -694,7 +694,7 @@ async def silent_connection(
     """
     monkeypatch.setattr(rooms, "LOOK", 0.02)
     monkeypatch.setattr(rooms, "outstanding", lambda _: (0, False, acknowledged))
-    monkeypatch.setattr(patience, "SILENCE", 0.1)
+    monkeypatch.setattr(timeouts, "SILENCE", 0.1)
     async with through_proxy() as (server, proxy, client):
         client.timeout = 30.0
         yield server, proxy, client

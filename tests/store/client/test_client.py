@@ -16,7 +16,7 @@ import store
 from rdzv.testing.network import MemoryNetwork
 from store.client import client as client_room
 from store.client.client import Client
-from store.client.patience import BACKOFF_RECENT, HEARTBEAT
+from store.client.timeouts import BACKOFF_RECENT, HEARTBEAT
 from store.errors import ConnectionLost, LimitExceeded, StoreTimeoutError, StoreUsageError, UsedAfterFork
 from store.limits import MIB, Limits
 from store.net import process

@@ -18,7 +18,7 @@ import pytest
 import store
 from store import sync
 from store.client import channel as rooms
-from store.client import pulse
+from store.client import connection_health
 from store.errors import StoreError
 from store.net.address import Address
 from store.net.threads import HeldContext, LoopThread
@@ -121,7 +121,7 @@ def test_a_call_ends_in_time_however_many_signals_come(
 def test_a_dead_connection_is_replaced_however_many_signals_come(
     secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "HEARTBEAT", 0.3)
+    monkeypatch.setattr(connection_health, "HEARTBEAT", 0.3)
     monkeypatch.setattr(rooms, "LOOK", 0.15)
     # or the client relies on the acknowledgements of the proxy's system
     monkeypatch.setattr(rooms, "outstanding", lambda _: (0, False, False))

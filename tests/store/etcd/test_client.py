@@ -30,7 +30,7 @@ from store.errors import (
     StoreUsageError,
     WatchCompacted,
 )
-from store.etcd import choice as choice_room
+from store.etcd import member_choice as choice_room
 from store.etcd import members as members_room
 from store.etcd.client import Client
 from store.etcd.codec import Cluster, Failure, FailureKind

@@ -14,8 +14,8 @@ import pytest
 
 from store.errors import ConnectionLost, StoreReplaced
 from store.etcd import members as members_room
-from store.etcd.choice import MemberChoice
 from store.etcd.codec import Cluster, Failure, FailureKind, range_of
+from store.etcd.member_choice import MemberChoice
 from store.etcd.members import Members, RetryState
 from store.etcd.rpc import etcd_pb2 as pb
 

@@ -320,7 +320,7 @@ async def test_a_name_server_that_takes_longer_than_an_attempt_is_heard_out(
 ) -> None:
     """If the first of two name servers is dead, the other is asked after 5 s: no client ever connected."""
     have_slow_names(monkeypatch, threading.Event(), takes=0.3)
-    monkeypatch.setattr("store.client.patience.FIRST_ATTEMPT", 0.2)
+    monkeypatch.setattr("store.client.timeouts.FIRST_ATTEMPT", 0.2)
 
     def count_blocking() -> int:
         with store.sync.connect(url, timeout=5.0) as client:

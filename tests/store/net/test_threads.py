@@ -14,7 +14,7 @@ import pytest
 
 import rdzv
 import store
-from rdzv.node.link.loops import result_of
+from rdzv.node.link.node_loop import result_of
 from store.net import threads
 from tests.support.interrupts import tears, torn
 from tests.support.processes import require, start_python

@@ -61,7 +61,7 @@ async def readers_of(network: MemoryNetwork, kind: str) -> list[Peer]:
 def written_by_step(server: Server) -> list[int]:
     """Return a list of the bytes that each step of the server writes to transports."""
     steps: list[int] = []
-    conversations = server._conversations
+    conversations = server._scheduler
 
     def counted(step: Callable[..., None]) -> Callable[..., None]:
         def take(*arguments: Any) -> None:
@@ -95,7 +95,7 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
     monkeypatch.setattr(wire, "encode_in_chunks", counted)
     async with serve_in_memory(network, limits=LIMITS) as server:
         ticks = itertools.count()  # a millisecond with every reading of the clock: in virtual time no turn would end
-        for room, name in ((server._conversations, "stopwatch"), (server._conversations.dispatcher, "_stopwatch")):
+        for room, name in ((server._scheduler, "stopwatch"), (server._scheduler.dispatcher, "_stopwatch")):
             monkeypatch.setattr(room, name, lambda: next(ticks) / 1000)
         readers = await readers_of(network, kind)
         writer, bystander = await introduce(network, source="writer"), await introduce(network, source="bystander")
@@ -118,7 +118,7 @@ async def test_a_broadcast_is_encoded_and_counted_once_and_written_in_turns(
             await reader.until(lambda reader=reader: has_value(reader))  # type: ignore[misc]
         await asyncio.sleep(1)
         assert server.figures()["outbox_bytes"] == 0
-        assert not server._conversations.dispatcher._shared
+        assert not server._scheduler.dispatcher._shared
 
 
 async def test_a_wait_that_is_cancelled_while_its_answer_is_sent_gets_the_rest_of_it() -> None:

@@ -257,7 +257,7 @@ async def test_a_request_that_comes_alone_while_groups_are_full_is_read_once(
         lone.ask(Put("first", b""))
         await until(lambda: "first" in server._engine._keys.entries)
         (put,) = lone.ask(Put("second", b""))  # waits, since another change is on the way to the disk
-        await until(lambda: len(server._conversations._for_disk) == 2 or lone.lost.is_set())
+        await until(lambda: len(server._scheduler._for_disk) == 2 or lone.lost.is_set())
         journal.may_commit.release(1000)
         await lone.answer(put)
 

@@ -120,7 +120,7 @@ class Steps:
     def __init__(self, server: Server) -> None:
         self.longest = 0.0
         self._depth = 0
-        conversations = server._conversations
+        conversations = server._scheduler
         for name in ("accepted", "lost", "received", "resume_requests", "became_durable", "_begin_pass"):
             setattr(conversations, name, self._timed(getattr(conversations, name)))
 

@@ -18,7 +18,7 @@ from store.server.round_robin import PASS, TURN, RoundRobin
 from tests.support.stores import introduce
 
 if TYPE_CHECKING:
-    from store.server.conversations import RequestScheduler
+    from store.server.request_scheduler import RequestScheduler
 
 
 def test_new_peers_go_first_and_each_peer_has_one_turn_before_any_has_a_second() -> None:
@@ -110,7 +110,7 @@ def serve_counted(network: MemoryNetwork, engine: Engine) -> Timed:
     stopwatch = Stopwatch()
     server = Server(engine, clock=asyncio.get_running_loop().time, stopwatch=stopwatch)
     network.listen("store", server.protocol)
-    return Timed(server._conversations, stopwatch)
+    return Timed(server._scheduler, stopwatch)
 
 
 @pytest.mark.virtual_time

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.stuck.beats import FINISHED, StepNote
 from rdzv.core.stuck.judging import LastNote, StallDetector, StallRules, Verdict
+from rdzv.core.stuck.step_log import FINISHED, StepNote
 
 EVERY = 0.5
 

@@ -7,9 +7,9 @@ import random
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.listeners import Listeners
-from rdzv.node.link.loops import NodeLoop
+from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.link.ports import HeldPort
-from rdzv.node.member.part import NodeState
+from rdzv.node.member.node_state import NodeState
 
 KEYS = Keys("/rdzv", "job")
 

@@ -11,7 +11,7 @@ from rdzv.node.link.role import ROLE_DISCONNECT_TTL, CoordinatorRole
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
-    from rdzv.node.link.link import StoreSession
+    from rdzv.node.link.store_session import StoreSession
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.node.link.loops import NodeThread
+from rdzv.node.link.node_loop import NodeThread
 from tests.support.processes import require
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from rdzv.errors import RendezvousStateError
-from rdzv.node.link import loops
-from rdzv.node.link.loops import TURN_MOST, TURNS, NodeLoop, NodeThread
+from rdzv.node.link import node_loop
+from rdzv.node.link.node_loop import TURN_MOST, TURNS, NodeLoop, NodeThread
 
 
 async def where() -> threading.Thread:
@@ -93,7 +93,7 @@ async def test_a_node_loop_uses_the_given_loop_or_the_running_one(given: bool) -
 async def test_few_nodes_connect_at_a_time_and_a_stuck_one_delays_others_only_briefly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loops, "_turns", asyncio.Semaphore(TURNS))
+    monkeypatch.setattr(node_loop, "_turns", asyncio.Semaphore(TURNS))
     loop, entered, began = NodeThread(), list[float](), asyncio.get_running_loop().time()
 
     async def node(seconds: float) -> None:

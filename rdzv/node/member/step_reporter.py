@@ -6,14 +6,14 @@ import logging
 import math
 from typing import TYPE_CHECKING
 
-from rdzv.core.stuck.beats import WAITS_AFTER
+from rdzv.core.stuck.step_log import WAITS_AFTER
 from store.keeping import RENEWALS_PER_TTL
 from store.printable import escaping, in_words
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
     from rdzv.membership import Membership
-    from rdzv.node.link.link import StoreSession
+    from rdzv.node.link.store_session import StoreSession
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 

@@ -14,8 +14,8 @@ from rdzv.core.round import Round
 from rdzv.core.round_life import Ending, EndKind, Outcome
 from rdzv.core.state import Head, Phase, Progress
 from rdzv.core.stopping import Stop
-from rdzv.core.stuck.beats import StepLog
-from rdzv.loop.life import RoundMonitor, accuse_unnamed
+from rdzv.core.stuck.step_log import StepLog
+from rdzv.loop.round_monitor import RoundMonitor, accuse_unnamed
 from rdzv.membership import Membership
 from rdzv.testing import ClusterNode, cluster
 from store.calls import run_at_once
@@ -77,7 +77,7 @@ class Driven:
 
         monkeypatch.setattr(self.monitor, "claim_end", be_first)
         monkeypatch.setattr(self.monitor, "_await_known_loss", await_news)
-        monkeypatch.setattr("rdzv.loop.life.accuse_unnamed", note)
+        monkeypatch.setattr("rdzv.loop.round_monitor.accuse_unnamed", note)
 
     def end_work(self, failure: BaseException | str | None) -> Outcome:
         async def in_node(work: Any) -> bool:

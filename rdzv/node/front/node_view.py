@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rdzv.core.state import Closed, Leaving
     from rdzv.interface import RendezvousHandler
     from rdzv.membership import Membership
-    from rdzv.node.link.loops import NodeLoop
+    from rdzv.node.link.node_loop import NodeLoop
     from rdzv.node.node import Node
     from store import StoreError
     from store.net.threads import Call

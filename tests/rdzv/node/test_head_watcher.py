@@ -13,9 +13,9 @@ from rdzv.core.decision import Joiner, KeepWaiting, Refused, follow
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import NAMED_MOST, Closed, Head, Phase, Progress
-from rdzv.core.stuck.beats import StepLog
+from rdzv.core.stuck.step_log import StepLog
 from rdzv.membership import Membership
-from rdzv.node.link.follower import HeadWatcher
+from rdzv.node.link.head_watcher import HeadWatcher
 from rdzv.node.link.wakeup import Wakeup
 from store import ConnectionLost, StoreTimeoutError
 from store.messages import Event

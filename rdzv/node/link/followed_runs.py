@@ -16,7 +16,7 @@ from rdzv.core.keys import Keys
 from rdzv.core.live.changes import summary_of, without_ages, without_jitter
 from rdzv.core.report import account, as_of, report
 from rdzv.listeners import Listeners
-from rdzv.node.link.follower import HeadWatcher
+from rdzv.node.link.head_watcher import HeadWatcher
 from rdzv.node.run.status import read_hour, read_run, read_steps, reason_of
 from store import StoreError
 from store.net.tasks import cancel_and_wait

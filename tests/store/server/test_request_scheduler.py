@@ -16,7 +16,7 @@ from store.limits import Limits
 from store.messages import Failed, FailureKind, Found, Get, List, Ping, Put, Wait, Watch
 from store.protocol import wire
 from store.protocol.wire import Events, Lagged
-from store.server import conversations
+from store.server import request_scheduler
 from store.server.outbox import PIECE_BYTES
 from store.server.server import Server
 from tests.support.limits import limits_with
@@ -55,7 +55,7 @@ async def test_thousands_of_small_requests_hold_their_own_bytes_and_not_a_buffer
     network = MemoryNetwork()
     async with serve_in_memory(network) as server:
         peers = [await introduce(network) for _ in range(16)]
-        conversations = server._conversations
+        conversations = server._scheduler
         buffer = conversations.buffer
         for peer, at_server in zip(peers, server._peers.by_id.values(), strict=True):
             conversations._turns.spent = 1.0  # this pass of the loop has used its time: new requests wait
@@ -135,7 +135,7 @@ async def test_a_request_that_takes_long_has_a_line_of_its_own(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Under the module's own name pytest does not see its log.
-    monkeypatch.setattr(conversations, "log", logging.getLogger("tests.slow"))
+    monkeypatch.setattr(request_scheduler, "log", logging.getLogger("tests.slow"))
     looks = itertools.count()
     network = MemoryNetwork()
     clock = asyncio.get_running_loop().time

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rdzv.config.settings import describe_difference
 from rdzv.core.addresses import with_zone_of
 from rdzv.core.decision import GIVEN_UP_MOST
-from rdzv.core.stuck.beats import StepLog
+from rdzv.core.stuck.step_log import StepLog
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -24,8 +24,8 @@ from rdzv.errors import (
 )
 from rdzv.membership import Membership
 from rdzv.node.member.arrival import Arrival, State
-from rdzv.node.member.own_beats import StepReporter
-from rdzv.node.run.agreed import RunSettings
+from rdzv.node.member.step_reporter import StepReporter
+from rdzv.node.run.run_settings import RunSettings
 from store.printable import escaping, without_durations
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from rdzv.core.round import Round
     from rdzv.core.state import Ban, Closed, Head, Leaving
     from rdzv.listeners import Listeners
-    from rdzv.node.link.link import StoreSession
-    from rdzv.node.link.loops import NodeLoop
+    from rdzv.node.link.node_loop import NodeLoop
     from rdzv.node.link.ports import HeldPort
+    from rdzv.node.link.store_session import StoreSession
     from store.keeping import HeldLease
 
 log: logging.Logger = escaping(logging.getLogger(__name__))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
-from store.client.patience import BUSY_FACTOR, HEARTBEAT, SILENCE, SLOW_FOR, Timeouts
-from store.client.pulse import HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Action, ConnectionHealth, Traffic
+from store.client.connection_health import HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Action, ConnectionHealth, Traffic
 from store.client.reconnecting import Connection
+from store.client.timeouts import BUSY_FACTOR, HEARTBEAT, SILENCE, SLOW_FOR, Timeouts
 from tests.support.processes import require
 from tests.support.stores import connect_in_memory, serve_in_memory
 
@@ -19,10 +19,10 @@ QUIET, BUSY = Traffic(), Traffic(acknowledged=True)
 BUSY_SILENCE = BUSY_FACTOR * SILENCE
 
 
-def pulse() -> ConnectionHealth:
-    patience = Timeouts(random.Random(0))
-    patience.note_connected(0.001)
-    return ConnectionHealth(patience, 0.0)
+def health() -> ConnectionHealth:
+    timeouts = Timeouts(random.Random(0))
+    timeouts.note_connected(0.001)
+    return ConnectionHealth(timeouts, 0.0)
 
 
 def said(
@@ -45,7 +45,7 @@ def said(
 def test_a_server_that_owes_an_answer_is_pinged_then_replaced_and_finally_closed(
     line: Traffic, silence: float, patient: float
 ) -> None:
-    one = pulse()
+    one = health()
     one.expect_answer(0.0)
     expected = [(Action.PING, silence / 2), (Action.SEEK, silence), (Action.HANG_UP, 2 * patient * HEARTBEAT)]
     assert said(one, line) == expected
@@ -53,21 +53,21 @@ def test_a_server_that_owes_an_answer_is_pinged_then_replaced_and_finally_closed
 
 @pytest.mark.parametrize(("line", "patient"), [(Traffic(), 1.0), (BUSY, HEARTBEATS_OF_BUSY)])
 def test_a_server_that_owes_nothing_is_asked_after_a_heartbeat(line: Traffic, patient: float) -> None:
-    first, second, *_, last = said(pulse(), line)
+    first, second, *_, last = said(health(), line)
     assert first == (Action.PING, HEARTBEAT)
     assert second[0] is Action.SEEK
     assert last == (Action.HANG_UP, max(2 * patient, 1 + patient) * HEARTBEAT)
 
 
 def test_one_that_answers_is_asked_again_a_heartbeat_later() -> None:
-    one = pulse()
+    one = health()
     assert one.check(HEARTBEAT, Traffic())[0] is Action.PING
     one.heard(HEARTBEAT + 0.1, expecting=False)
     assert said(one, since=HEARTBEAT + 0.1, until=2 * HEARTBEAT + 0.2) == [(Action.PING, 2 * HEARTBEAT + 0.1)]
 
 
 def test_a_server_that_answers_is_not_replaced_until_it_falls_silent_again() -> None:
-    one = pulse()
+    one = health()
     one.expect_answer(0.0)
     assert said(one, until=2.0)[-1][0] is Action.SEEK
     one.heard(2.0, expecting=True)
@@ -76,7 +76,7 @@ def test_a_server_that_answers_is_not_replaced_until_it_falls_silent_again() -> 
 
 
 def test_a_server_that_accepts_data_is_alive() -> None:
-    one = pulse()
+    one = health()
     one.expect_answer(0.0)
     for tenth in range(200):
         assert one.check(tenth / 10, Traffic(unsent_bytes=1000 - tenth))[0] is Action.NOTHING
@@ -85,7 +85,7 @@ def test_a_server_that_accepts_data_is_alive() -> None:
 
 def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
     """Thousands of waiting clients opened new connections, which made the server slower: none was served."""
-    one = pulse()
+    one = health()
     one.expect_answer(0.0)
     one.heard(4.0, expecting=True)
     assert Action.SEEK not in dict(said(one, BUSY, since=4.0, until=4.0 + 2 * 4.0))
@@ -97,14 +97,14 @@ def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
 
 def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None:
     """With thousands of clients in one loop, answers that had arrived but were not read yet counted as silence."""
-    one = pulse()
+    one = health()
     one.expect_answer(0.0)
     assert one.check(30.0, Traffic(), late=29.5) == (Action.NOTHING, 30.0), "first what has come is read"
     assert said(one, since=30.0, until=32.0) == [(Action.SEEK, 30.5)]
 
 
 def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_busy() -> None:
-    one, pings = pulse(), 0
+    one, pings = health(), 0
     for second in range(int(WATCHES_HEAR_EVERY + HEARTBEAT)):
         one.expect_answer(second)
         one.heard(second, expecting=True)
@@ -113,7 +113,7 @@ def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_bu
 
 
 def test_no_ping_is_sent_before_the_welcome() -> None:
-    one = pulse()
+    one = health()
     one.expect_answer(0.0)
     assert [say for say, _ in said(one, Traffic(welcomed=False))] == [Action.SEEK, Action.HANG_UP]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from store.client.patience import HEARTBEAT
+from store.client.timeouts import HEARTBEAT
 
 if TYPE_CHECKING:
-    from store.client.patience import Timeouts
+    from store.client.timeouts import Timeouts
 
 HEARTBEATS_OF_BUSY = 6.0  # `HEARTBEAT`s before hanging up, if the peer's system acknowledges all data; otherwise one
 WATCHES_HEAR_EVERY = 20.0  # seconds between pings whose answers tell watches the store's revision
@@ -44,8 +44,8 @@ class Traffic(NamedTuple):
 class ConnectionHealth:
     """Measures how long a server is silent. `asked_at` is when the silence began; None if no answer is due."""
 
-    def __init__(self, patience: Timeouts, now: float) -> None:
-        self._timeouts = patience
+    def __init__(self, timeouts: Timeouts, now: float) -> None:
+        self._timeouts = timeouts
         self.heard_at: float = now
         self.asked_at: float | None = None
         self.seeking: bool = False

@@ -17,7 +17,7 @@ from rdzv.node.coordinator.term import CoordinatorTerm
 from rdzv.node.link.role import ELECTION_MOST, CoordinatorRole, election_pause
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.agreed import SettingsChangedError, adopt_settings
+from rdzv.node.run.run_settings import SettingsChangedError, adopt_settings
 from store import ConditionFailed, ConnectionLost, Get, Lease, LeaseNotFound, Put, StoreTimeoutError, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-    from rdzv.node.link.link import StoreSession
-    from rdzv.node.member.part import NodeState
+    from rdzv.node.link.store_session import StoreSession
+    from rdzv.node.member.node_state import NodeState
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 

@@ -11,8 +11,8 @@ import pytest
 
 from rdzv.core.state import Closed
 from rdzv.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousSettingsError
-from rdzv.node.link.link import StoreSession
-from rdzv.node.member.record import TTL_MOST, new_record, node_ttl
+from rdzv.node.link.store_session import StoreSession
+from rdzv.node.member.arrival_writer import TTL_MOST, new_record, node_ttl
 from store import Create, Limits, Put
 from store.messages import Request, Transact
 from tests.rdzv.node.part.parts import KEYS, part_of

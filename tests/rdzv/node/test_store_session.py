@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from rdzv import Dropped, RendezvousConnectionError
-from rdzv.node.link.link import ANSWERS_KEPT, StoreSession
+from rdzv.node.link.store_session import ANSWERS_KEPT, StoreSession
 from tests.support.runs import VirtualRun, connected, listen
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.asking import Question
+from rdzv.core.questions import Question
 from rdzv.core.round import Round
 from rdzv.core.state import (
     Ban,

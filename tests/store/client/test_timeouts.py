@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from store.client.patience import (
+from store.client.timeouts import (
     BACKOFF_RECENT,
     BUSY_FACTOR,
     FIRST_ATTEMPT,

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from rdzv.core.asking import ANSWER_BYTES_MOST, pack_answer, unpack_answer
+from rdzv.core.questions import ANSWER_BYTES_MOST, pack_answer, unpack_answer
 from rdzv.errors import RendezvousStateError
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import rdzv
 import store
-from rdzv.backends.asking import Host, HostLost, MultiHostDial, Reply, ask_all, find_serving_host, tell_lost
 from rdzv.backends.credentials import Credentials
+from rdzv.backends.host_queries import Host, HostLost, MultiHostDial, Reply, ask_all, find_serving_host, tell_lost
 from rdzv.backends.succession import HostSuccession
 from rdzv.config.settings import parse
 from rdzv.core.hosts.succession import Answer

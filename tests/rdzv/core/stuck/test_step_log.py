@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rdzv.core.stuck.beats import FINISHED, StepLog, StepNote
+from rdzv.core.stuck.step_log import FINISHED, StepLog, StepNote
 from store.messages import NOTE_BYTES_MAX
 
 

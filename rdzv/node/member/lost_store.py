@@ -12,8 +12,8 @@ from store import Delete, Put, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from rdzv.node.link.link import StoreSession
-    from rdzv.node.member.part import NodeState
+    from rdzv.node.link.store_session import StoreSession
+    from rdzv.node.member.node_state import NodeState
     from store.messages import Operation
 
 log: logging.Logger = escaping(logging.getLogger(__name__))

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from store.etcd.choice import PAUSE_FIRST, PAUSE_MOST, MemberChoice, pause_after
 from store.etcd.codec import Failure, FailureKind
+from store.etcd.member_choice import PAUSE_FIRST, PAUSE_MOST, MemberChoice, pause_after
 
 GONE = Failure("nobody listens there", FailureKind.UNDONE)
 SILENT = Failure("it has not answered within 1.0 s", FailureKind.DOUBT, silent=True)

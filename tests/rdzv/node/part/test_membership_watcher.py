@@ -14,7 +14,7 @@ from rdzv.core.state import Head
 from rdzv.core.stopping import BegunStep, Stop
 from rdzv.errors import RendezvousGracefulExitError
 from rdzv.node.member.arrival import State
-from rdzv.node.member.noticing import MembershipWatcher
+from rdzv.node.member.membership_watcher import MembershipWatcher
 from store.messages import Request, Transact
 from store.net.tasks import cancel_and_wait
 from tests.rdzv.node.part.parts import part_of

@@ -12,15 +12,15 @@ from rdzv.core.stopping import BegunStep
 from rdzv.node.link.wakeup import Wakeup
 from rdzv.node.member.arrival import State
 from rdzv.node.member.leaving import announce_move
-from rdzv.node.member.own_beats import earlier
+from rdzv.node.member.step_reporter import earlier
 from store import ConditionFailed, Put, StoreError, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
     from rdzv.core.state import Ban, NodeRecord
     from rdzv.membership import Membership
-    from rdzv.node.link.link import StoreSession
-    from rdzv.node.member.part import NodeState
+    from rdzv.node.link.store_session import StoreSession
+    from rdzv.node.member.node_state import NodeState
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 

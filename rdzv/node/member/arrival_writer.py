@@ -19,12 +19,12 @@ from rdzv._version import __version__
 from rdzv.core.addresses import addresses_for_record
 from rdzv.core.decision import GIVEN_UP_MOST, JoinClock, Joiner
 from rdzv.core.state import Ban, NodeRecord, ban_names
-from rdzv.node.link.link import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.role import CoordinatorRole
 from rdzv.node.link.stopwatch import Stopwatch
+from rdzv.node.link.store_session import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.agreed import agree_on_settings
 from rdzv.node.run.lease import grant_of_run, note_of_run, refusal_of
+from rdzv.node.run.run_settings import agree_on_settings
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renewed_if_old
 from store.net.callers import is_served_here
@@ -33,8 +33,8 @@ from store.net.tasks import cancel_and_wait
 from store.printable import escaping
 
 if TYPE_CHECKING:
-    from rdzv.node.link.link import StoreSession
-    from rdzv.node.member.part import NodeState
+    from rdzv.node.link.store_session import StoreSession
+    from rdzv.node.member.node_state import NodeState
     from store import TransactionResult
     from store.messages import Operation
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.node.link.follower import HeadWatcher
+from rdzv.node.link.head_watcher import HeadWatcher
 from rdzv.node.run.lease import take_run_lease
 from store import ConnectionLost, Lease, LeaseNotFound, StoreError
 from store.keeping import RELEASE_WITHIN, KeptLeases
