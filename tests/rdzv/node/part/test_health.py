@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.node.member.health import examine
+from rdzv.node.member.health import run_health_check
 
 
 @pytest.mark.parametrize("is_awaited", [False, True])
@@ -31,4 +31,4 @@ async def test_a_verdict(verdict: Any, failure: str | None, is_awaited: bool) ->
     async def later() -> Any:
         return check()
 
-    assert await examine(later if is_awaited else check) == failure
+    assert await run_health_check(later if is_awaited else check) == failure
