@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
@@ -43,7 +42,7 @@ class _Info(tuple[S, int, int], Generic[S]):  # noqa: SLOT001  a subclass of tup
         return super().__new__(cls, (store, rank, world_size))
 
     @classmethod
-    def from_membership(cls, membership: Membership, run_id: str, **rest: Any) -> Self:
+    def of(cls, membership: Membership, run_id: str, **rest: Any) -> Self:
         """Return the view of a membership; `rest` has the fields that the membership lacks."""
         round = membership.round
         return cls(
@@ -197,7 +196,8 @@ class Membership:
         """Call back once, with the result of `news`, as soon as `news()` is not None; at once if it is not None now."""
         once = _Once(self.listeners, news, callback)
         self.listeners.add(once)
-        once.notify()  # `news()` may have had a result before this listener was added
+        # `news()` may have had a result before this listener was added. A Ctrl-C in this thread is the caller's.
+        once.notify(contained=(Exception, SystemExit))
 
 
 @dataclass(slots=True, eq=False)
@@ -208,14 +208,12 @@ class _Once(Generic[T]):
     news: Callable[[], T | None]
     callback: Callable[[T], object]
 
-    def notify(self) -> None:
+    def notify(self, *, contained: tuple[type[BaseException], ...] = (BaseException,)) -> None:
         news = self.news()
         if news is not None and self.listeners.remove(self):
             try:
                 self.callback(news)
-            except BaseException as error:  # a user's code must not end the node thread
-                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                    raise
+            except contained:  # a user's code must not end the node thread
                 log.exception("a callback of a round has failed")
 
 

@@ -105,7 +105,7 @@ class Handler(NodeView, RendezvousHandler):
             self._shared_client.close()
         shared, self._shared_client = self._inner.share()
         read_roster = functools.partial(self._roster, membership)
-        return RendezvousInfo.from_membership(membership, self.run_id, store=shared, _read_roster=read_roster)
+        return RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
 
     def node_here(self, name: str) -> Node:
         """Return the node; raise if a third-party backend has none, in a forked child, or after closing."""

@@ -193,7 +193,7 @@ class Handler(NodeView, RendezvousHandler):
                 here.call_soon_threadsafe(call, *arguments)
 
         read_roster = functools.partial(self._roster, membership)
-        info = RendezvousInfo.from_membership(membership, self.run_id, store=shared, _read_roster=read_roster)
+        info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
         membership.call_when_over(functools.partial(here_soon, shared.end_calls))
         if self.settings.waits_end_on_loss:  # end the present waits; later waits check for losses
             membership.call_when_lost(lambda _: here_soon(shared.end_waits))

@@ -114,7 +114,7 @@ def test_the_first_round_in_another_store_waits_for_each_member_of_the_lost_stor
     awaited: int, passed: float, waits: bool
 ) -> None:
     run = HandFed(needed=2, capacity=2)
-    run.arrive("a", "b", came_from=(5, 0))
+    run.arrive("a", "b", lost_rank_of=(5, 0))
     lost = LostStore(generation=1, revision=9, round=7, round_at=5, awaited=awaited)
     head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=1)
     decision = next_round(run.view, dataclasses.replace(run.rules, ttl=10.0), head, now=run.now + passed)

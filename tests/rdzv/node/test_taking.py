@@ -187,8 +187,8 @@ async def test_an_error_in_a_listener_or_callback_does_not_end_the_follower(erro
         assert b.node.membership is not None
 
 
-def test_a_callback_that_raises_keyboard_interrupt_ends_no_thread_but_the_main_one() -> None:
-    """Regression: it ended the thread of all nodes of the process. In the main thread it is a user's Ctrl-C."""
+def test_a_callback_that_raises_keyboard_interrupt_ends_no_thread_but_its_callers() -> None:
+    """Regression: it ended the thread of all nodes of the process. In the caller's thread it is a Ctrl-C."""
     membership, told = member(), list[str]()
 
     def fails(_: str) -> None:

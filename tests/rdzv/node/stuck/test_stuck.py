@@ -78,7 +78,7 @@ def test_a_hanging_node_is_named_within_a_second_also_if_it_is_the_coordinator(i
         assert made.rounds[-1].world_size == 3, "it comes again once it goes on"
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("run_together", [True, False])
 @pytest.mark.parametrize("stall", [1.5, 7.0])
 def test_a_hanging_node_is_named_within_a_second_also_with_rare_keep_alives(stall: float, run_together: bool) -> None:
     for begun in (7.0, 9.2):
