@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -140,6 +141,10 @@ class Limits:
                 raise ValueError(f"{name} ({getattr(self, name)}) has no room for {for_what}: make it at least {least}")
 
 
+# The names of /etc/hosts on Debian and Red Hat, and short forms such as 127.1.
+LOOPBACK_NAMES = re.compile(r"localhost([46]|\.localdomain)?\.?|ip6-(localhost|loopback)|127(\.\d+){1,2}")
+
+
 # Cached: called often, with few different addresses.
 @functools.lru_cache(maxsize=1024)
 def is_loopback(address: str) -> bool:
@@ -147,6 +152,6 @@ def is_loopback(address: str) -> bool:
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return address == "localhost"
+        return bool(LOOPBACK_NAMES.fullmatch(address.lower()))
     mapped = getattr(ip, "ipv4_mapped", None)  # a socket on "::" sees an IPv4 client by a mapped address
     return (mapped or ip).is_loopback

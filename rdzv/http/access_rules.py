@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-import ipaddress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
+
+from store.limits import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -78,7 +79,6 @@ def _password(secret: bytes) -> bytes:
 
 def _names_this_machine(host: str) -> bool:
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False

@@ -154,7 +154,10 @@ def _hosted(host: str, listening: socket.socket, timeout: timedelta) -> dist.TCP
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    here = host if is_loopback(host) else ""  # "" for all interfaces
+    here = ""  # all interfaces
+    if is_loopback(host):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        here = min((str(address[0]) for *_, address in found), key=lambda one: ":" in one)  # workers try IPv4, too
     both = (not here or ":" in here) and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in here else socket.AF_INET
     return socket.create_server((here, port), family=family, backlog=BACKLOG, dualstack_ipv6=both)

@@ -33,7 +33,15 @@ FORWARDER, STORE = "10.0.0.9", "10.0.0.1"
     ("address", "loopback"),
     [
         *[("127.0.1.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("localhost", True)],
+        *[
+            ("LOCALHOST", True),
+            ("localhost.", True),
+            ("ip6-localhost", True),
+            ("localhost.localdomain", True),
+            ("127.1", True),
+        ],
         *[("10.0.0.1", False), ("fe80::1%eth0", False), ("node0", False), ("", False)],
+        *[("127", False), ("localhost.example.org", False), ("127.example.org", False)],
     ],
 )
 def test_loopback_is_known_in_each_of_its_forms(address: str, loopback: bool) -> None:

@@ -201,7 +201,9 @@ def test_a_forked_worker_does_not_keep_the_port_of_a_workers_store(host: str, fa
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "localhost", "::1", "::ffff:127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.1.1", "localhost", "::1", "::ffff:127.0.0.1", "LOCALHOST", "127.1", "0.0.0.0"]
+)
 def test_a_workers_store_listens_beyond_loopback_only_if_its_host_is_not_loopback(host: str) -> None:
     """Regression: with `--local-addr=localhost` strangers reached it, and it asks for no token."""
     store = WorkersStore(host, free_port(), timedelta(seconds=2))
