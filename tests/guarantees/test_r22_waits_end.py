@@ -309,4 +309,4 @@ def test_r22_a_wait_reports_within_three_seconds_that_the_store_is_gone(how: str
 
 def warnings(made: Cluster) -> int:
     """Return the number of warnings that the store does not answer."""
-    return sum("link: warning" in line for line in made.story)
+    return sum("store_session: warning" in line for line in made.story)

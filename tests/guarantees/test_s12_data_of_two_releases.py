@@ -32,7 +32,7 @@ def _add_mood(database: sqlite3.Connection) -> None:
     for line in SCHEMA.split(";"):
         if "TABLE leases" in line:
             database.execute(line)
-    sealed = [seal(*lease, "carried") for lease in leases]
+    sealed = [checksummed(*lease, "carried") for lease in leases]
     database.executemany("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?)", sealed)
 
 
@@ -43,7 +43,7 @@ LATER_FORMAT = {
     "store/disk/rows.py": [
         (f"FORMAT = {NOW} ", f"FORMAT = {NOW + 1} "),
         ("anonymous INTEGER, seal INTEGER", "anonymous INTEGER, mood TEXT, seal INTEGER"),
-        ("int(lease.anonymous))", 'int(lease.anonymous), "new")'),
+        ("int(lease.anonymous),\n", 'int(lease.anonymous),\n            "new",\n'),
         ("gone_ttl, anonymous in rows", "gone_ttl, anonymous, _ in rows"),
         ("MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}\n", CARRY_OVER),
     ]

@@ -37,7 +37,7 @@ def _nothing_is_told() -> Iterator[None]:
     async def silent(*_: Any) -> None:
         pass
 
-    with patch.object(joining, "tell", silent):
+    with patch.object(joining, "pass_on_knowledge", silent):
         yield
 
 

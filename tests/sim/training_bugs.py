@@ -119,7 +119,7 @@ def _ones_own_loss_is_anothers() -> Iterator[None]:
         take(self, head, **more)
         self.node_id = node_id
 
-    with patch.object(Membership, "take", nameless), patch.object(queries, "changes_since", told):
+    with patch.object(Membership, "update", nameless), patch.object(queries, "changes_since", told):
         yield
 
 
@@ -164,7 +164,7 @@ def _its_own_decision_is_forgotten() -> Iterator[None]:
         if not stop.decided:
             wrote(self, stop)
 
-    with patch.object(StopAgreement, "wrote", forget):
+    with patch.object(StopAgreement, "note_written", forget):
         yield
 
 
@@ -191,7 +191,7 @@ def _another_task_sets_the_decision() -> Iterator[None]:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-    with patch.object(Membership, "take", take_late), patch.object(StepGate, "decide", decide_later):
+    with patch.object(Membership, "update", take_late), patch.object(StepGate, "decide", decide_later):
         yield
 
 
