@@ -195,6 +195,9 @@ def test_a_blocking_client_tells_of_an_outage_once_for_all_of_its_connections(
         client.put("k", b"")
         for thread in threads:
             thread.join()
+        until = time.monotonic() + 10
+        while len(lines(caplog)) < 2 and time.monotonic() < until:
+            time.sleep(0.01)  # it is logged in a thread
         told = lines(caplog)
         assert "has been out of reach for" in told[0]
         assert "is back after" in told[1]
