@@ -9,6 +9,7 @@ import asyncio
 import errno
 import logging
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from store.net.sockets import PASSED_ON, prepare
@@ -102,7 +103,7 @@ class TcpListener:
                 prepare(sock)
             task = self._loop.create_task(self._hand_over(sock))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._handed_over, sock))
 
     def _log_out_of_files(self, error: OSError) -> None:
         if self._loop.time() >= self._quiet_until:
@@ -121,6 +122,11 @@ class TcpListener:
             sock.close()
             if not isinstance(error, OSError):
                 raise
+
+    def _handed_over(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():  # perhaps before its first step, so that it cannot close the socket itself
+            sock.close()
 
 
 class EndWhenAlone:

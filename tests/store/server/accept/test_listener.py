@@ -172,3 +172,16 @@ async def test_accepted_sockets_have_their_options_also_if_the_listening_socket_
             assert taken.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
         taken.transport.abort()
     door.close()
+
+
+async def test_a_listener_that_closes_with_a_connection_just_accepted_closes_that_connection() -> None:
+    """Regression: a task that is cancelled before its first step closes nothing, so that the client waited."""
+    sock = socket.create_server(("127.0.0.1", 0))
+    listener = TcpListener(a_table(), [sock], Taken)
+    listener.open()
+    with socket.create_connection(sock.getsockname()) as client:
+        client.settimeout(5)
+        listener._accept(sock)
+        listener.close()
+        await listener.wait_closed()
+        assert await asyncio.to_thread(client.recv, 1) == b""
