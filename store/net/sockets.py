@@ -182,7 +182,8 @@ def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
             return None
         reason = os.strerror(error.errno or 0).lower()
         if error.errno == errno.EADDRINUSE:
-            reason = lack_of_ports() or f"{reason}; choose another port, or 0 for a free one"
+            lack = lack_of_ports() if not address[1] else ""
+            reason = lack or f"{reason}; choose another port, or 0 for a free one"
         raise OSError(error.errno, f"cannot listen on {address[0]} port {address[1]}: {reason}") from None
     return sock
 

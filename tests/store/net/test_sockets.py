@@ -184,6 +184,21 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     assert caught.value.errno == errno.EADDRINUSE
 
 
+@pytest.mark.parametrize(("chosen", "said"), [(True, "choose another port"), (False, "no automatic port")])
+def test_a_lack_of_automatic_ports_is_named_only_where_one_was_asked_for(
+    chosen: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a server whose own port was taken was told to widen the range of automatic ones."""
+
+    class Taken(socket.socket):
+        def bind(self, _: object, /) -> None:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(socket, "socket", Taken)
+    with pytest.raises(OSError, match=said):
+        sockets.bound_sockets("127.0.0.1", 29400 if chosen else 0)
+
+
 def test_an_address_of_another_machine_is_no_place_to_listen() -> None:
     with pytest.raises(OSError, match=r"'192\.0\.2\.1' is no address of this machine"):
         sockets.bound_sockets("192.0.2.1", 0)
