@@ -166,7 +166,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
-        self._signals = EndSignals(self._hosts, partial(self._screen.log_signal, serves_for=None), self._told)
+        self._signals = EndSignals(self._hosts, partial(self._screen.log_signal, serves_for=None), self._note_signal)
         self._tcp_store: Any = None  # this round's TCPStore; rank 0's serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
@@ -442,7 +442,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         end = end_of_agent()
         if end.signal is not None:
             if self._handler is not None:  # a node that was still connecting has no handler
-                self._handler.leaves_because(signal_reason(end.signal))
+                self._note_signal(end.signal)
                 self._handler.leave()
         elif self._was_member or not self._kept_out:
             handler = self._connected()
@@ -463,7 +463,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _hosts(self) -> bool:
         return self._handler is not None and self._handler.hosts_store
 
-    def _told(self, name: str) -> None:
+    def _note_signal(self, name: str) -> None:
         """Say at once that this node leaves, so that it hosts a next store only if no other node does."""
         if self._handler is not None and not self._over:
             with contextlib.suppress(ours.RendezvousError):  # the handler is disconnected
@@ -473,7 +473,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         """Leave, and serve the store until the others have gone; exit handlers could not start the threads for this."""
         self._signals.leave(name)
         self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._hosts() else None)
-        self._told(name)
+        self._note_signal(name)
         if self._handler is not None and not self._over:
             self._leave_at_exit()
             atexit.unregister(self._leave_at_exit)

@@ -36,9 +36,9 @@ def log_absence(name: str, problem: Callable[[], str], *, within: float, ended_b
     def tell(waited: float) -> None:
         nonlocal timer
         if waited and waiting[0] is me:
-            what, *times = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
-            text = f"still no store at %s after {times[0]}: %s; %s ends this in {times[1]}"
-            _log_in_thread(log, logging.WARNING, text, name, what, ended_by)
+            what, so_far, rest = problem() or "nobody has answered", in_words(waited), in_words(within - waited)
+            text = "still no store at %s after %s: %s; %s ends this in %s"
+            _log_in_thread(log, logging.WARNING, text, name, so_far, what, ended_by, rest)
         at = next((moment for moment in FIRST if moment > waited), 2 * waited)
         if at < within:
             timer = loop.call_later(at - waited, tell, at)

@@ -35,7 +35,9 @@ class HeldPort:
                 log.warning(
                     "each port of master_port=%d-%d is in use on this machine; if this node becomes rank 0, "
                     "port %d must be free by then",
-                    *(self._ports[0], self._ports[-1], self._ports[0]),
+                    self._ports[0],
+                    self._ports[-1],
+                    self._ports[0],
                 )
                 return self._ports[0]
             close_in_children(self, self._socket)  # a forked child must not keep the port in use

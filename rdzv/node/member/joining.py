@@ -138,8 +138,9 @@ class Joining:
                     raise
                 now = anyio.current_time()
                 clock.set(suspended=False, now=now)
-                what = f"the store at {part.settings.endpoint.url} {'takes no arrival' if lacks_room else 'is away'}: "
-                part.wait_for(f"{'' if lacks_port else what}{error}")
+                what = "takes no arrival" if lacks_room else "is away"
+                why = f"the store at {part.settings.endpoint.url} {what}: {error}"
+                part.wait_for(str(error) if lacks_port else why)
                 if not clock.seconds_left(now):
                     raise part.timeout(link) from error
                 if not is_away:  # wait for a free port, or until the coordinator deletes the last round's shared keys
