@@ -231,7 +231,7 @@ def too_large(round: Round, resized: Resized | None) -> bool:
 def changes_since(
     seen: Sequence[Change], head: Head, *, round: Round | None, dropped: str | None, node_id: str = "", now: float = 0.0
 ) -> list[Change]:
-    """Return the changes that a member must still be told.
+    """Return the changes in `head` that the member has not been told.
 
     `seen` has the last change of each kind that the member was told in this round. `dropped` is the reason if this node
     itself was dropped.

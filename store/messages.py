@@ -260,7 +260,7 @@ class Note(Record, kw_only=True):
 
 
 class DeletedOlder(Response, code=81, kw_only=True):
-    """The number of deleted keys, the limit of their mod_revision, and the key to continue after ("" at the end)."""
+    """The number of deleted keys, the highest mod_revision to delete, and the key to continue after ("" at the end)."""
 
     count: int
     revision: int

@@ -233,7 +233,8 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
     try:
         return await _run(command, options)
     finally:
-        # A loop that ends, or Python at exit, restores default actions: a pair's second signal would kill this process.
+        # `timeout` and Slurm send a signal twice. A loop that ends, or Python at exit, restores the default actions:
+        # the second signal would kill this process.
         if SignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
             _handle_ending(_end_if_again)  # ends a Python that waits at exit for a reader of its output

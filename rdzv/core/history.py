@@ -5,9 +5,9 @@ progress that reports gone members or the closing.
 
 A duration is None unless one coordinator saw both its beginning and its end.
 
-The *hour of a run* is its time of day. The coordinator that commits a round sets the hour by its own clock; then the
-hour advances by the coordinator's monotonic clock. A new coordinator continues the hour from the last progress that it
-received. The coordinator's keep-alives carry the hour, and the store adds their age, so no reader compares two clocks.
+The *hour of a run* is the time of day on which its nodes agree. The coordinator that commits a round sets it by its
+own clock; then it advances by the coordinator's monotonic clock. A new coordinator continues it from the last progress
+that it received. Its keep-alives carry it, and the store adds their age, so no reader compares two clocks.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Round(Stored, kw_only=True):
 
 
 def name_arrivals(arrivals: Sequence[int]) -> dict[str, Any]:
-    """Return `least` and `arrivals` of a round, from its arrivals by rank; empty if too many or too far apart."""
+    """Return two fields of `Round`: the lowest arrival, and each rank's distance from it in two bytes; else {}."""
     least = min(arrivals)
     if len(arrivals) > ARRIVALS_MOST or max(arrivals) - least >= 1 << 16:
         return {}

@@ -42,8 +42,8 @@ log: logging.Logger = escaping(logging.getLogger(__name__))
 
 FINISHED: Final = "every member has finished its body"
 
-# Keys of a round in the store. `DONE` has the number of finished members. `BLAME` has the member that ended the round
-# first, and how its work failed.
+# Keys in a round's store. The value of `DONE` is the number of finished members; that of `BLAME` names the member that
+# ended the round first, and its error.
 DONE: Final = "rdzv/done"
 BLAME: Final = "rdzv/ended_by"
 

@@ -117,7 +117,7 @@ class SimulatedJournal(Journal):
         self._take_up()
 
     def stop(self, *, within: float | None = None) -> bool:  # noqa: ARG002 - it takes no time
-        """Write all pending facts at once."""
+        """Write all pending changes, without waiting for virtual time to pass."""
         while self._on_durable is not None and (self._in_hand is not None or self._pending):
             self._take_up()
             assert self._timer is not None

@@ -39,7 +39,7 @@ START = 1000.0  # not 0, to find code that takes 0 for "never"
 BUSY_TURNS = 2_000  # after this many turns without a timer, a loop counts as polling, and each further turn takes time
 BUSY_TURNS_EACH = 20  # `BUSY_TURNS` per process, if there are many processes
 BUSY_SECONDS = 1e-4  # virtual seconds of a polling loop's turn
-BUSY_BEYOND = 1.0  # seconds past the end of `run` that polling may take
+BUSY_BEYOND = 1.0  # virtual seconds past the end of `run` to which busy tasks may push the clock
 BURIAL_STEPS_MAX = 100_000
 
 NO_THREADS = (

@@ -226,7 +226,7 @@ class ClientConnection:
         self._greeting = self._hello = self.welcomed = None
 
     def disconnected(self) -> None:
-        """End the connection; drop abandoned requests, but for grants: see `undo_request`."""
+        """End the connection; forget abandoned requests, except grants, whose leases `undo_request` revokes."""
         self.welcomed = None
         for item in tuple(self.in_flight.values()):
             item.parts.clear()  # a repeated request gets all parts again
@@ -397,7 +397,7 @@ class ClientConnection:
 
     @property
     def abandoned_grants(self) -> list[InFlight]:
-        """The grants that no caller waits for, and whose answers are still to come: see `undone_by`."""
+        """The grants that no caller waits for, and whose answers are still to come: see `InFlight.undo_request`."""
         return [item for item in self.in_flight.values() if item.abandoned and isinstance(item.request, Grant)]
 
     def abandon(self, item: InFlight) -> None:

@@ -40,7 +40,7 @@ class PeerHandler(Protocol):
         """Handle a new connection."""
 
     def received(self, peer: Peer, size: int) -> None:
-        """Handle `size` received bytes in the buffer."""
+        """Handle the `size` bytes just received into the buffer, which all peers share."""
 
     def resume_requests(self, peer: Peer) -> None:
         """Carry out the pending requests of a peer, and read from it again, if possible."""

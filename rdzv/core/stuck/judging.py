@@ -77,7 +77,7 @@ class StallDetector:
 
     def judge(self, heard: Mapping[str, LastNote], *, round: int, now: float, every: float) -> Verdict:
         """Judge a round's live members by their last notes; call this about every `every` seconds."""
-        late = now - self._looked_at > every + AWAY_AFTER  # True after an outage of the store, and in the first call
+        late = now - self._looked_at > every + AWAY_AFTER  # as after an outage: silence until now is excused
         if round != self._round or late:
             self._round, self._excused_at = round, now
         self._looked_at = now

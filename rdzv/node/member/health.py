@@ -36,7 +36,7 @@ async def run_health_check(check: Callable[[], Any]) -> str | None:
         verdict = check()
         if inspect.isawaitable(verdict):
             verdict = await verdict
-    except BaseException as error:  # any other error is a failed check
+    except BaseException as error:  # a failed check, unless it is a Ctrl-C or this task's own cancellation
         task = asyncio.current_task()
         if is_ctrl_c(error) or (isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()):
             raise
