@@ -94,6 +94,8 @@ import its member.
 """
 ROWS_OF_THEIR_OWN = INSIDE_A_NODE | HANDLERS | {"rdzv.cli.command", "rdzv.cli.launcher"}
 """Rooms inside a sub-package that have a row of their own in `MAY_IMPORT`."""
+DRIVERS_NEED = {"rdzv", "rdzv.sync", "store", "rdzv.loop", "rdzv.display", "rdzv.config", "store.printable"}
+"""What those that drive rounds themselves may import: nothing of a node; `rdzv.loop` lists what else they need."""
 EVERYTHING_PUBLIC = STORE | BELOW_NODE | NODE | {"rdzv.backends", "rdzv.loop", "rdzv.sync", "rdzv"}
 
 MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
@@ -151,9 +153,8 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "rdzv.testing": EVERYTHING_PUBLIC - {"rdzv"},
     "rdzv": EVERYTHING_PUBLIC - {"rdzv"} | {"rdzv.testing", "rdzv._import_guard", "rdzv._version"},
     "rdzv.cli.command": STORE | {"rdzv.errors", "rdzv.config", "rdzv.display"},
-    "rdzv.torch": EVERYTHING_PUBLIC - NODE | {"rdzv.display"},
-    "rdzv.cli.launcher": EVERYTHING_PUBLIC - NODE
-    | {"rdzv.cli.command", "rdzv.display", "rdzv.torch"},  # for --agent-store, only if that is given
+    "rdzv.torch": DRIVERS_NEED,
+    "rdzv.cli.launcher": DRIVERS_NEED | {"rdzv.cli.command", "rdzv.torch"},  # the last for --agent-store, if given
     "rdzv.cli": EVERYTHING_PUBLIC
     | {"rdzv._version", "rdzv.display", "rdzv.http", "rdzv.cli.command", "rdzv.cli.launcher"},
     "rdzv.torchrun": EVERYTHING_PUBLIC | {"rdzv.torch"},

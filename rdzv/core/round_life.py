@@ -52,7 +52,7 @@ class Ending:
         return self.kind is not EndKind.AGREED
 
 
-class Phase(Enum):
+class WorkPhase(Enum):
     """The phases of a member in its round."""
 
     AT_WORK = "at work"

@@ -1,1 +1,20 @@
-"""One loop over a run's rounds, for training code: `rdzv.rounds` and its blocking twin."""
+"""One loop over a run's rounds, for training code: `rdzv.rounds` and its blocking twin.
+
+The names here are for `rdzv run` and `rdzv.torch`, which drive rounds themselves, and import nothing from below.
+"""
+
+from rdzv.core.keys import Keys as Keys
+from rdzv.core.questions import KILL as KILL
+from rdzv.core.questions import STACKS as STACKS
+from rdzv.core.round_life import EndKind as EndKind
+from rdzv.core.round_life import Outcome as Outcome
+from rdzv.core.round_life import WorkPhase as WorkPhase
+from rdzv.core.state import MOVES as MOVES
+from rdzv.core.state import leaving_in_words as leaving_in_words
+from rdzv.core.stuck.tally import Tally as Tally
+from rdzv.errors import STATUS_MAX as STATUS_MAX
+from rdzv.shared_store.store import BlockingSharedStore as BlockingSharedStore
+from store.limits import is_loopback as is_loopback
+from store.net.tasks import cancel_and_wait as cancel_and_wait
+from store.net.threads import Call as Call
+from store.net.threads import in_thread as in_thread

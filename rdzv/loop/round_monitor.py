@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from rdzv.core.absent import named
-from rdzv.core.round_life import ASK_WITHIN, Ending, EndKind, Outcome, Phase, gave_up, loss_known_within, own_failure
+from rdzv.core.round_life import (
+    ASK_WITHIN,
+    Ending,
+    EndKind,
+    Outcome,
+    WorkPhase,
+    gave_up,
+    loss_known_within,
+    own_failure,
+)
 from rdzv.core.state import Closed, NodesLeft, NodesLost
 from rdzv.core.stuck.accusing import SOMEBODY
 from rdzv.errors import RendezvousError, RoundSupersededError
@@ -65,7 +74,7 @@ class RoundMonitor:
     _: KW_ONLY
     lets_newcomers_wait: bool = False  # True if waiting nodes must not interrupt work that begins no steps
     finished: str = FINISHED  # the reason for closing the run once all members have finished
-    phase: Phase = Phase.AT_WORK
+    phase: WorkPhase = WorkPhase.AT_WORK
     blames_others: bool = False  # True if this member's work failed because of other members
     all_have_finished: bool = False  # True if this member was the last to finish
     stopped: bool = False
@@ -111,14 +120,14 @@ class RoundMonitor:
         ending = None if self.ended_abruptly else self._find_ending()
         if ending is not None:
             self.end(ending)
-        if self.phase is Phase.FAILED and self._others_live():
+        if self.phase is WorkPhase.FAILED and self._others_live():
             self._cancel_wait()
 
     def end(self, ending: Ending) -> None:
         """Record an ending; the first counts, but any other replaces an agreement to leave. Thread-safe."""
         if self._note(ending):
             self.on_end(ending)
-            if self.phase is not Phase.AT_WORK:  # this then runs in the node's thread, which may cancel `_awaits`
+            if self.phase is not WorkPhase.AT_WORK:  # this then runs in the node's thread, which may cancel `_awaits`
                 self._cancel_wait()
 
     def _note(self, ending: Ending) -> bool:
@@ -135,7 +144,7 @@ class RoundMonitor:
             why = f"this node was dropped: {membership.over}" if membership.dropped else membership.over
             return Ending(kind=EndKind.DROPPED, reason=why)
         head, progress, round = membership.head, membership.progress, membership.round
-        at_end = self.phase is Phase.AT_END
+        at_end = self.phase is WorkPhase.AT_END
         stops_nowhere = at_end or (gate.begun is None and gate.stop is None)  # True if this member begins no steps
         for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
@@ -156,7 +165,7 @@ class RoundMonitor:
             # again with them.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
         has_left = progress.live + progress.lost + progress.departed < round.size
-        if self.phase is Phase.AT_WORK and has_left and round.in_steps and not gate.decided:
+        if self.phase is WorkPhase.AT_WORK and has_left and round.in_steps and not gate.decided:
             # A member has rejoined without an agreed stop: its step failed, and it could not ask the store which member
             # failed first. Other members may wait for it in that step.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
@@ -212,7 +221,7 @@ class RoundMonitor:
                     # a stop at the agreed step.
                     await in_node(self._leave())
             return Outcome.MEET_AGAIN
-        self.phase = Phase.FAILED
+        self.phase = WorkPhase.FAILED
         if await in_node(self._fails_first(failure)):
             await release()
             await in_node(self._await_known_loss())
@@ -234,7 +243,7 @@ class RoundMonitor:
 
         A member that cannot report that it has finished returns, to meet again with the others.
         """
-        self.phase = Phase.AT_END
+        self.phase = WorkPhase.AT_END
         self.membership.beats.finish()  # no member expects more steps of this one
         self.membership.gate.finish()
         self.notify()

@@ -7,7 +7,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from rdzv.config.config_errors import refuse
-from rdzv.core.keys import Keys
+from rdzv.loop import Keys
 from rdzv.torch.pytorch import RendezvousBackend, torch_api
 from rdzv.torch.store import open_store
 from store import StoreError

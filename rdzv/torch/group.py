@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from rdzv.errors import RendezvousSettingsError, RendezvousStateError
+from rdzv import RendezvousSettingsError, RendezvousStateError
 from rdzv.torch.gloo_sockets import GlooSockets
 from rdzv.torch.pytorch import (
     abort_process_group,

@@ -17,14 +17,13 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from rdzv import errors as ours
-from rdzv import sync
+import rdzv as ours
+from rdzv import Ending, sync
 from rdzv.config.config_errors import refuse, shown
 from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS, read
-from rdzv.core.round_life import Ending, EndKind
-from rdzv.core.state import MOVES, leaving_in_words
+from rdzv.loop import MOVES, EndKind, in_thread, leaving_in_words
 from rdzv.loop.own_folder import make_own_folder
 from rdzv.loop.process_files import BEAT_DIR, forget_beats, start_to_follow
 from rdzv.loop.round_monitor import RoundMonitor
@@ -36,7 +35,6 @@ from rdzv.torch.agent.worker_ends import WorkerEnds
 from rdzv.torch.pytorch import KEYS_BY_RESTARTS, Agent, agent_above, dist, end_of_agent, runs_under_torchrun, torch_api
 from rdzv.torch.store import TorchStore
 from rdzv.torch.tcp_store import WorkersStore, open_tcp_store, serve_workers, with_remedy
-from store.net.threads import in_thread
 from store.printable import escaping
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from rdzv import errors as ours
+import rdzv as ours
 from rdzv import sync
 from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Parameter

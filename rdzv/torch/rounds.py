@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 
 import rdzv.sync
+from rdzv import RendezvousStateError
 from rdzv.config.config_errors import refuse, shown
-from rdzv.core.round_life import Phase
-from rdzv.errors import RendezvousStateError
-from rdzv.loop import blocking
+from rdzv.loop import WorkPhase, blocking
 from rdzv.loop import rounds as awaited
 from rdzv.loop.member import MemberOfRound, Options
 from rdzv.torch.group import RoundGroup, refuse_existing_group
@@ -38,10 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Sequence
     from typing import SupportsIndex
 
-    from rdzv import Handler
-    from rdzv.core.round_life import Ending
+    from rdzv import Ending, Handler
+    from rdzv.loop import BlockingSharedStore
     from rdzv.loop.member import OnWaiting, RoundLoop
-    from rdzv.shared_store.store import BlockingSharedStore
 
 T = TypeVar("T")
 
@@ -262,7 +260,7 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
         """Abort the group after a loss, and cancel the body; runs in the node's thread."""
         if ending.is_abrupt:
             self._end_thread_waits()
-        elif self.monitor.phase is Phase.AT_WORK:
+        elif self.monitor.phase is WorkPhase.AT_WORK:
             return  # an agreed stop: the body leaves at its next `check`, and may be in a collective now
         super()._ended(ending)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rdzv.errors import RoundChanged
+from rdzv import RoundChanged
 from rdzv.torch.pytorch import dist, torch
 
 REMEDY: Final = "build the same model on all members"

@@ -13,12 +13,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Final, NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
-from rdzv import errors as ours
+import rdzv as ours
 from rdzv.config.config_errors import shown
 from rdzv.config.endpoint import split_url
-from rdzv.core.keys import Keys
+from rdzv.loop import BlockingSharedStore, Keys
 from rdzv.loop.rounds import handler_of
-from rdzv.shared_store.store import BlockingSharedStore
 from rdzv.torch.pytorch import QueueEmptyError, dist, teach_prefix_store
 from store import StoreError, StoreUsageError
 
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from rdzv.config.settings import Settings
-    from store import BlockingStore
-    from store.messages import Condition
+    from store import BlockingStore, Condition
 
 GLOO_EXTENDED_API: Final = "GLOO_ENABLE_STORE_V2_API"
 """The environment variable by which gloo reads its peers' addresses with one `multi_get` per group.

@@ -19,12 +19,12 @@ import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from rdzv import errors as ours
+import rdzv as ours
+from rdzv.loop import is_loopback
 from rdzv.torch.pytorch import LISTENING_STORE, dist
-from store.limits import is_loopback
 
 if TYPE_CHECKING:
-    from rdzv.membership import RendezvousInfo as AwaitedInfo
+    from rdzv import RendezvousInfo as AwaitedInfo
     from rdzv.sync import RendezvousInfo
 
 log: Final = logging.getLogger(__name__)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rdzv import RendezvousStateError
 from rdzv.cli.command import Argument, duration, flag, option, whole_number
 from rdzv.config.value_types import plain_number
-from rdzv.errors import STATUS_MAX, RendezvousStateError
+from rdzv.loop import STATUS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from rdzv.core.round import Participant
-    from rdzv.membership import RendezvousInfo
+    from rdzv import Participant, RendezvousInfo
 
 NPROC: Final = "nproc"
 

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import anyio.to_thread
 
+from rdzv import Change, Draining, Ending, GiveUp, NodesWaiting, Resized, RoundSupersededError, StoreEnding
 from rdzv.cli.launcher.job import CHECKPOINT_FILE, ERROR_FILE, SIGNALLED, OnChange, environment_of, ranks_of
 from rdzv.cli.launcher.processes import Process
-from rdzv.core.round_life import Ending, EndKind, Outcome
-from rdzv.core.state import MOVES, Change, Draining, NodesWaiting, StoreEnding, leaving_in_words
-from rdzv.core.stopping import Resized
-from rdzv.errors import GiveUp, RoundSupersededError
+from rdzv.loop import MOVES, EndKind, Outcome, leaving_in_words
 from rdzv.loop.process_files import BEAT_DIR, exception_in, forget_beats, read_beats_now, start_to_follow
 from rdzv.loop.round_monitor import RoundMonitor
 from store.printable import printable
@@ -32,11 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from rdzv import Handler
+    from rdzv import Handler, RendezvousInfo
     from rdzv.cli.launcher.job import Job, Ranks
     from rdzv.cli.launcher.preload import PreloadServer
     from rdzv.cli.launcher.stacks import WorkerStacks
-    from rdzv.membership import RendezvousInfo
     from rdzv.torch.tcp_store import WorkersStore
 
 log: logging.Logger = logging.getLogger(__name__)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from rdzv import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError, RendezvousSettingsError
 from rdzv.cli.command import ENDING, SignalFilter, handle_signal
 from rdzv.cli.launcher import guard
 from rdzv.cli.launcher.job import NPROC, SIGNALLED, ExitAction
@@ -30,22 +31,17 @@ from rdzv.cli.launcher.job_round import SUCCEEDED, JobRound, LauncherContext
 from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.config.settings import parse
-from rdzv.core.questions import KILL, STACKS
-from rdzv.core.round_life import EndKind, Outcome
-from rdzv.core.stuck.tally import Tally
 from rdzv.display.standard_error import say_error
-from rdzv.errors import RendezvousClosedError, RendezvousError, RendezvousGracefulExitError, RendezvousSettingsError
+from rdzv.loop import KILL, STACKS, EndKind, Outcome, Tally, cancel_and_wait
 from rdzv.loop.own_folder import own_folder
 from rdzv.loop.rounds import handler_of
-from store.net.tasks import cancel_and_wait
 from store.printable import escaping, printable, without_durations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rdzv import Handler
+    from rdzv import Handler, RendezvousInfo
     from rdzv.cli.launcher.job import Job
-    from rdzv.membership import RendezvousInfo
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
 

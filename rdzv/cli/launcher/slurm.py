@@ -10,8 +10,8 @@ import re
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, quote, urlencode
 
+from rdzv import RendezvousSettingsError
 from rdzv.config.settings import parse
-from rdzv.errors import RendezvousSettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,9 +14,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from rdzv.core.round_life import EndKind
+from rdzv import RendezvousError
 from rdzv.display.standard_error import StandardErrorHandler
-from rdzv.errors import RendezvousError
+from rdzv.loop import EndKind
 from rdzv.torch.agent.unnamed_run import NO_NAME
 from rdzv.torch.pytorch import signal_of
 from store.printable import escaping, without_durations
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from rdzv import sync
+    from rdzv import Closed, Ending, sync
     from rdzv.config.settings import Settings
-    from rdzv.core.round_life import Ending
-    from rdzv.core.state import Closed
 
 log: logging.Logger = escaping(logging.getLogger("rdzv.torch"))
 

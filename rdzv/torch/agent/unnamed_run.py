@@ -11,9 +11,9 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from rdzv.core.keys import Keys
+import store
+from rdzv.loop import Keys
 from rdzv.torch.store import open_store
-from store import Delete, StoreError, when
 from store.printable import escaping
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def reopen_if_ended(url: str, overrides: Mapping[str, Any], *, wait: float) -> b
     client, settings = open_store(url, overrides)
     keys = Keys(settings.prefix, settings.run_id)
     told = False
-    with contextlib.closing(client), contextlib.suppress(StoreError):
+    with contextlib.closing(client), contextlib.suppress(store.StoreError):
         while True:
             closed = client.get(keys.closed)
             if closed is None:
@@ -40,8 +40,8 @@ def reopen_if_ended(url: str, overrides: Mapping[str, Any], *, wait: float) -> b
             nodes = client.count(keys.nodes)
             if not nodes:
                 # Do not count the nodes again: a node that arrives now finds the run closed, and does not join it.
-                unchanged = when.mod_revision(keys.closed) == closed.mod_revision
-                client.transact(when=(unchanged,), then=(Delete(keys.closed),))
+                unchanged = store.when.mod_revision(keys.closed) == closed.mod_revision
+                client.transact(when=(unchanged,), then=(store.Delete(keys.closed),))
                 return True
             if not told:
                 told = True

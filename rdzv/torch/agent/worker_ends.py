@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
     from typing import Any
 
-    from store.net.threads import Call
+    from rdzv.loop import Call
 
 LOOKS_EVERY: Final = 0.02  # seconds between checks whether all workers are started
 
