@@ -197,6 +197,10 @@ class View:
                 if node_id in self.live and self.records[node_id].arrival == arrival:
                     self._stuck.setdefault(node_id, why)
 
+    def note_expelled(self, node_id: str, why: str) -> None:
+        """Record why a member was expelled, before the deletion of its record is folded."""
+        self.why_lost[node_id] = why
+
     def fold(
         self, event: Event, *, now: float, last_call_timeout: float, bans: Mapping[str, Ban] = MappingProxyType({})
     ) -> None:
