@@ -49,6 +49,7 @@ ASK_EVERY: Final = (0.02, 0.06)  # seconds between questions, at random; short, 
 PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a store, as thousands of nodes may ask
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is asked again
+LOST_ANSWERS_WITHIN: Final = 0.2  # the same after an operator's word: `rdzv lost` has waited for an answer, too
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive
 
 
@@ -62,6 +63,7 @@ class HostSuccession(StoreStarter):
         dial = MultiHostDial(settings, credentials)
         self._hosts, self._first_tls = dial.hosts, dial.tls
         self._lost: set[str] = set()  # hosts that an operator has reported as lost
+        self._until_word = anyio.CancelScope()  # a candidate's questions and pause; an operator's word ends them
         self.may_host: Callable[[float], bool] = lambda _: True  # see `Node.may_host`
 
     async def _run(self) -> HostedStore | None:
@@ -150,18 +152,20 @@ class HostSuccession(StoreStarter):
         candidacy, since = Candidacy(place), anyio.current_time()
         self._lost.clear()
         while missing := candidacy.possible_hosts(len(self._hosts)):
-            asked = [self._hosts[host] for host in missing]
-            found = await ask_all(asked, self._tls(), within=ANSWERS_WITHIN)
-            for host, one in zip(missing, found, strict=True):
-                is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
-                is_this = one.candidate == name  # the host's name leads to this process itself
-                answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
-                heard = candidacy.after_answer(host, answer)
-                if heard is None or self._settled.is_set() or not self.may_host(math.inf):
-                    return False
-                candidacy = heard
-            if candidacy.possible_hosts(len(self._hosts)):
-                await self._pause(asked, found, since)
+            with anyio.CancelScope() as self._until_word:
+                asked = [self._hosts[host] for host in missing]
+                within = LOST_ANSWERS_WITHIN if self._lost else ANSWERS_WITHIN
+                found = await ask_all(asked, self._tls(), within=within)
+                for host, one in zip(missing, found, strict=True):
+                    is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
+                    is_this = one.candidate == name  # the host's name leads to this process itself
+                    answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
+                    heard = candidacy.after_answer(host, answer)
+                    if heard is None or self._settled.is_set() or not self.may_host(math.inf):
+                        return False
+                    candidacy = heard
+                if candidacy.possible_hosts(len(self._hosts)):
+                    await self._pause(asked, found, since)
         return True
 
     @contextlib.asynccontextmanager
@@ -179,6 +183,7 @@ class HostSuccession(StoreStarter):
                     if hmac.compare_digest(body, HostLost(host, self._credentials.token).to(name)):
                         log.warning("run %s: an operator says that %s is lost", self._settings.run_id, host)
                         self._lost.add(host)
+                        self._until_word.cancel()
                         writer.write(said)
                         await writer.drain()
 

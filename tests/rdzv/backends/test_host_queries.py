@@ -149,11 +149,12 @@ async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_ove
             assert (await host_at(port).ask(None)).answer is Answer.REFUSED
 
 
-async def test_a_word_counts_only_with_the_token_and_for_a_silent_host() -> None:
+async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypatch: pytest.MonkeyPatch) -> None:
     async with silent() as mute:
         own = free_port()
         candidate = succession([mute, own])
         await candidate.begin()
+        monkeypatch.setattr("rdzv.backends.succession.ANSWERS_WITHIN", 60.0)  # the word ends the question under way
         settings = candidate._settings
         try:
             with pytest.raises(RendezvousSettingsError, match="is not one of the several hosts"):
