@@ -12,7 +12,8 @@ import pytest
 import rdzv
 from rdzv.core.round import Round
 from rdzv.core.round_life import Ending, EndKind, Outcome
-from rdzv.core.state import Head, Phase, Progress
+from rdzv.core.round_life import Phase as RoundPhase
+from rdzv.core.state import Closed, Head, Phase, Progress
 from rdzv.core.stopping import Stop
 from rdzv.core.stuck.step_log import StepLog
 from rdzv.loop.round_monitor import RoundMonitor, accuse_unnamed
@@ -23,18 +24,56 @@ from store.calls import run_at_once
 ROUND = Round(number=7, term=1, size=3, buckets=1, host="h", port=1, in_steps=True)
 
 
-def test_a_departure_after_an_agreement_ends_the_round_only_before_the_agreed_step() -> None:
+GONE = Progress(phase=Phase.TRAINING, round=7, departed=1, departed_ids=("b",), live=2)
+ALL_HERE = Progress(phase=Phase.TRAINING, round=7, live=3)
+LOST_ONE = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), live=2)
+MEETS_AGAIN = ALL_HERE.replace(live=2)  # one has sent a new record
+AT_ONCE, FOR_NEWCOMERS = Stop(round=7, decided=True), Stop(round=7, decided=True, for_newcomers=True)
+AT_SIX, ASKED = Stop(round=7, decided=True, step=6), Stop(round=7)
+CLOSING, GIVEN_UP = Closed(reason="done"), Closed(reason="broken", given_up=True)
+
+
+@pytest.mark.parametrize(
+    ("head", "begun", "member", "kind"),
+    [
+        ({"progress": ALL_HERE}, None, {}, None),
+        ({"progress": LOST_ONE}, 4, {}, EndKind.LOST),
+        ({"progress": GONE}, 4, {}, EndKind.LEFT),
+        ({"progress": MEETS_AGAIN}, 4, {}, EndKind.LEFT),
+        # A member that waits after the agreement for one in a later step has skipped a check, which is its own error.
+        ({"progress": GONE, "stop": AT_SIX}, 4, {}, None),
+        ({"progress": GONE.replace(left_early=True), "stop": AT_SIX}, 4, {}, EndKind.LEFT),
+        ({"progress": MEETS_AGAIN, "stop": AT_SIX}, 4, {}, None),
+        ({"progress": MEETS_AGAIN, "stop": ASKED}, 4, {}, EndKind.LEFT),
+        ({"stop": ASKED}, None, {}, None),
+        ({"stop": AT_ONCE}, None, {}, EndKind.AGREED),
+        ({"stop": AT_ONCE}, None, {"lets_newcomers_wait": True}, EndKind.AGREED),
+        ({"stop": FOR_NEWCOMERS}, None, {}, EndKind.AGREED),
+        ({"stop": FOR_NEWCOMERS}, None, {"lets_newcomers_wait": True}, None),
+        ({"stop": AT_ONCE}, 4, {}, EndKind.CLOSED),
+        ({"stop": AT_ONCE}, 4, {"phase": RoundPhase.AT_END}, EndKind.AGREED),
+        ({"closed": CLOSING}, None, {}, EndKind.CLOSED),
+        ({"closed": CLOSING}, 4, {}, None),
+        ({"closed": CLOSING}, 4, {"phase": RoundPhase.AT_END}, EndKind.CLOSED),
+        ({"closed": CLOSING, "stop": AT_SIX}, None, {}, None),
+        ({"closed": GIVEN_UP}, 4, {}, EndKind.CLOSED),
+        ({"progress": ALL_HERE}, 4, {"phase": RoundPhase.AT_END}, None),
+        ({"progress": MEETS_AGAIN}, 4, {"phase": RoundPhase.AT_END}, EndKind.AGREED),
+        ({"progress": MEETS_AGAIN}, 4, {"phase": RoundPhase.FAILED}, None),
+    ],
+)
+def test_what_ends_a_round(
+    head: dict[str, Any], begun: int | None, member: dict[str, Any], kind: EndKind | None
+) -> None:
     membership = Membership(round=ROUND, rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True))
-    node = SimpleNamespace(node_id="a")
     ended: list[Ending] = []
-    RoundMonitor(cast("Any", node), membership, ended.append).start()
-    membership.gate.begin_step(4)
-    stop = Stop(round=7, decided=True, step=6)
-    left = Progress(phase=Phase.TRAINING, round=7, departed=1, departed_ids=("b",), live=1)
-    membership.update(Head(round=ROUND, progress=left, stop=stop))
-    assert not ended, "a member that waits for it in a later step has skipped a check, which is its own error"
-    membership.update(Head(round=ROUND, progress=left.replace(left_early=True), stop=stop))
-    assert [(ending.kind, ending.node_ids) for ending in ended] == [(EndKind.LEFT, ("b",))]
+    node = SimpleNamespace(node_id="a")
+    RoundMonitor(cast("Any", node), membership, ended.append, **member).start()
+    if begun is not None:
+        membership.gate.begin_step(begun)
+    membership.update(Head(round=ROUND, **head))
+    assert [ending.kind for ending in ended] == ([] if kind is None else [kind])
+    assert all(ending.node_ids == ("b",) for ending in ended if head.get("progress") in (GONE, LOST_ONE))
 
 
 LOST = Ending(kind=EndKind.LOST, reason="lost: b", node_ids=("b",))

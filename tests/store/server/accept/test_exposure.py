@@ -4,6 +4,7 @@ servers.
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 
 import pytest
@@ -11,15 +12,39 @@ import pytest
 from store.errors import StoreUsageError
 from store.server.accept.exposure import TOKEN_BYTES_LEAST, check_exposure
 
-GOOD = bytes(TOKEN_BYTES_LEAST)
+GOOD, SHORT = bytes(TOKEN_BYTES_LEAST), bytes(TOKEN_BYTES_LEAST - 1)
 
 
-def test_a_token_that_can_be_guessed_is_refused_everywhere() -> None:
-    with pytest.raises(StoreUsageError, match="the token has 15 bytes"):
-        check_exposure("127.0.0.1", token=GOOD[:-1], tls=None, insecure=False)
-    check_exposure("10.0.0.1", token=GOOD[:-1], tls=None, insecure=True)
+def context(verify: ssl.VerifyMode, of: int = ssl.PROTOCOL_TLS_SERVER) -> ssl.SSLContext:
+    made = ssl.SSLContext(of)
+    made.check_hostname, made.verify_mode = False, verify
+    return made
 
 
-def test_a_clients_context_is_refused_as_no_client_could_connect() -> None:
-    with pytest.raises(StoreUsageError, match="client's context"):
-        check_exposure("127.0.0.1", token=None, tls=ssl.create_default_context(), insecure=True)
+OPEN, ASKING, MUTUAL = (context(mode) for mode in (ssl.CERT_NONE, ssl.CERT_OPTIONAL, ssl.CERT_REQUIRED))
+CLIENTS = context(ssl.CERT_REQUIRED, ssl.PROTOCOL_TLS_CLIENT)
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "tls", "insecure", "refusal"),
+    [
+        ("127.0.0.1", None, None, False, None),
+        ("127.0.0.1", SHORT, None, False, "the token has 15 bytes"),
+        ("127.0.0.1", None, CLIENTS, True, "client's context"),  # no client could connect
+        ("10.0.0.1", None, None, False, "a store on 10.0.0.1 would accept every client"),
+        ("", None, OPEN, False, "a store on all interfaces would accept every client"),
+        ("10.0.0.1", None, ASKING, False, "would accept every client"),
+        ("10.0.0.1", None, MUTUAL, False, None),
+        ("10.0.0.1", GOOD, None, False, None),
+        ("10.0.0.1", GOOD, OPEN, False, None),
+        ("10.0.0.1", SHORT, MUTUAL, False, "the token has 15 bytes, and every host that reaches 10.0.0.1"),
+        ("10.0.0.1", SHORT, None, True, None),
+        ("10.0.0.1", None, None, True, None),
+    ],
+)
+def test_the_authentication_that_an_address_requires(
+    host: str, token: bytes | None, tls: ssl.SSLContext | None, insecure: bool, refusal: str | None
+) -> None:
+    refused = contextlib.nullcontext() if refusal is None else pytest.raises(StoreUsageError, match=refusal)
+    with refused:
+        check_exposure(host, token=token, tls=tls, insecure=insecure)
