@@ -164,8 +164,7 @@ class RoundMonitor:
             # This member has finished its work, and reaches no agreed step. If others stop before they finish, it meets
             # again with them.
             return Ending(kind=EndKind.AGREED, reason=gate.why or "others, who were not done, meet again")
-        has_left = progress.live + progress.lost + progress.departed < round.size
-        if self.phase is WorkPhase.AT_WORK and has_left and round.in_steps and not gate.decided:
+        if self.phase is WorkPhase.AT_WORK and progress.live < round.size and round.in_steps and not gate.decided:
             # A member has rejoined without an agreed stop: its step failed, and it could not ask the store which member
             # failed first. Other members may wait for it in that step.
             return Ending(kind=EndKind.LEFT, reason="left: a member meets again, and all had not agreed to")
