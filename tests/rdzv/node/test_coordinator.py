@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from rdzv.core.keys import Keys
 from rdzv.core.round import Round
 from rdzv.core.state import NodesWaiting
-from rdzv.node.coordinator.term_context import SharedLease
+from rdzv.node.coordinator.term import _delete_old_rounds
+from rdzv.node.coordinator.term_context import SharedLease, TermContext
 from rdzv.node.member.leaving import HAND_OVER_WITHIN
 from rdzv.testing.network import MemoryNetwork
 from store import Lease, LeaseNotFound
@@ -165,6 +166,30 @@ async def test_the_next_coordinator_deletes_the_buckets_of_a_dead_one() -> None:
         await asyncio.sleep(1)
         assert left
         assert not {*left} & {*run.keys("rounds/")}
+
+
+@pytest.mark.parametrize("last", [(3, 5), None])
+async def test_a_coordinator_deletes_all_rounds_but_the_last_one_and_its_own_attempts(
+    last: tuple[int, int] | None,
+) -> None:
+    keys, network = Keys("/rdzv", "job"), MemoryNetwork()
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        term = await client.put(keys.coordinator, b"")
+        attempts = [(2, 5), (2, term), (3, 4), (3, 5), (3, 6), (4, term)]
+        for attempt in attempts:
+            await client.put(keys.ranks(*attempt, 0), b"")
+            await client.put(keys.shared(*attempt) + "x", b"")
+        others = [f"{keys.rounds}no/{term}/ranks/0", f"{keys.rounds}3/no/ranks/0", f"{keys.rounds}3"]
+        for key in others:
+            await client.put(key, b"")
+        round = None if last is None else Round(number=last[0], term=last[1], size=1, buckets=1, host="h", port=1)
+        context = TermContext(store=client, keys=keys, view=cast("Any", None), term=term, run_lease=cast("Any", None))
+        await _delete_old_rounds(context, round)
+        left = [one for one in attempts if one == last or one[1] == term]
+        for prefix, key in ((keys.rounds, "ranks/0"), (keys.stores, "x")):
+            found = {entry.key for entry in await client.list(prefix)} - {*others}
+            assert found == {f"{prefix}{number}/{of}/{key}" for number, of in left}
+        assert await client.count(keys.rounds) == len(left) + len(others)
 
 
 async def test_a_successor_reports_the_changes_since_its_predecessors_last_report() -> None:

@@ -262,6 +262,14 @@ async def test_a_forked_child_gets_an_error_and_does_not_hide_its_parents_death(
         os.kill(child, 0)  # it lives
 
 
+async def test_a_forked_child_has_no_socket_of_a_client_that_its_parent_serves() -> None:
+    async with store.serve("localhost") as server, store.connect(server.url):
+        (peer,) = server._peers.by_id.values()
+        number = peer._transport.get_extra_info("socket").fileno()
+        assert not is_null(number)
+        assert in_child(lambda: is_null(number))
+
+
 FORKING_SERVER = """
 import asyncio, os, signal, store
 

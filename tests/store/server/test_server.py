@@ -57,6 +57,26 @@ async def test_a_flood_of_strangers_gets_no_more_lines_than_a_log_can_bear_and_i
         assert len(caplog.records) == 6
 
 
+@pytest.mark.virtual_time
+async def test_refusals_in_a_row_are_counted_and_have_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    network = MemoryNetwork()
+    async with serve_in_memory(network, limits=limits_with(connections_max=1)) as server:
+        for row in (1, 2):
+            accepted = await introduce(network)
+            for _ in range(3):
+                refused = await dial(network)
+                await refused.lost.wait()
+                assert "it has 1 connections, the most it takes" in str(refused.problem)
+            assert server.figures()["connections_refused"] == 3 * row
+            assert len(caplog.records) == row
+            accepted.transport.abort()
+            await passes(0.1)
+        server._scheduler.handshakes.leaving = True  # a client that finds it so connects to the next server
+        refused = await dial(network)
+        await refused.lost.wait()
+        assert (server.figures()["connections_refused"], len(caplog.records)) == (7, 2)
+
+
 # ------------------------------------------------------------------------------------------------ leases
 
 

@@ -12,13 +12,17 @@ from rdzv.core.decision import Joiner
 from rdzv.core.round import Round
 from rdzv.core.state import Head
 from rdzv.core.stopping import BegunStep, Stop
+from rdzv.core.stuck.step_log import StepLog
 from rdzv.errors import RendezvousGracefulExitError
+from rdzv.membership import Membership
 from rdzv.node.member.arrival import State
 from rdzv.node.member.membership_watcher import MembershipWatcher
+from rdzv.testing.network import MemoryNetwork
 from store.messages import Request, Transact
 from store.net.tasks import cancel_and_wait
 from tests.rdzv.node.part.parts import part_of
 from tests.support.runs import VirtualRun, connected
+from tests.support.stores import connect_in_memory, serve_in_memory
 
 pytestmark = pytest.mark.virtual_time
 
@@ -61,6 +65,78 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
         part.port.release()
     assert answers == [BegunStep(round=7, step=None)]
     assert not membership.gate.begin_step(0), "and it begins no step before the members have agreed"
+
+
+FOLLOWER = SimpleNamespace(head=Head(), resets=0, own_ban=None, has_attributes=lambda _: None)
+IN_STEPS = Round(number=7, term=1, size=2, buckets=1, host="h", port=1, in_steps=True)
+
+
+@pytest.mark.parametrize(
+    ("stop", "round", "lease", "answers"),
+    [
+        (Stop(round=7), IN_STEPS, 5, 1),  # once, however often it looks
+        (Stop(round=7), IN_STEPS, None, 0),
+        (Stop(round=7), IN_STEPS.replace(in_steps=False), 5, 0),
+        (Stop(round=6), IN_STEPS, 5, 0),
+        (Stop(round=7, decided=True), IN_STEPS, 5, 0),
+        (None, IN_STEPS, 5, 0),
+    ],
+)
+async def test_which_questions_a_member_answers(
+    stop: Stop | None, round: Round, lease: int | None, answers: int
+) -> None:
+    part, written = part_of(), []
+    part.arrival = cast("Any", SimpleNamespace(lease=lease and SimpleNamespace(id=lease)))
+
+    async def transact(**write: Any) -> None:
+        written.append(write)
+
+    link = cast("Any", SimpleNamespace(store=SimpleNamespace(transact=transact), follower=FOLLOWER))
+    membership = Membership(round=round, rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True))
+    membership.head = Head(stop=stop)
+    watcher = MembershipWatcher(part, link)
+    for _ in range(2):
+        await watcher._answer_stop_question(link, membership)
+    assert len(written) == answers
+
+
+@pytest.mark.parametrize(
+    ("stored", "left", "state", "removed"),
+    [
+        ("this", 0.0, State.TAKEN_IN, True),
+        ("this", 1.0, State.TAKEN_IN, False),  # until then it may stop by itself
+        ("this", None, State.TAKEN_IN, False),  # it is not drained
+        ("this", 0.0, State.SENT, False),
+        ("a later one", 0.0, State.TAKEN_IN, False),  # it has joined again, and its caller will learn of that
+        ("none", 0.0, State.TAKEN_IN, False),  # an operator was faster
+    ],
+)
+async def test_a_drains_deadline_removes_the_record_that_it_found(
+    stored: str, left: float | None, state: State, removed: bool
+) -> None:
+    network, part, said = MemoryNetwork(), part_of(), []
+    key = part.keys.node(part.node_id)
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        record = SimpleNamespace(arrival=await client.put(key, b""))
+        if stored == "a later one":
+            await client.put(key, b"")
+        elif stored == "none":
+            await client.delete(key)
+        leaving = None if left is None else SimpleNamespace(until=client.time() + left, reason="")
+        stand_in = SimpleNamespace(
+            drained=lambda _: leaving,
+            arrival=SimpleNamespace(record=record, state=state, is_current=lambda _: True),
+            removed_by_operator=lambda _, why: said.append(why),
+            node_id=part.node_id,
+            keys=part.keys,
+            settings=part.settings,
+        )
+        link = cast("Any", SimpleNamespace(store=client, follower=FOLLOWER))
+        watcher = MembershipWatcher(cast("Any", stand_in), link)
+        again = await watcher._check_drain(link, cast("Any", SimpleNamespace(over=None)))
+        assert again == (leaving.until if leaving and left else None)
+        assert said == (["it was to leave, and its time is over"] if removed else [])
+        assert (await client.get(key) is None) is (removed or stored == "none")
 
 
 async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_for_the_answer(
