@@ -52,43 +52,45 @@ class InterruptedStep:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()  # with hooks for steps
         # Maps each optimizer whose step has begun to its parameters and state before the step; None if not copied.
         self._begun: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-        self._steps = 0  # finished optimizer steps since the last `check`
-        self._steps_before = 0  # optimizer steps between the last two `check`s
+        self._steps = 0  # finished optimizer steps
+        self._steps_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # when a model was copied
+        self._steps_at_checks = 0, 0  # at the `check` before the last one, and at the last one
         self._has_warned = False
 
     def remember(self) -> None:
         """Copy the buffers of all models at a `check`; steps that raised before it will not be undone."""
         self._begun.clear()
-        self._copy_buffers()
+        self._steps_at_checks = self._steps_at_checks[1], self._steps
+        for model in self._models:
+            self._copy_buffers(model)
 
-    def _copy_buffers(self) -> None:
-        self._steps_before, self._steps = self._steps, 0
-        for model, copies in self._models.items():
-            into, of, now = list[torch.Tensor](), list[torch.Tensor](), dict[str, _Copy]()
-            for name, buffer in model.named_buffers():
-                copy = copies.get(name)
-                if copy is None or not copy.is_like(buffer):
-                    copy = _Copy(buffer.detach().clone(), buffer, _version(buffer))
-                elif copy.may_differ(buffer):
-                    into.append(copy.kept)
-                    of.append(buffer)
-                    copy = copy._replace(buffer=buffer, version=_version(buffer))
-                now[name] = copy
-            copy_all(into, of)
-            self._models[model] = now
+    def _copy_buffers(self, model: Any) -> None:
+        copies, self._steps_at[model] = self._models[model], self._steps
+        into, of, now = list[torch.Tensor](), list[torch.Tensor](), dict[str, _Copy]()
+        for name, buffer in model.named_buffers():
+            copy = copies.get(name)
+            if copy is None or not copy.is_like(buffer):
+                copy = _Copy(buffer.detach().clone(), buffer, _version(buffer))
+            elif copy.may_differ(buffer):
+                into.append(copy.kept)
+                of.append(buffer)
+                copy = copy._replace(buffer=buffer, version=_version(buffer))
+            now[name] = copy
+        copy_all(into, of)
+        self._models[model] = now
 
     def undo_step(self, model: Any, optimizer: Any, *, announced: bool) -> None:
         """Drop all gradients, undo an unfinished step of the optimizer, and restore the buffers if no step has ended.
 
         `announced`: the last round ended at an agreed step.
         """
-        if self._steps == 0 and model is not None:
+        if model is not None and self._steps_at.get(model) == self._steps:
             self._restore(model)
         if optimizer in self._begun:
             self._undo(optimizer)
         parameters = [] if model is None else list(model.parameters())
         parameters += _parameters(optimizer)
-        unused = optimizer in self._optimizers and not (self._steps or self._steps_before)
+        unused = optimizer in self._optimizers and self._steps == self._steps_at_checks[0]
         if announced and unused and not self._has_warned and any(one.grad is not None for one in parameters):
             self._has_warned = True
             log.warning(
@@ -124,15 +126,15 @@ class InterruptedStep:
                 setattr(model.get_submodule(owner), attribute, copy.kept.clone())
 
     def follow(self, model: Any, optimizer: Any) -> None:
-        """Track a model's buffers and an optimizer's steps from now on, and copy the buffers of all models."""
-        if model is not None:
+        """Track a model's buffers and an optimizer's steps from now on, and copy these buffers."""
+        if model is not None:  # buffers of other models may still contain a part of the interrupted batch
             self._models.setdefault(model, {})
+            self._copy_buffers(model)
         if optimizer is not None and optimizer not in self._optimizers:
             with contextlib.suppress(AttributeError):  # `optimizer` is no `torch.optim.Optimizer`
                 optimizer.register_step_pre_hook(self._begin)
                 optimizer.register_step_post_hook(self._end)
                 self._optimizers.add(optimizer)
-        self._copy_buffers()
 
     def _begin(self, optimizer: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         # Any callable argument is a closure; the optimizer may be an argument, too, but is not callable.

@@ -112,6 +112,24 @@ def test_buffers_are_restored_only_before_the_optimizers_step() -> None:
     assert int(model.num_batches_tracked) == 1
 
 
+@pytest.mark.parametrize("stepped", [False, True])
+def test_each_of_several_models_is_restored_by_its_own_call_of_sync_state(stepped: bool) -> None:
+    """A generator and a discriminator, with two calls: the first one must not count as a `check` of the second."""
+    models = [torch.nn.BatchNorm1d(2) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    interrupted = InterruptedStep()
+    for batches in (0, int(stepped)):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            interrupted.undo_step(model, optimizer, announced=False)
+            interrupted.follow(model, optimizer)
+        assert [int(model.num_batches_tracked) for model in models] == [batches] * 2
+        interrupted.remember()  # stands for `check`
+        for model in models:
+            model(torch.randn(4, 2))
+        if stepped:
+            optimizers[1].step()
+
+
 @pytest.mark.parametrize("passes_model", [True, False])
 def test_gradients_are_dropped_of_the_model_and_of_all_parameters_of_the_optimizer(passes_model: bool) -> None:
     """None and not zero: with a gradient of zero an optimizer steps, with none it skips the parameter."""
