@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from rdzv.errors import RendezvousConnectionError
 from store.limits import is_loopback
+from store.net.dialing import lack_here
 from store.printable import escaping, first_of
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ class NotResolvedError(RendezvousConnectionError):
 
 class PortTakenError(RendezvousConnectionError):
     """Another process on this machine listens at the port."""
+
+
+class CannotAskError(RendezvousConnectionError):
+    """This machine lacks ports or files to ask which addresses accept, perhaps not for long."""
 
 
 class HostedElsewhereError(PortTakenError):
@@ -66,8 +71,9 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
     ours, others = split_addresses(host, port)
     if not ours and not insist:
         raise OSError(errno.EADDRNOTAVAIL, "it is no address of this machine")
-    if accepting_targets(ours):
-        raise OSError(errno.EADDRINUSE, "the port is already in use")
+    with contextlib.suppress(CannotAskError):  # listening there will tell, too
+        if accepting_targets(ours):
+            raise OSError(errno.EADDRINUSE, "the port is already in use")
     if not ours and not may_be_open:
         raise OSError(
             errno.EADDRNOTAVAIL,
@@ -128,7 +134,8 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
     """Connect to all targets concurrently, and return those that accept.
 
     With `listen_on`, listen at that port, and return only the targets whose connections arrive here, with a
-    random token. If a client of the store connects during this check, it is disconnected, and retries.
+    random token. If a client of the store connects during this check, it is disconnected, and retries. Raise
+    `CannotAskError` if this machine lacks resources, as that says nothing about a target.
     """
     word, reached = secrets.token_bytes(TOKEN_BYTES), set[int]()
     with contextlib.ExitStack() as stack:
@@ -143,19 +150,24 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
             watch(listener, selectors.EVENT_READ, "listener")
         dialled = set[int]()
         for number, (family, address) in enumerate(targets):
-            with contextlib.suppress(OSError):  # no route, or an unknown family of addresses
+            try:
                 sock = socket.socket(family, socket.SOCK_STREAM)
                 watch(sock, selectors.EVENT_WRITE, number)
-                if sock.connect_ex(address) in {0, errno.EINPROGRESS}:
-                    dialled.add(number)
+                with contextlib.suppress(BlockingIOError):
+                    sock.connect(address)
+                dialled.add(number)
+            except OSError as error:  # no route, or an unknown family of addresses
+                _raise_if_lacking(error)
         until = time.monotonic() + ANSWERS_WITHIN
         while dialled and (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 what = key.data
                 sock = cast("socket.socket", key.fileobj)
                 if what == "listener":
-                    with contextlib.suppress(OSError):  # the caller has disconnected
+                    try:
                         watch(sock.accept()[0], selectors.EVENT_READ, "caller")
+                    except OSError as error:  # the caller has disconnected
+                        _raise_if_lacking(error)
                     continue
                 selector.unregister(sock)
                 if what == "caller":
@@ -171,6 +183,11 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
                     with contextlib.suppress(OSError):  # the listener has disconnected
                         sock.send(word + what.to_bytes(2))
     return [targets[number] for number in sorted(reached)]
+
+
+def _raise_if_lacking(error: OSError) -> None:
+    if lack := lack_here(error):
+        raise CannotAskError(f"this machine cannot ask where the store is: {lack}") from error
 
 
 def _number_of(word: bytes, sock: socket.socket) -> set[int]:

@@ -25,6 +25,7 @@ import anyio.to_thread
 
 from rdzv.backends.bind_address import (
     BindAddress,
+    CannotAskError,
     HostedElsewhereError,
     NotResolvedError,
     PortTakenError,
@@ -292,7 +293,10 @@ class Hosting(StoreStarter):
         """Return why the new store must end, if the URL leads to another store or nowhere."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
-            began_too = await in_thread(lambda: accepting_targets(host.bound.foreign)) if host.bound.foreign else []
+            try:
+                began_too = await in_thread(lambda: accepting_targets(host.bound.foreign)) if host.bound.foreign else []
+            except CannotAskError as error:
+                return error
             if began_too:
                 return HostedElsewhereError(f"another node has started a store at {url} at the same moment")
             return None
@@ -322,7 +326,7 @@ class Hosting(StoreStarter):
         # With `is_host=1`, a node waits for the port only if the store that holds it is shutting down.
         if isinstance(error, PortTakenError) and self._settings.is_host is True:
             return await self._is_ending() or not await self._is_taken()
-        return isinstance(error, NotResolvedError | PortTakenError)
+        return isinstance(error, NotResolvedError | PortTakenError | CannotAskError)
 
     async def _is_ending(self) -> bool:
         with contextlib.suppress(StoreError):

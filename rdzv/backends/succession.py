@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.backends.bind_address import NotResolvedError, PortTakenError
+from rdzv.backends.bind_address import CannotAskError, NotResolvedError, PortTakenError
 from rdzv.backends.host_queries import HostLost, MultiHostDial, ask_all, in_words, read_frame
 from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_on
 from rdzv.core.hosts.succession import Answer, Candidacy
@@ -65,17 +65,17 @@ class HostSuccession(StoreStarter):
         self._lost: set[str] = set()  # hosts that an operator has reported as lost
         self._until_word = anyio.CancelScope()  # a candidate's questions and pause; an operator's word ends them
         self.may_host: Callable[[float], bool] = lambda _: True  # see `Node.may_host`
+        self._since = -math.inf  # when this process began to look for a store
 
     async def _run(self) -> HostedStore | None:
-        since = anyio.current_time()
+        self._since = since = anyio.current_time()
         try:
             while True:
                 found = await ask_all(self._hosts, self._tls(), within=ANSWERS_WITHIN)
                 answers = [asked.answer for asked in found]
                 if Answer.SERVES in answers:
                     return None
-                may_host = self.may_host(anyio.current_time() - since)
-                place = await self._own_place(answers) if may_host else None
+                place = await self._own_place(answers) if self._may_host_now() else None
                 if place is not None and (host := await self._run_as_candidate(*place)) is not None:
                     return host
                 if self._settled.is_set():
@@ -117,7 +117,7 @@ class HostSuccession(StoreStarter):
             return None  # the run uses TLS, and this machine has no certificate
         try:
             return address_to_listen_on(self._settings, self._credentials, self._settings.endpoint.hosts[place])
-        except (NotResolvedError, PortTakenError):
+        except (NotResolvedError, PortTakenError, CannotAskError):
             return None
         except OSError as error:
             if error.errno in {errno.EADDRNOTAVAIL, errno.EADDRINUSE}:
@@ -144,8 +144,13 @@ class HostSuccession(StoreStarter):
                 host = await in_thread(partial(serve_on, self._settings, self._credentials, bound, port, sockets))
                 unless_served.pop_all()
                 forget(self)
-                return host
+                if self._may_host_now():
+                    return host
+                await host.end()  # this node began to leave meanwhile
         return None
+
+    def _may_host_now(self) -> bool:
+        return self.may_host(anyio.current_time() - self._since)
 
     async def _may_serve(self, place: int, name: str) -> bool:
         """Ask all other hosts until each has proven not to serve; return False to give way."""
@@ -161,7 +166,7 @@ class HostSuccession(StoreStarter):
                     is_this = one.candidate == name  # the host's name leads to this process itself
                     answer = Answer.LOST if is_lost else Answer.REFUSED if is_this else one.answer
                     heard = candidacy.after_answer(host, answer)
-                    if heard is None or self._settled.is_set() or not self.may_host(math.inf):
+                    if heard is None or self._settled.is_set() or not self._may_host_now():
                         return False
                     candidacy = heard
                 if candidacy.possible_hosts(len(self._hosts)):

@@ -161,10 +161,14 @@ def describe(error: BaseException) -> str:
         return "it closed the connection"
     if isinstance(error, TimeoutError):
         return "it does not answer"
-    lack = "" if isinstance(error, BlockingIOError) else exhausted_limit(error)
+    return lack_here(error) or (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def lack_here(error: BaseException) -> str:
+    """Return what this machine or process lacks, if that has caused an error, with the remedy; "" for other errors."""
     if isinstance(error, OSError) and error.errno == errno.EADDRNOTAVAIL:
-        lack = lack_of_ports()
-    return lack or (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        return lack_of_ports()
+    return "" if isinstance(error, BlockingIOError) else exhausted_limit(error)
 
 
 def exhausted_limit(error: BaseException) -> str:

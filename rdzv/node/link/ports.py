@@ -7,6 +7,7 @@ import logging
 import socket
 
 from rdzv.errors import RendezvousConnectionError
+from store.net.dialing import lack_here
 from store.net.sockets import close_in_children, forget, lack_of_ports
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -25,7 +26,11 @@ class HeldPort:
         self._ports = range(int(first), int(last or first) + 1)
 
     def reserve(self) -> int:
-        """Return the held port. If all ports of the range are in use, return the first, which may become free."""
+        """Return the held port. If all ports of the range are in use, return the first, which may become free.
+
+        Raises:
+            NoFreePortError: No automatic port is free, or this process may open no more files.
+        """
         if self._socket is None:
             self._socket = next(filter(None, map(_bound, self._ports)), None)
             if self._socket is None:
@@ -56,7 +61,9 @@ def _bound(port: int) -> socket.socket | None:
     for family in (socket.AF_INET6, socket.AF_INET):
         try:
             sock = socket.socket(family)
-        except OSError:
+        except OSError as error:
+            if lack := lack_here(error):
+                raise NoFreePortError(f"this node cannot promise a port for rank 0: {lack}") from error
             continue  # the system lacks this address family
         try:
             if family == socket.AF_INET6:

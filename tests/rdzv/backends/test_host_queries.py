@@ -7,7 +7,8 @@ import contextlib
 import random
 import socket
 import ssl
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,11 +16,13 @@ import rdzv
 import store
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.host_queries import Host, HostLost, MultiHostDial, Reply, ask_all, find_serving_host, tell_lost
+from rdzv.backends.hosting import HostedStore, serve_on
 from rdzv.backends.succession import HostSuccession
 from rdzv.config.settings import parse
 from rdzv.core.hosts.succession import Answer
 from rdzv.errors import RendezvousConnectionError, RendezvousSettingsError, RendezvousStateError
 from store.net.address import Address
+from store.net.threads import in_thread
 from tests.rdzv.backends.test_renewal import Authority
 from tests.support.processes import free_port
 
@@ -147,6 +150,38 @@ async def test_a_store_that_cannot_tell_its_nodes_that_it_ends_does_not_hand_ove
             one.note_store_found()
             await one._host.aclose(lambda _: store.connect("tcp://127.0.0.1:1", timeout=0.2))
             assert (await host_at(port).ask(None)).answer is Answer.REFUSED
+
+
+@pytest.mark.parametrize("other_answers", [True, False])
+async def test_a_node_told_to_end_while_it_is_a_candidate_or_starts_the_store_gives_way(
+    other_answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it served after the signal, and its store ended with it."""
+    leaves = threading.Event()
+
+    def start(*arguments: Any) -> HostedStore:
+        leaves.set()
+        return serve_on(*arguments)
+
+    monkeypatch.setattr("rdzv.backends.succession.serve_on", start)
+    async with silent() as mute:
+        own = free_port()
+        one = succession([free_port() if other_answers else mute, own])
+        one.may_host = lambda away: away > 60 or not leaves.is_set()
+        await one.begin()
+        async with asyncio.timeout(10):
+            if other_answers:
+                await in_thread(leaves.wait)
+            else:
+                while (await host_at(own).ask(None)).answer is not Answer.CANDIDATE:
+                    pass
+                leaves.set()
+                while (await host_at(own).ask(None)).answer is not Answer.REFUSED:
+                    pass
+        one.note_store_found()
+        assert one._task is not None
+        await asyncio.wait([one._task])
+        assert not one.hosts
 
 
 async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,3 +141,43 @@ sys.exit(subprocess.run([sys.executable, "-m", "rdzv", "run", url, "--", "true"]
         pytest.skip("this system has no `ip`")
     assert done.returncode == status, done.stderr
     assert "widen net.ipv4.ip_local_port_range" in done.stderr.splitlines()[-1]
+
+
+LACKING = """
+import os, resource, socket, subprocess, sys
+from rdzv.backends.bind_address import CannotAskError, accepting_targets
+from rdzv.node.link.ports import HeldPort, NoFreePortError
+
+targets = [(int(socket.AF_INET), ("127.0.0.1", 1))]
+assert accepting_targets(targets) == [], "no process listens there"
+if sys.argv[1] == "files":
+    free = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, 4096))
+    os.close(free)  # one is free for the selector
+else:
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("40000 40001")
+    held = [socket.create_server(("", port)) for port in (40000, 40001)]
+asks = lambda: accepting_targets(targets)
+for call in (asks, lambda: HeldPort().reserve(), lambda: HeldPort("1000-1001").reserve()):
+    try:
+        print(call())
+    except (CannotAskError, NoFreePortError) as error:
+        print(error)
+    if call is asks and sys.argv[1] == "files":
+        os.open(os.devnull, os.O_RDONLY)  # none is free from now on
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("unshare") is None, reason="needs namespaces")
+@pytest.mark.parametrize(("lack", "limit"), [("files", "raise ulimit -n"), ("ports", "ip_local_port_range")])
+def test_what_this_machine_lacks_is_not_said_of_another_machine_or_of_the_ports(lack: str, limit: str) -> None:
+    """Regression: an address that could not be dialled counted as one that refuses, so as another machine's."""
+    if lack == "ports" and os.geteuid() != 0:
+        pytest.skip("namespaces need root")
+    line = [*(["unshare", "--net"] if lack == "ports" else []), sys.executable, "-c", LACKING, lack]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    asks, automatic, chosen = done.stdout.splitlines()
+    assert limit in asks
+    assert limit in automatic
+    assert limit in chosen or lack == "ports"
