@@ -11,8 +11,7 @@ import pytest
 
 import rdzv
 from rdzv.core.round import Round
-from rdzv.core.round_life import Ending, EndKind, Outcome
-from rdzv.core.round_life import Phase as RoundPhase
+from rdzv.core.round_life import Ending, EndKind, Outcome, WorkPhase
 from rdzv.core.state import Closed, Head, Phase, Progress
 from rdzv.core.stopping import Stop
 from rdzv.core.stuck.step_log import StepLog
@@ -51,15 +50,15 @@ CLOSING, GIVEN_UP = Closed(reason="done"), Closed(reason="broken", given_up=True
         ({"stop": FOR_NEWCOMERS}, None, {}, EndKind.AGREED),
         ({"stop": FOR_NEWCOMERS}, None, {"lets_newcomers_wait": True}, None),
         ({"stop": AT_ONCE}, 4, {}, EndKind.CLOSED),
-        ({"stop": AT_ONCE}, 4, {"phase": RoundPhase.AT_END}, EndKind.AGREED),
+        ({"stop": AT_ONCE}, 4, {"phase": WorkPhase.AT_END}, EndKind.AGREED),
         ({"closed": CLOSING}, None, {}, EndKind.CLOSED),
         ({"closed": CLOSING}, 4, {}, None),
-        ({"closed": CLOSING}, 4, {"phase": RoundPhase.AT_END}, EndKind.CLOSED),
+        ({"closed": CLOSING}, 4, {"phase": WorkPhase.AT_END}, EndKind.CLOSED),
         ({"closed": CLOSING, "stop": AT_SIX}, None, {}, None),
         ({"closed": GIVEN_UP}, 4, {}, EndKind.CLOSED),
-        ({"progress": ALL_HERE}, 4, {"phase": RoundPhase.AT_END}, None),
-        ({"progress": MEETS_AGAIN}, 4, {"phase": RoundPhase.AT_END}, EndKind.AGREED),
-        ({"progress": MEETS_AGAIN}, 4, {"phase": RoundPhase.FAILED}, None),
+        ({"progress": ALL_HERE}, 4, {"phase": WorkPhase.AT_END}, None),
+        ({"progress": MEETS_AGAIN}, 4, {"phase": WorkPhase.AT_END}, EndKind.AGREED),
+        ({"progress": MEETS_AGAIN}, 4, {"phase": WorkPhase.FAILED}, None),
     ],
 )
 def test_what_ends_a_round(
