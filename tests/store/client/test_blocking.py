@@ -25,6 +25,7 @@ from store.errors import ConnectionLost, StoreReplaced, StoreTimeoutError, WaitE
 from store.limits import Limits
 from store.messages import Watch
 from store.net.address import Address
+from store.net.dialing import NEVER_ANSWERED, describe
 from store.net.racing import Addresses, connect_blocking
 from tests.support.limits import limits_with
 from tests.support.processes import require
@@ -256,6 +257,29 @@ def test_a_host_that_answers_no_packet_costs_the_callers_time_and_no_more() -> N
         url = f"tcp://127.0.0.1:{full.getsockname()[1]}"
         error = outcome_within(20.0, lambda: sync.connect(url, timeout=0.3).__enter__())
         assert isinstance(error, ConnectionLost)
+
+
+@pytest.mark.parametrize(
+    ("error", "left", "raised", "known", "problem"),
+    [
+        (TimeoutError(), 9.0, TimeoutError, NEVER_ANSWERED, NEVER_ANSWERED),  # it has time for another attempt
+        (TimeoutError(), -1.0, rooms._Expired, NEVER_ANSWERED, describe(TimeoutError())),
+        (TimeoutError(), -1.0, rooms._Expired, "it hung up", "it hung up"),
+        (ConnectionRefusedError(), -1.0, ConnectionRefusedError, NEVER_ANSWERED, NEVER_ANSWERED),
+        (ConnectionRefusedError(), 9.0, ConnectionRefusedError, NEVER_ANSWERED, NEVER_ANSWERED),
+    ],
+)
+def test_an_attempt_without_a_connection_ends_the_call_once_its_time_is_over(
+    error: OSError, left: float, raised: type[Exception], known: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(rooms, "connect_blocking", fail)
+    channel = sync.Client(Address(host="127.0.0.1", port=1))._free_channel()
+    channel._problem = known
+    outcome = outcome_within(20.0, lambda: channel._open_socket(time.monotonic() + left, lambda: None))
+    assert (type(outcome), channel._problem) == (raised, problem)
 
 
 def test_a_server_that_welcomes_and_hangs_up_each_time_is_asked_with_pauses(server: Server) -> None:

@@ -149,6 +149,27 @@ async def test_a_request_that_takes_long_has_a_line_of_its_own(
     assert record.getMessage().endswith(": its request Put took 125 ms, which held others up")
 
 
+@pytest.mark.virtual_time
+async def test_work_for_which_every_pass_of_the_loop_is_too_short_is_all_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.server.dispatcher.AT_ONCE", 1)
+    looks, network = itertools.count(), MemoryNetwork()
+    server = Server(Engine(store_id="it"), clock=asyncio.get_running_loop().time, stopwatch=lambda: next(looks) / 8)
+    with contextlib.closing(network.listen("store", server.protocol)):
+        peers = [await introduce(network) for _ in range(5)]
+        for peer in peers:
+            peer.ask(Watch(prefix=""), *[Ping()] * 4)
+        await passes(1.0)
+        assert [len(peer.replies()) for peer in peers] == [5] * 5
+        for puts, pings in ((5, 5), (1, 0)):
+            peers[0].ask(*[Put(f"{number}", b"") for number in range(puts)])
+            for peer in peers[1:]:
+                peer.ask(*[Ping()] * pings)
+            await passes(1.0)
+        assert [sum(isinstance(item, Events) for item in peer.said) for peer in peers] == [6] * 5
+        assert [len(peer.replies()) for peer in peers] == [11, 10, 10, 10, 10]
+        await server.leave()
+
+
 # ------------------------------------------------------------------------------------------------ answers
 
 

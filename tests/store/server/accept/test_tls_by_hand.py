@@ -236,6 +236,8 @@ async def test_a_hello_that_has_no_end_is_not_heard_out() -> None:
         fed += RECORD_BYTES
     assert line.is_closing()
     assert not conversation.table.strangers, "it has no place any more, though its socket may take long to close"
+    layer.connection_lost(ConnectionResetError())
+    assert conversation.table.refused == 1
     assert HANDSHAKE_BYTES <= fed <= HANDSHAKE_BYTES + RECORD_BYTES
 
 
