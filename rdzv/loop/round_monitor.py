@@ -301,6 +301,15 @@ class RoundMonitor:
         store.prefix = self.node.keys.attempt(round.number, round.term)  # a prefix for which a full store reserves room
         return store
 
+    async def in_round(self) -> bool:
+        """Ask the store whether this member is still in the round."""
+        try:
+            with contextlib.suppress(StoreError):  # what this member does next fails, too
+                await (await self._store()).check([DONE])
+        except RoundSupersededError:
+            return False
+        return True
+
     # ------------------------------------------------------------------------------------------ blame
 
     async def claim_end(self, how: str = "") -> bool:

@@ -136,8 +136,8 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     others meet again. A member that dies in the milliseconds after the return still costs the others `read_timeout`.
 
     **Closing.** `shutdown` closes the run, as PyTorch's does; torchrun calls it at each end of an agent except by a
-    signal, at which the node only leaves. A node that was never in a round, and could not join one, does not close the
-    run.
+    signal, at which the node only leaves. A node that was dropped, or could not join the next round, leaves, too: the
+    others go on without it.
 
     **Spares.** When the run is closed, a spare gets PyTorch's `RendezvousGracefulExitError`. PyTorch's agent (2.13 and
     before) accepts it, but then raises AttributeError for the missing result. So `next_rendezvous` raises
@@ -258,8 +258,6 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise self._graceful_exit from None
         except ours.RendezvousError as error:
             self._kept_out = True
-            if self._handler is not None and self._handler.store_gone is not None:
-                self._was_member = False  # the run was lost with its store: `shutdown` cannot close it
             self._refuse(error)
         self._was_member, self._kept_out = True, False
         store = self._tcp_store
@@ -442,11 +440,13 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             if self._handler is not None:  # a node that was still connecting has no handler
                 self._note_signal(end.signal)
                 self._handler.leave()
-        elif self._was_member or not self._kept_out:
+        elif not self._kept_out:
             handler = self._connected()
             if handler.is_closed():
                 return
-            if end.has_failed and self._was_member:
+            if self._life is not None and not handler.start(self._life.in_round()).wait():
+                log.warning("run %s goes on without this node, which was dropped and does not come again", self._run_id)
+            elif end.has_failed and self._was_member:
                 # The run failed, so spares must not exit with success.
                 handler.give_up(self._with_remedy(end.why), status=1)
             else:

@@ -464,6 +464,35 @@ def test_too_few_nodes_time_out_and_the_error_says_how_many(agents: Agents) -> N
         alone.next_rendezvous()
 
 
+def be_told_of_failed_workers() -> None:
+    raise RuntimeError("worker 0 ended with status 1")
+
+
+@pytest.mark.parametrize("comes_again", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_agent_that_was_put_out_of_its_round_does_not_close_the_run_of_the_others(
+    agents: Agents, comes_again: bool, fails: bool
+) -> None:
+    """Regression: an agent that was paused for longer than its `ttl`, or banned, ended the job as it failed."""
+    stays, goes = agents.add(), agents.add()
+    agents.meet(stays, goes)
+    assert stays._handler is not None
+    assert goes._handler is not None
+    stays._handler.ban(goes._handler.node_id, now=True)
+    assert agents.meet(stays)[0].world_size == 1
+    if comes_again:
+        with pytest.raises(api.RendezvousError, match="banned"):
+            goes.next_rendezvous()
+    try:
+        if fails:
+            be_told_of_failed_workers()
+    except RuntimeError:
+        assert goes.shutdown()
+    else:
+        assert goes.shutdown()
+    assert not stays.is_closed()
+
+
 def test_a_refused_agent_does_not_close_the_run_of_the_members(agents: Agents) -> None:
     member = agents.add((1, 1))
     agents.meet(member)
