@@ -1,6 +1,7 @@
 """The methods of a store: each makes one kind of request by `call`.
 
-Blocking calls run the same coroutines over `BlockingAsAsync`, where they never wait: `finished` runs each in one step.
+Blocking calls run the same coroutines over `BlockingAsAsync`, where they never wait; `run_at_once` runs each in one
+step.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import math
+import os
 import secrets
 import select
 import socket
@@ -377,22 +378,25 @@ class Channel:
         """Send a frame; `TimeoutError` if the server stops reading. Disconnect and raise `_Expired` at the deadline."""
         assert self.sock is not None
         rest, stuck = memoryview(frame), 0.0
+        # Without TLS the first try does not wait, since `socket.send` would poll before it sends.
+        send = self.sock.send if self._shared.tls is not None else partial(os.write, self.sock.fileno())
         while True:  # not `sendall`, whose timeout would cover the whole frame
             within = self._set_timeout(self.sock, deadline - time.monotonic())
             try:
-                sent = self.sock.send(rest)
+                sent = send(rest)
                 if sent == len(rest):
                     return
                 rest, stuck = rest[sent:], 0.0
-            except TimeoutError as error:
+            except (BlockingIOError, TimeoutError) as error:
                 if raised_by_handler(error):
                     raise
-                stuck += within
+                stuck += within if isinstance(error, TimeoutError) else 0.0
             if time.monotonic() >= deadline:
                 self.disconnected(TimeoutError())
                 raise _Expired
             if stuck >= HEARTBEAT:
                 raise TimeoutError
+            send = self.sock.send
 
     def _set_timeout(self, sock: socket.socket, left: float) -> float:
         within = LOOK if left >= LOOK else max(left, LEAST)

@@ -75,6 +75,8 @@ class Durability:
 
         A small write need not wait if no earlier reply to its peer waits.
         """
+        if not self.pending_commits.bytes:
+            return False
         if self.is_full and has_more:
             return mutates(request)
         return self.delays_large_writes and mutates(request) and not _is_small(request)
