@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rdzv.core.decision import Act, Ask, Complete, Expel, Report, Resize, Wait, decide
-from rdzv.core.state import Closed, Head, NodeRecord, Progress, Unban
+from rdzv.core.state import MOVES, Closed, Head, Leaving, NodeRecord, Progress, Unban
 from rdzv.core.stopping import BegunStep, Resized, Stop
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.core.view import Answered, Obstacle, Picture, Standstill, Stuck
@@ -110,6 +110,62 @@ def test_the_members_are_asked_and_then_told() -> None:
     assert (decision.stop.step, decision.over) == (6, 70)
     run.view.agreement.note_written(decision.stop.replace(revision=71))
     assert isinstance(act_of(run, **said), Wait)
+
+
+CLOSED = {"closed": Closed(reason="done")}
+
+
+@pytest.mark.parametrize(
+    ("story", "head", "capacity", "why", "for_newcomers"),
+    [
+        ("arrive d", {}, 6, "1 node waiting to join", True),
+        ("arrive d", {"drains": {"d": Leaving(until=2000.0, reason="")}}, 6, "1 node waiting to join", True),
+        ("arrive d", {"drains": {"a": Leaving(until=2000.0, reason="")}}, 6, "a to leave", False),
+        ("arrive d", {"moves": True}, 6, MOVES, False),
+        ("arrive d", CLOSED, 6, "the run is closed: done", False),
+        ("arrive d", {}, 2, "the run was resized to at most 2 nodes", False),
+    ],
+)
+def test_why_the_members_are_asked_to_leave(
+    story: str, head: dict[str, Any], capacity: int, why: str, for_newcomers: bool
+) -> None:
+    run = in_steps()
+    run.play(story)
+    run.rules = replace(run.rules, needed=2, capacity=capacity)
+    act = act_of(run, **told(run, head=Head(**head)))
+    assert isinstance(act, Ask)
+    assert (act.stop.why, act.stop.for_newcomers) == (why, for_newcomers)
+
+
+@pytest.mark.parametrize(
+    ("story", "head", "step"),
+    [("", {}, 6), ("leave c", {}, 6), ("", CLOSED, 6), ("leave c", CLOSED, None), ("die c", CLOSED, None)],
+)
+def test_in_a_closing_run_all_leave_at_once_if_one_has_gone(story: str, head: dict[str, Any], step: int | None) -> None:
+    run = in_steps()
+    run.arrive("d")
+    run.play(story)
+    run.view.apply_fact(Answered())
+    for name in "abc":
+        run.view.apply_fact(Answered(name, BegunStep(round=0, step=5)))
+    said = told(run, head=Head(stop=Stop(round=0, why="why", revision=70), **head))
+    act = act_of(run, **said)
+    assert isinstance(act, Ask)
+    assert (act.stop.decided, act.stop.step) == (True, step)
+
+
+@pytest.mark.parametrize(("noted_at", "first", "count"), [(0, 1, 16), (3, 4, 16), (10, 11, 10), (20, 0, 0)])
+def test_lifted_bans_are_noted_in_order_and_some_at_once(noted_at: int, first: int, count: int) -> None:
+    unbans = {f"{30 - number}": Unban(who="x", revision=number) for number in range(1, 21)}
+    run = in_steps()
+    said = told(run)
+    act = act_of(run, **said | {"head": Head(unbans=unbans), "unbanned_at": noted_at})
+    noted = [unban.revision for unban in act.unbans.values()] if isinstance(act, Report) else []
+    assert noted == [*range(first, first + count)]
+    run = HandFed()
+    act = act_of(run, head=Head(unbans=unbans))
+    assert isinstance(act, Report)
+    assert act.unbans == {}, "the history begins with the first round"
 
 
 def test_two_members_are_expelled_one_by_one_and_both_losses_stay_reported() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rdzv.core.decision import (
     LAST_CALL_GRACE,
+    Complete,
     JoinClock,
     Joiner,
     KeepWaiting,
@@ -28,6 +29,7 @@ from rdzv.core.decision import (
 from rdzv.core.ranks import by_arrival, survivors_first
 from rdzv.core.round import Round
 from rdzv.core.state import (
+    MOVES,
     Change,
     Closed,
     Coordinator,
@@ -66,6 +68,7 @@ def until(run: HandFed) -> float | None:
         pytest.param("die c, arrive b a", "ab", "ab", {}, id="a re-rendezvous does not wait for strangers"),
         pytest.param("die c, arrive b a", None, "ab", {"early_last_call": False}, id="unless it is told to"),
         pytest.param("die c, arrive x y b a", "abx", "abx", {}, id="members come before earlier newcomers"),
+        pytest.param("die a b c, arrive x y", None, "xy", {}, id="strangers alone wait"),
     ],
 )
 def test_the_members_of_the_next_round_and_its_time(
@@ -109,19 +112,80 @@ def test_a_last_call_runs_from_the_minimum_to_the_full_round(joined: str, left: 
     assert run.progress.last_call_left == left
 
 
-@pytest.mark.parametrize(("awaited", "passed", "waits"), [(3, 9.9, True), (2, 9.9, False), (3, 10.0, False)])
+@pytest.mark.parametrize(
+    ("awaited", "passed", "told", "number"),
+    [
+        (3, 9.9, None, None),
+        (2, 9.9, None, 8),
+        (3, 10.0, None, 8),
+        (3, 9.9, 1, None),  # the lost store has completed a round since this one's
+        (3, 9.9, 0, 1),  # this store has completed a round since it heard of the other's
+    ],
+)
 def test_the_first_round_in_another_store_waits_for_each_member_of_the_lost_stores_round(
-    awaited: int, passed: float, waits: bool
+    awaited: int, passed: float, told: int | None, number: int | None
 ) -> None:
     run = HandFed(needed=2, capacity=2)
+    if told is not None:
+        run.arrive("a", "b")
+        run.commit()
     run.arrive("a", "b", lost_rank_of=(5, 0))
     lost = LostStore(generation=1, revision=9, round=7, round_at=5, awaited=awaited)
-    head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=1)
+    told = 1 if run.round is None or told is None else run.round.revision + told
+    head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=told)
     decision = next_round(run.view, dataclasses.replace(run.rules, ttl=10.0), head, now=run.now + passed)
-    assert isinstance(decision, Wait) is waits
+    assert (decision.number if isinstance(decision, Complete) else None) == number
     assert decision.progress.problem == (
-        "1 of 3 nodes of round 7, whose store was lost, may still be at work" if waits else ""
+        "1 of 3 nodes of round 7, whose store was lost, may still be at work" if number is None else ""
     )
+
+
+@pytest.mark.parametrize(
+    ("early", "lost_rank_of", "is_first", "members"),
+    [
+        (True, (5, 1), True, "ba"),  # by the ranks in the lost store
+        (False, (5, 1), True, None),
+        (True, (4, 1), True, None),  # of an earlier round than the lost store's last one
+        (True, (5, 1), False, "ab"),
+    ],
+)
+def test_members_of_the_lost_stores_last_round_wait_for_no_others(
+    early: bool, lost_rank_of: tuple[int, int], is_first: bool, members: str | None
+) -> None:
+    run = HandFed(needed=2, capacity=2)
+    if not is_first:
+        run.arrive("a", "b")
+        run.commit()
+    run.rules = dataclasses.replace(run.rules, capacity=3, early_last_call=early)
+    run.arrive("a", lost_rank_of=lost_rank_of)
+    run.arrive("b", lost_rank_of=(lost_rank_of[0], 0))
+    lost = LostStore(generation=1, revision=9, round=7, round_at=5, awaited=0)
+    head = Head(lost_store=lost, lost_store_at=run.now, lost_store_told=run.revision + 1)
+    decision = next_round(run.view, run.rules, head, now=run.now)
+    completed = [record.node_id for record in decision.members] if isinstance(decision, Complete) else None
+    assert completed == (members and [*members])
+
+
+def test_no_round_is_completed_while_the_store_moves_or_makes_no_whole_units() -> None:
+    run = HandFed(needed=2, capacity=2)
+    run.arrive("a", "b")
+    assert next_round(run.view, run.rules, Head(moves=True), now=run.now).progress.problem == MOVES
+    for name in "ab":
+        run.arrive(name, attributes={"rack": name})
+    run.rules = dataclasses.replace(run.rules, unit=2, unit_within="rack")
+    decision = run.decide()
+    assert isinstance(decision, Wait)
+    assert (decision.until, "rack" in decision.progress.problem) == (None, True)
+
+
+def test_a_round_whose_rank_0_no_other_host_reaches_is_not_completed() -> None:
+    run = HandFed(needed=2, capacity=2)
+    for name in "ab":
+        run.arrive(name, address="127.0.0.1", sends_from="127.0.0.1", store_at="127.0.0.1", machine=name)
+    decision = run.decide()
+    assert isinstance(decision, Wait)
+    assert decision.until is None
+    assert "node a would be rank 0 at 127.0.0.1, where no other host reaches it" in decision.progress.problem
 
 
 def test_in_a_closed_run_nothing_is_decided() -> None:

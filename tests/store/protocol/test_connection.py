@@ -29,6 +29,7 @@ from store.messages import (
     Found,
     Get,
     GetMany,
+    Grant,
     Ping,
     Pong,
     Put,
@@ -192,6 +193,33 @@ def test_a_session_is_resumed_only_if_it_is_the_one_of_the_last_welcome() -> Non
         connection.connected(nonce=b"o" * 16)
         welcomed(session=session, made=connection)
         assert connection.resumed is resumed
+
+
+@pytest.mark.parametrize(
+    ("request_", "sent", "is_welcomed", "kept"),
+    [
+        (Put("a", b""), True, True, (True, False, False)),
+        (Put("a", b""), True, False, (False, False, False)),
+        (Put("a", b""), False, True, (False, False, False)),
+        (Grant(ttl=5.0), True, True, (True, True, True)),  # until its lease can be revoked
+        (Grant(ttl=5.0), True, False, (True, True, True)),
+        (Grant(ttl=5.0), False, True, (False, False, False)),
+    ],
+)
+def test_what_is_kept_of_a_request_that_no_caller_awaits(
+    request_: Any, sent: bool, is_welcomed: bool, kept: tuple[bool, bool, bool]
+) -> None:
+    connection = welcomed()
+    item, awaited = (connection.ask(request, None) for request in (request_, Grant(ttl=6.0)))
+    if sent:
+        connection.encode(item)
+    if not is_welcomed:
+        connection.disconnected()
+    connection.abandon(item)
+    at_once = item.request_id in connection.in_flight, connection.abandoned_grants == [item]
+    connection.disconnected()
+    assert (*at_once, item.request_id in connection.in_flight) == kept
+    assert awaited.request_id in connection.in_flight
 
 
 def test_a_request_larger_than_the_server_takes_is_refused_and_forgotten() -> None:
