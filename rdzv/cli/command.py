@@ -191,19 +191,22 @@ def handle_signal(number: signal.Signals, callback: Callable[..., object], *argu
 
 
 def _end_by_ctrl_c() -> None:
-    """Cancel the command at Ctrl-C; end this process at another Ctrl-C, a second or more later."""
+    """Cancel the command at Ctrl-C; end this process at another signal of `ENDING`, a second or more later."""
     wish, task, was_told = SignalFilter(), asyncio.current_task(), False
 
-    def interrupt() -> None:
+    def interrupt(number: signal.Signals) -> None:
         nonlocal was_told
-        if wish.accept(signal.SIGINT):
+        if wish.accept(number):
             if was_told:
-                os._exit(128 + signal.SIGINT)
+                os._exit(128 + number)
             was_told = True
             assert task is not None, "a command runs in one"
             task.cancel()
+            for other in ENDING:
+                if signal.getsignal(other) is signal.SIG_DFL:  # the command does not handle it
+                    handle_signal(other, interrupt, other)
 
-    handle_signal(signal.SIGINT, interrupt)
+    handle_signal(signal.SIGINT, interrupt, signal.SIGINT)
 
 
 class SignalFilter:

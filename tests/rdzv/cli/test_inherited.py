@@ -275,6 +275,36 @@ async def test_a_repeated_ctrl_c_ends_the_demo_with_its_nodes_and_without_a_trac
         assert not any("Traceback" in line for line in child.output)
 
 
+ENDS_SLOWLY = """
+import argparse, asyncio, sys
+from rdzv.cli.command import Command, carry_out
+
+async def run(_):
+    print("begun", flush=True)
+    try:
+        await asyncio.sleep(60)
+    finally:
+        print("ending", flush=True)
+        await asyncio.sleep(0.3)
+
+try:
+    carry_out(Command(name="slow", help="", run=run), argparse.Namespace(debug=False, verbose=False))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("again", ENDING)
+async def test_a_signal_right_after_ctrl_c_lets_a_command_end_in_good_order(again: signal.Signals) -> None:
+    """Regression: SIGTERM right after Ctrl-C killed `rdzv demo`, with status 143."""
+    async with start_python("-c", ENDS_SLOWLY) as child:
+        await child.line("begun")
+        child.interrupt()
+        await child.line("ending")
+        child.send_signal(again)
+        assert await child.wait() == 130
+
+
 @pytest.mark.parametrize("others", [True, False])
 async def test_a_launcher_that_gets_a_signal_says_that_it_keeps_its_store_for_the_other_nodes(others: bool) -> None:
     """Regression: it stayed for half a minute without a word on the screen."""
