@@ -75,16 +75,16 @@ def name_links(app: Sphinx, what: str, name: str, obj: object, options: object, 
 # ------------------------------------------------------------------------------------------ classes
 
 OF_THE_INSIDE = {
-    *("begin", "check_left", "has_progressed", "gate", "life", "lags"),  # of a round
+    *("begin", "check_was_left", "has_progressed", "gate", "life", "lags"),  # of a round
     *("all_here", "answer", "call", "change_tally", "check_usable", "leaves_because", "node", "node_here"),
     *("note_failure", "num_nodes_changed", "open_blocking_store", "questions", "roster", "account"),
     *("absence_of", "draining", "hosts_store", "is_draining", "own_node", "share", "store_gone"),
     *("Handler.closed", "Handler.membership", "Handler.start"),
     *("blocking", "end_calls", "end_waits", "listening", "reopened"),
-    *("waiting_through_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
+    *("ignoring_losses", "Lent.lease", "Lent.fence", "prefix", "of_round", "TorchStore.end"),
     *("abandon", "ask", "send_ping", "awaits_answer", "limit_pauses", "ends", "fail", "fail_over", "failure"),
     *("interrupt", "last_problem", "may_write", "met", "notify", "on_connection", "received", "seek_successor"),
-    *("observed_address", "server", "tell", "tells_causes", "used_by", "memory_kept_back"),
+    *("observed_address", "server", "notify_connection", "tells_causes", "used_by", "memory_kept_back"),
     *("Server.leave", "figures", "protocol", "on_request", "end_when_alone", "table"),
     *("HeldLease.keep", "HeldLease.release", "renew_now", "kept", "valid_until", "task"),
     *("Cluster.end", "joined", "say", "has_let_go", "sources", "ClusterNode.start"),

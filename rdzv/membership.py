@@ -136,7 +136,7 @@ class Membership:
     record_gone: bool = False  # True if the coordinator's report lists this node as lost
     expelled: bool = False  # True if the coordinator expelled this node; False if its record expired
     lost_ids: tuple[str, ...] = ()  # the known ids of members that have died since the round completed
-    muster: Any = None  # the task by which `all_here` has counted this member; None before
+    counting: Any = None  # the task by which `all_here` has counted this member; None before
     gate: StepGate = field(default_factory=StepGate)
     listeners: Listeners = field(default_factory=Listeners)
 
@@ -223,7 +223,7 @@ def _what_is_known(progress: Progress, node_ids: Collection[str]) -> tuple[dict[
     return addresses, {one.node_id: one.why for one in missing if one.why}
 
 
-def too_large(round: Round, resized: Resized | None) -> bool:
+def exceeds_maximum(round: Round, resized: Resized | None) -> bool:
     """Return True if a resize has made the maximum smaller than this round: its members should meet again."""
     return resized is not None and resized.revision > round.revision and round.size > resized.max_nodes
 

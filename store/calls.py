@@ -112,18 +112,18 @@ class DisconnectReports:
         self.last: float = -math.inf
         self._refused = False
 
-    def ended(self) -> None:
+    def note_end(self) -> None:
         """Report the end of a connection."""
-        self._tell(self._time())
+        self._notify(self._time())
 
-    def attempted(self, error: OSError | UnicodeError | None) -> None:
+    def note_attempt(self, error: OSError | UnicodeError | None) -> None:
         """Note the error of an attempt to connect; None if it succeeded."""
         refused = type(error) is ConnectionRefusedError  # a server's own refusal is of a subclass
         if refused != self._refused:
             self._refused = refused
-            self._tell(math.inf if refused else self._time())
+            self._notify(math.inf if refused else self._time())
 
-    def _tell(self, at: float) -> None:
+    def _notify(self, at: float) -> None:
         self.last = at
         for listener in list(self.listeners):
             listener(at)
@@ -184,7 +184,7 @@ class Calls(ABC):
         More keys than `writes_max` are deleted in several steps. `when` is checked at each step, and keys written after
         the first step stay. An error after the first step has `maybe_applied`, and says how many keys are gone.
         """
-        left, when = self._left(timeout), tuple(when)
+        left, when = self._seconds_left(timeout), tuple(when)
         with contextlib.suppress(LimitExceeded):
             return (await self.call(_guarded(messages.DeletePrefix(prefix=prefix), when), timeout=left())).count
         request: Request[messages.DeletedOlder | messages.Counted] = messages.DeleteOlder(prefix=prefix)
@@ -289,7 +289,7 @@ class Calls(ABC):
     async def groups(self, *, timeout: float | None = None) -> KeyGroups:
         """Return the size of each group of keys (those with the same first two parts); etcd raises `Unsupported`."""
         found: list[KeyGroup] = []
-        more, left = True, self._left(timeout)
+        more, left = True, self._seconds_left(timeout)
         while more:
             page = await self.call(messages.ListGroups(after=found[-1].name if found else ""), timeout=left())
             found += page.groups
@@ -299,7 +299,7 @@ class Calls(ABC):
     async def notes(self, prefix: str, *, timeout: float | None = None) -> Notes:
         """Return the note of each lease with a key under a prefix; see `Lease.keep_alive`."""
         found: list[Note] = []
-        more, left = True, self._left(timeout)
+        more, left = True, self._seconds_left(timeout)
         while more:
             page = await self.call(
                 messages.ListNotes(prefix=prefix, after=found[-1].key if found else ""), timeout=left()
@@ -308,7 +308,7 @@ class Calls(ABC):
             more = page.more
         return found
 
-    def _left(self, timeout: float | None) -> Callable[[], float | None]:
+    def _seconds_left(self, timeout: float | None) -> Callable[[], float | None]:
         within = time_limit(timeout, getattr(self, "timeout", None))
         until = None if within is None else self.time() + within
         return lambda: None if until is None else max(until - self.time(), 0.0)
@@ -330,7 +330,7 @@ class Calls(ABC):
         """Call `callback` with True after each connect, and with False after each loss of a connection or a failure."""
         self._on_connection = (*self._on_connection, callback)
 
-    def tell(self, connected: bool) -> None:
+    def notify_connection(self, connected: bool) -> None:
         """Call the callbacks of `on_connection`."""
         for callback in self._on_connection:
             callback(connected)

@@ -531,7 +531,7 @@ class TooManyElements(Request[Failed]):
     elements_max: int
 
 
-class Unknown(Request[Failed]):
+class UnknownRequest(Request[Failed]):
     """Stands for a request that this release does not know, in whole or in part."""
 
     what: str

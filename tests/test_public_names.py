@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs" / "api.rst").read_text(encoding="utf-8").split()
 MODULES = ("rdzv", "rdzv.sync", "rdzv.testing", "rdzv.torch", "store", "store.recipes", "store.sync", "store.when")
 OF_THE_INSIDE = {
-    *("Account", "Call", "Leaving", "Membership"),  # of a handler, for the drivers of its rounds
+    *("Account", "Call", "AnnouncedDrain", "Membership"),  # of a handler, for the drivers of its rounds
     *("Calls", "Request", "Node", "_Term"),  # bases and parts of public classes, which callers never name
     *("Engine", "Peer", "EndWhenAlone"),  # of a `Server`, for code in its own process
     *("ClientContext", "Serving"),  # an `ssl.SSLContext`; the context of a server in a thread
@@ -107,9 +107,9 @@ ONE_TWIN_ONLY = {
     "RendezvousHandler": "aclose close",
     "SharedStore": "close keys_max blocking end_calls reopened",  # `keys_max` is for PyTorch's clones
     "Client": (
-        "aclose close connected durable lease_ttl_max "  # a blocking client connects at its first call
+        "aclose close interrupt connected durable lease_ttl_max "  # a blocking client connects at its first call
         "abandon ask send_ping is_pending limit_pauses notify check_usable ends fail fail_over failure last_problem "
-        "set_writable met on_connection received observed_address server tell tells_causes end_waits interrupt"
+        "set_writable met on_connection received observed_address server notify_connection tells_causes end_waits"
     ),
     "Watch": "close",  # from another thread; the awaited twin's task is cancelled
 }
@@ -138,7 +138,7 @@ SHOWN = {
     "store.Client": "put get compare_and_set transact watch kept_lease grant wait",
     "store.Server": "url port",
 }
-HIDDEN = {"all_here", "check_left", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "send_ping"}
+HIDDEN = {"all_here", "check_was_left", "gate", "read_in_steps", "open_blocking_store", "so_far", "Node", "send_ping"}
 
 
 async def test_a_page_shows_inherited_members_and_no_internals(tmp_path: Path) -> None:

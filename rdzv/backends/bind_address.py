@@ -82,7 +82,7 @@ def choose_bind_address(host: str, port: int, *, may_be_open: bool, insist: bool
         )
     accepting = accepting_targets(others)
     if accepting:
-        raise HostedElsewhereError(f"{host}:{port} is served at {in_words(accepting)} already")
+        raise HostedElsewhereError(f"{host}:{port} is served at {list_hosts(accepting)} already")
     if not ours:
         return BindAddress("", indirect=True)
     here = accepting_targets(others, listen_on=port) if others else ()
@@ -171,7 +171,7 @@ def accepting_targets(targets: Sequence[Target], *, listen_on: int | None = None
                     continue
                 selector.unregister(sock)
                 if what == "caller":
-                    arrived = _number_of(word, sock)
+                    arrived = _target_of(word, sock)
                     reached |= arrived & dialled
                     dialled -= arrived
                 elif sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -190,7 +190,7 @@ def _raise_if_lacking(error: OSError) -> None:
         raise CannotAskError(f"this machine cannot ask where the store is: {lack}") from error
 
 
-def _number_of(word: bytes, sock: socket.socket) -> set[int]:
+def _target_of(word: bytes, sock: socket.socket) -> set[int]:
     """Return the number of the target whose connection this is; empty for a foreign connection."""
     with contextlib.suppress(OSError):
         got = sock.recv(TOKEN_BYTES + 2)
@@ -199,6 +199,6 @@ def _number_of(word: bytes, sock: socket.socket) -> set[int]:
     return set()
 
 
-def in_words(targets: Sequence[Target]) -> str:
+def list_hosts(targets: Sequence[Target]) -> str:
     """Return addresses without ports, in words."""
     return first_of([str(address[0]) for _, address in targets], NAMED_MOST)

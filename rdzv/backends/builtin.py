@@ -124,12 +124,12 @@ def tcp_handler(settings: Settings) -> Handler:
 
 
 def client_of(settings: Settings, credentials: Credentials, **options: Any) -> ClientToEnter:
-    """Return an unconnected client of the settings' store; `options` are those of its kind."""
+    """Return an unconnected client of the settings' store; `options` are further arguments of its class."""
     if settings.endpoint.info.family == "tcp":
         return _tcp_client(_dial(settings, credentials), settings, credentials, **options)
     from store.etcd import client as etcd
 
-    return etcd.Client(**_cluster(settings, credentials), **options)
+    return etcd.Client(**_etcd_options(settings, credentials), **options)
 
 
 def _dial(settings: Settings, credentials: Credentials) -> TcpDial:
@@ -148,7 +148,7 @@ def _address(settings: Settings) -> Address:
     return Address(host=host, port=port, secure=settings.uses_tls)
 
 
-def _cluster(settings: Settings, credentials: Credentials) -> dict[str, Any]:
+def _etcd_options(settings: Settings, credentials: Credentials) -> dict[str, Any]:
     from store.etcd.codec import Cluster
 
     return {
@@ -170,13 +170,13 @@ class _TcpConnector:
         self._credentials = Credentials(settings)
         self._rng = random.Random(secrets.randbits(64))  # without a seed `Random` reads 2.5 kB of entropy
         self.node: Node = Node(settings, loop=NodeThread(), open_store=lambda: self, rng=self._rng)
-        self.node.store_settings = self._at_its_host
+        self.node.store_settings = self._settings_of_host
         self._begin_metrics = metrics_server(self.node, settings, self._credentials)
         self._dial = _dial(self._settings, self._credentials)
         self._hosting: Hosting | HostSuccession | None = None
         self._of_node: ClientToEnter | None = None
 
-    def _at_its_host(self) -> Settings:
+    def _settings_of_host(self) -> Settings:
         """Return the settings; of several hosts in the URL, keep only the one where the store was found."""
         found = self._dial.found if isinstance(self._dial, MultiHostDial) else None
         if found is None:
@@ -186,14 +186,14 @@ class _TcpConnector:
 
     def client(self, connect_timeout: float = CALL_TIMEOUT, **options: Any) -> ClientToEnter:
         how = {"timeout": CALL_TIMEOUT, "connect_timeout": connect_timeout, "timeout_name": "join_timeout"}
-        return client_of(self._at_its_host(), self._credentials, **how, **options)
+        return client_of(self._settings_of_host(), self._credentials, **how, **options)
 
     def blocking_client(self) -> store.sync.Client:
         credentials = self._credentials
         if isinstance(self._dial, MultiHostDial) and self._dial.found is None:
             find_serving_host(self._dial, within=CALL_TIMEOUT)
         return store.sync.Client(
-            _address(self._at_its_host()),
+            _address(self._settings_of_host()),
             token=lambda: credentials.token,
             tls=credentials.client_tls(),
             renew=credentials.renew,
@@ -208,7 +208,7 @@ class _TcpConnector:
         times = {"timeout": CALL_TIMEOUT, "connect_timeout": settings.join_timeout, "timeout_name": "join_timeout"}
         client = _tcp_client(self._dial, settings, self._credentials, rng=self._rng, **times)
         client.on_connection(self._note_connection)
-        # Start the hosted store outside `turn`: the nodes inside may wait for that store.
+        # Start a hosted store outside of the limit below: nodes that count for the limit may wait for that store.
         try:
             async with self.node.loop.limit_concurrency():
                 connected = await client.__aenter__()
@@ -260,7 +260,7 @@ def create_etcd(parameters: RendezvousParameters) -> Handler:
             *(settings.ttl, ETCD_TTL_LEAST),
         )
     credentials = Credentials(settings)
-    cluster = _cluster(settings, credentials)  # raises if a file is unreadable
+    cluster = _etcd_options(settings, credentials)  # raises if a file is unreadable
     who = (settings.user, settings.password_file, settings.tls, settings.ca, settings.cert, settings.key)
     shared_as = (cluster["cluster"], settings.prefix, *who)
 

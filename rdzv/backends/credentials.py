@@ -33,7 +33,7 @@ class Credentials:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._seen: list[bytes | None] = []
-        self._seen = self._contents()
+        self._seen = self._read_files()
         self.token: bytes | None = self.read_token()
         self.read_password()  # raises if the password's file is unreadable
         self._client_tls: ssl.SSLContext | None = None
@@ -62,11 +62,11 @@ class Credentials:
         try:
             return client_context(self._settings.ca, self._settings.cert, self._settings.key)
         except OSError as error:
-            raise _unusable(self._settings, error) from error
+            raise _tls_error(self._settings, error) from error
 
     def _renew(self) -> ssl.SSLContext | None:
         """Read token and certificates again; keep the last ones if the new ones are unusable. Return `client_tls`."""
-        found = self._contents()
+        found = self._read_files()
         if found != self._seen:
             try:
                 token = self.read_token() if found[:1] != self._seen[:1] else self.token
@@ -76,11 +76,11 @@ class Credentials:
             except RendezvousSettingsError as error:
                 log.warning("%s; new connections use the files as last read", error)
                 token, tls, server_tls = self.token, self._client_tls, self._server_tls
-            if self._contents() == found:  # the files did not change during the read
+            if self._read_files() == found:  # the files did not change during the read
                 self.token, self._client_tls, self._server_tls, self._seen = token, tls, server_tls, found
         return self.client_tls()
 
-    def _contents(self) -> list[bytes | None]:
+    def _read_files(self) -> list[bytes | None]:
         """Return the contents of the files, the token's first; None for each unset or unreadable file."""
         found: list[bytes | None] = []
         for path in (self._settings.token_file, self._settings.ca, self._settings.cert, self._settings.key):
@@ -95,10 +95,7 @@ class Credentials:
         return found
 
     def server_token(self, *, renews: bool = False) -> Secret:
-        """Return a function for the token that a server wants of a new connection; None without a token.
-
-        It is the token as last read; with `renews`, its file is read again at each call.
-        """
+        """Return a function for the server's token, None without one; with `renews`, each call reads the file again."""
 
         def current() -> bytes | None:
             if renews and self._settings.token_file is not None:
@@ -139,7 +136,7 @@ class Credentials:
                 context.load_verify_locations(settings.ca)
                 context.verify_mode = ssl.CERT_REQUIRED
         except OSError as error:
-            raise _unusable(settings, error) from error
+            raise _tls_error(settings, error) from error
         return context
 
 
@@ -198,7 +195,7 @@ def _read(named: str, path: str) -> bytes:
         raise RendezvousSettingsError(f"{named} cannot be read: {error.strerror or error}") from error
 
 
-def _unusable(settings: Settings, error: OSError) -> RendezvousSettingsError:
+def _tls_error(settings: Settings, error: OSError) -> RendezvousSettingsError:
     files = {"ca": settings.ca, "cert": settings.cert, "key": settings.key}
     named = ", ".join(f"{name}={path!r}" for name, path in files.items() if path is not None)
     return RendezvousSettingsError(

@@ -36,7 +36,11 @@ ANSWERS_WITHIN: Final = 3.0  # seconds
 ASK_AGAIN_AFTER: Final = 0.2  # seconds
 ATTEMPT: Final = 0.4  # seconds, at least, for hosts to answer at a reconnect, whose attempts take half a second
 FRAME_HEAD_BYTES: Final = 4
-PRECEDENCE: Final = {Answer.SERVES: 0, Answer.CANDIDATE: 1, Answer.SILENT: 2}  # a host's lowest answer counts
+PRECEDENCE: Final = {
+    Answer.SERVES: 0,
+    Answer.CANDIDATE: 1,
+    Answer.SILENT: 2,
+}  # of the answers at a host's addresses, the first in this order counts
 
 
 class Reply(NamedTuple):
@@ -80,9 +84,9 @@ class Host:
             await asyncio.get_running_loop().sock_connect(sock, address)
             name = self.address.host if tls is not None else None
             reader, writer = await asyncio.open_connection(sock=sock, ssl=tls, server_hostname=name)
-            asked = _reply_in(decode_opening(await read_frame(reader), Greeting))
+            asked = _parse_reply(decode_opening(await read_frame(reader), Greeting))
             if word is not None and asked.answer is Answer.CANDIDATE:
-                writer.write(frame(word.to(asked.candidate)))
+                writer.write(frame(word.message_for(asked.candidate)))
                 await read_frame(reader)
             return asked
         except ConnectionRefusedError:
@@ -97,7 +101,7 @@ class Host:
             elif sock is not None:
                 sock.close()
 
-    async def tell(self, word: HostLost, tls: ssl.SSLContext | None) -> bool:
+    async def send_word(self, word: HostLost, tls: ssl.SSLContext | None) -> bool:
         """Send an operator's word to the candidate at this host; return True if it was accepted."""
         with anyio.move_on_after(ANSWERS_WITHIN):
             for one in await anyio.to_thread.run_sync(self.addresses.resolve, abandon_on_cancel=True) or ():
@@ -112,7 +116,7 @@ class HostLost(NamedTuple):
     host: str
     token: bytes | None
 
-    def to(self, candidate: str) -> bytes:
+    def message_for(self, candidate: str) -> bytes:
         """Return the message that only the candidate of this name accepts."""
         proof = hmac.digest(self.token or b"", f"lost {candidate} {self.host}".encode(), "sha256")
         return b"lost %s %s" % (self.host.encode(), proof)
@@ -126,7 +130,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(size)
 
 
-def _reply_in(said: Greeting | Rejection) -> Reply:
+def _parse_reply(said: Greeting | Rejection) -> Reply:
     if isinstance(said, Greeting):
         return Reply(Answer.SERVES)
     if said.kind == CANDIDATE:
@@ -149,7 +153,7 @@ async def ask_all(hosts: Sequence[Host], tls: ssl.SSLContext | None, *, within: 
     return found
 
 
-def in_words(hosts: Sequence[Host], found: Sequence[Reply]) -> str:
+def explain_answers(hosts: Sequence[Host], found: Sequence[Reply]) -> str:
     """Describe why no host serves yet."""
     of = list(zip(hosts, found, strict=True))
     silent = [(host, asked.error) for host, asked in of if asked.answer is Answer.SILENT]
@@ -186,7 +190,7 @@ class MultiHostDial(TcpDial):
         for asked in found:
             if isinstance(asked.error, ssl.SSLError) or (asked.error is not None and exhausted_limit(asked.error)):
                 raise asked.error  # the client describes this error
-        raise RefusedByStore(in_words(self.hosts, found))
+        raise RefusedByStore(explain_answers(self.hosts, found))
 
 
 def find_serving_host(dial: MultiHostDial, *, within: float) -> None:
@@ -238,7 +242,7 @@ async def tell_lost(settings: Settings, credentials: Credentials, lost: str) -> 
         raise RendezvousStateError(f"{serving[0]} serves the store: nothing waits for {lost}")
     if answer is not Answer.SILENT:
         raise RendezvousStateError(f"{lost} {answer.value}, so its machine is not lost")
-    told = [str(it) for it in hosts if answers[str(it)] is Answer.CANDIDATE and await it.tell(word, tls)]
+    told = [str(it) for it in hosts if answers[str(it)] is Answer.CANDIDATE and await it.send_word(word, tls)]
     if not told:
         raise RendezvousStateError(
             f"no process on another host of {settings.endpoint.url} waits for {lost}, or it did not take this word: "

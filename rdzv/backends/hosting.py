@@ -31,7 +31,7 @@ from rdzv.backends.bind_address import (
     PortTakenError,
     accepting_targets,
     choose_bind_address,
-    in_words,
+    list_hosts,
 )
 from rdzv.backends.monitoring import serve_embedded
 from rdzv.backends.store_process import StoreProcess
@@ -83,15 +83,15 @@ class HostedStore:
     async def aclose(self, open_client: OpenClient) -> None:
         """Wait until all clients have disconnected, then end the store; a cancellation skips the wait."""
         try:
-            if not await self._alone_within(CLOSING_WITHIN):
+            if not await self._wait_until_alone(CLOSING_WITHIN):
                 await (self._hand_over if self._keys.has_successors else self._wait_for_others)(open_client)
         finally:
             await self.end()
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True if the store has its own process, and that has ended by itself."""
-        return isinstance(self.server, StoreProcess) and self.server.ended
+        return isinstance(self.server, StoreProcess) and self.server.has_ended
 
     async def end(self) -> None:
         """End the store at once."""
@@ -111,7 +111,7 @@ class HostedStore:
             log.warning("the store at %s ends at once, as it cannot say so to its nodes: %s", self.server.url, error)
             return
         self.server.end_when_alone.hand_over()
-        await self._alone_within(self._linger)
+        await self._wait_until_alone(self._linger)
 
     async def _wait_for_others(self, open_client: OpenClient) -> None:
         """Reject new nodes, and wait until the others have left; the wait for nodes of other runs has no limit."""
@@ -123,7 +123,7 @@ class HostedStore:
             except StoreError as error:
                 if not self.server.end_when_alone.rejects_clients:  # other clients are still connected
                     log.warning("the store at %s is ending, but cannot reject newcomers: %s", self.server.url, error)
-                await self._alone_within(self._linger)
+                await self._wait_until_alone(self._linger)
                 return
             since, now = since or revision, anyio.current_time()
             if newcomers:
@@ -142,10 +142,10 @@ class HostedStore:
                 log.info("the store at %s has %d connections, and waits up to %g s for them to end", *waits)
             elif now >= until:
                 return
-            if await self._alone_within(LOOK_AGAIN_AFTER if until is None else min(LOOK_AGAIN_AFTER, until - now)):
+            if await self._wait_until_alone(LOOK_AGAIN_AFTER if until is None else min(LOOK_AGAIN_AFTER, until - now)):
                 return
 
-    async def _alone_within(self, seconds: float) -> bool:
+    async def _wait_until_alone(self, seconds: float) -> bool:
         wait = self.server.end_when_alone.wait_until_alone
         return await anyio.to_thread.run_sync(wait, seconds, abandon_on_cancel=True)
 
@@ -235,7 +235,7 @@ class StoreStarter(ABC):
     @property
     def hosts(self) -> bool:
         """True if this process serves the store; thread-safe."""
-        return self._host is not None and not self._host.ended
+        return self._host is not None and not self._host.has_ended
 
     async def aclose(self) -> None:
         """End the attempts to find or start a store, or the hosted store."""
@@ -270,7 +270,7 @@ class Hosting(StoreStarter):
             try:
                 host = await in_thread(lambda: host_if_needed(self._settings, self._credentials))
                 if host is not None:
-                    if (reason := await self._why_to_end(host)) is not None:
+                    if (reason := await self._end_reason(host)) is not None:
                         await host.end()
                         raise reason
                     if self._settings.data_dir is not None:
@@ -289,7 +289,7 @@ class Hosting(StoreStarter):
             if self._settled.is_set():
                 return None
 
-    async def _why_to_end(self, host: HostedStore) -> RendezvousConnectionError | None:
+    async def _end_reason(self, host: HostedStore) -> RendezvousConnectionError | None:
         """Return why the new store must end, if the URL leads to another store or nowhere."""
         url = self._settings.endpoint.url
         if not host.bound.indirect:
@@ -399,7 +399,7 @@ def serve_on(
 
 def _refuse_shared_name(settings: Settings, host: str, bound: BindAddress) -> None:
     """Raise for a name of several machines if several nodes may join; else warn."""
-    others = f"also names {in_words(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
+    others = f"also names {list_hosts(bound.foreign)}, of other machines" if bound.foreign else "stands for any machine"
     problem = f"{host} {others}, and each of them would start a store of its own"
     remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"
     if settings.max_nodes != 1:

@@ -26,7 +26,7 @@ from rdzv.config.config_errors import refuse
 from rdzv.config.endpoint import split_url
 from rdzv.config.parameters import Parameter, Source
 from rdzv.config.rules import check_sizes
-from rdzv.config.settings import PARAMETERS, look_up
+from rdzv.config.settings import PARAMETERS, find_parameter
 from rdzv.config.value_types import FLAG, whole_number
 from rdzv.errors import RendezvousSettingsError
 from rdzv.interface import RendezvousHandler
@@ -138,7 +138,7 @@ def _take_count(config: dict[str, Any], name: str, given: Mapping[str, Any]) -> 
     """Pop a node count from `config`; the parameter's name has precedence over its aliases."""
     names = [name, *PARAMETERS[name].aliases]
     for written in given.keys() & {*names}:
-        look_up(written, Source.KEYWORD)  # raises an error if a keyword has an older name
+        find_parameter(written, Source.KEYWORD)  # raises an error if a keyword has an older name
     written = next((it for it in names if it in config), name)
     raw = {it: config.pop(it, None) for it in names}[written]
     count: int | None = None if raw is None else PARAMETERS[name].read(raw, written=written)

@@ -28,7 +28,7 @@ from rdzv.config.settings import parse
 from rdzv.display.standard_error import StandardErrorHandler
 from rdzv.errors import RendezvousSettingsError
 from store import Limits, StoreUsageError
-from store.net.sockets import bound_sockets, close_in_children, forget
+from store.net.sockets import bound_sockets, close_in_children, unregister
 
 if TYPE_CHECKING:
     from rdzv.config.settings import Settings
@@ -55,7 +55,7 @@ class StoreProcess:
         self.end_when_alone: StoreProcess = self  # as `Server.end_when_alone`
         self.rejects_clients: bool = False  # True once the server rejects clients
         self._stopped = self._closed = False
-        self.ended: bool = False
+        self.has_ended: bool = False
         self._asking, (self._control, theirs) = threading.Lock(), socket.socketpair()
         listeners = listeners or bound_sockets(address, port)
         close_in_children(self, self._control, theirs, *listeners)
@@ -128,7 +128,7 @@ class StoreProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        forget(self)
+        unregister(self)
         with contextlib.suppress(OSError), self._control:
             self._lines.close()
 
@@ -142,13 +142,13 @@ class StoreProcess:
     def _report_death(self) -> None:
         status = self._process.wait()
         if not self._closed:
-            self.ended = True
+            self.has_ended = True
             log.error("the process that serves the store (pid %d) has ended with %d", self._process.pid, status)
             self.close()
 
 
 def main(numbers: list[int]) -> None:
-    """Serve the store requested over the first socket, on the others, until the parent closes the first or ends."""
+    """Serve the store that the parent requests over the first socket, on the other sockets, until the parent ends."""
     from rdzv.backends.monitoring import serve_embedded
 
     for meant_for_the_program in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.backends.bind_address import CannotAskError, NotResolvedError, PortTakenError
-from rdzv.backends.host_queries import HostLost, MultiHostDial, ask_all, in_words, read_frame
+from rdzv.backends.host_queries import HostLost, MultiHostDial, ask_all, explain_answers, read_frame
 from rdzv.backends.hosting import HostedStore, StoreStarter, address_to_listen_on, serve_on
 from rdzv.core.hosts.succession import Answer, Candidacy
 from rdzv.errors import RendezvousConnectionError, RendezvousError
 from store import ProtocolError
 from store.net.dialing import describe
-from store.net.sockets import bound_sockets, close_in_children, forget
+from store.net.sockets import bound_sockets, close_in_children, unregister
 from store.net.threads import in_thread
 from store.printable import escaping
 from store.protocol.wire import CANDIDATE, Rejection, encode_rejection
@@ -91,7 +91,7 @@ class HostSuccession(StoreStarter):
     async def _pause(self, hosts: Sequence[Host], found: Sequence[Reply], since: float) -> None:
         """Pause before the next questions; after `SAY_AFTER` without a store, log why no host serves."""
         away = anyio.current_time() - since
-        if away >= SAY_AFTER and (problem := in_words(hosts, found)) != self.problem:
+        if away >= SAY_AFTER and (problem := explain_answers(hosts, found)) != self.problem:
             self.problem: str = problem
             log.warning("run %s: no host serves the store: %s", self._settings.run_id, problem)
         self._asked.set()
@@ -135,15 +135,15 @@ class HostSuccession(StoreStarter):
             raise
         close_in_children(self, *sockets)
         with contextlib.ExitStack() as unless_served:
-            unless_served.callback(forget, self)
+            unless_served.callback(unregister, self)
             for sock in sockets:
                 unless_served.enter_context(sock)
-            async with self._answering(sockets, name := secrets.token_hex(8)):
+            async with self._answer_callers(sockets, name := secrets.token_hex(8)):
                 may_serve = await self._may_serve(place, name)
             if may_serve:
                 host = await in_thread(partial(serve_on, self._settings, self._credentials, bound, port, sockets))
                 unless_served.pop_all()
-                forget(self)
+                unregister(self)
                 if self._may_host_now():
                     return host
                 await host.end()  # this node began to leave meanwhile
@@ -174,7 +174,7 @@ class HostSuccession(StoreStarter):
         return True
 
     @contextlib.asynccontextmanager
-    async def _answering(self, sockets: Sequence[socket.socket], name: str) -> AsyncIterator[None]:
+    async def _answer_callers(self, sockets: Sequence[socket.socket], name: str) -> AsyncIterator[None]:
         """During the context, answer each connection as a candidate, and accept an operator's word."""
         said = encode_rejection(Rejection(CANDIDATE, name))
 
@@ -185,7 +185,7 @@ class HostSuccession(StoreStarter):
                 with anyio.fail_after(SAY_AFTER):
                     body = await read_frame(reader)
                 for host in map(str, self._hosts):
-                    if hmac.compare_digest(body, HostLost(host, self._credentials.token).to(name)):
+                    if hmac.compare_digest(body, HostLost(host, self._credentials.token).message_for(name)):
                         log.warning("run %s: an operator says that %s is lost", self._settings.run_id, host)
                         self._lost.add(host)
                         self._until_word.cancel()

@@ -96,7 +96,7 @@ class Command:
         return any(each.names == ("url",) for each in self.arguments)
 
     @property
-    def first_status(self) -> int:
+    def status_offset(self) -> int:
         """The number added to the exit statuses 1 to 5 of the subcommand's errors."""
         return OF_RUN if self.takes_command else 0
 
@@ -162,8 +162,8 @@ def carry_out(command: Command, options: argparse.Namespace) -> int:
         else:
             if options.debug:
                 traceback.print_exc()
-            say_error(f"rdzv {command.name}: {printable(in_a_line(error), most=ERROR_LETTERS_MOST)}")
-            status = command.ends_with(options, command.first_status + _status_of(error))
+            say_error(f"rdzv {command.name}: {printable(one_line(error), most=ERROR_LETTERS_MOST)}")
+            status = command.ends_with(options, command.status_offset + _status_of(error))
     try:
         print(end="", flush=True)
     except OSError:  # discard the output, or Python writes it again at exit, and exits with 120
@@ -210,7 +210,7 @@ def _end_by_ctrl_c() -> None:
 
 
 class SignalFilter:
-    """The last obeyed signal; its repetition within a second is ignored, as `timeout` and Slurm send signals twice."""
+    """Ignores signals that are repeated within a second, as `timeout` and Slurm send them twice."""
 
     heeded_at: ClassVar[float] = -math.inf  # when this process last obeyed one of `ENDING`
 
@@ -219,7 +219,7 @@ class SignalFilter:
         self._at = -math.inf
 
     def accept(self, number: int) -> bool:
-        """Record the signal and return True; return False if it repeats the last one, as those of `ENDING` do."""
+        """Return True unless the signal repeats the last accepted one; all signals of `ENDING` count as the same."""
         alike = number == self._number or {number, self._number} <= ENDING
         if alike and time.monotonic() - self._at < AGAIN_AFTER:
             return False
@@ -240,7 +240,7 @@ async def _run_until_ctrl_c(command: Command, options: argparse.Namespace) -> in
         # the second signal would kill this process.
         if SignalFilter.heeded_at > -math.inf:
             vars(asyncio.get_running_loop())["remove_signal_handler"] = lambda _: False
-            _handle_ending(_end_if_again)  # ends a Python that waits at exit for a reader of its output
+            _handle_ending(_exit_if_repeated)  # ends this process if Python waits at exit for a reader of its output
             signal.set_wakeup_fd(-1)
             atexit.register(_handle_ending, signal.SIG_IGN)
 
@@ -250,7 +250,7 @@ def _handle_ending(action: Callable[[int, object], None] | signal.Handlers) -> N
         signal.signal(number, action)
 
 
-def _end_if_again(number: int, _: object) -> None:
+def _exit_if_repeated(number: int, _: object) -> None:
     if time.monotonic() - SignalFilter.heeded_at >= AGAIN_AFTER:
         os._exit(128 + number)
 
@@ -277,7 +277,7 @@ def limited_by_timeout(seconds: float) -> Iterator[Callable[[], None]]:
         )
 
 
-def in_a_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return an error's message; for a system error, its file and message without the error number."""
     if lack := exhausted_limit(error):
         return lack
@@ -302,10 +302,10 @@ def _status_of(error: Exception) -> int:
 
 def say(*lines: str) -> None:
     """Print lines without the control characters of foreign text."""
-    put("\n".join(map(printable, lines)))
+    print_text("\n".join(map(printable, lines)))
 
 
-def put(text: str) -> None:
+def print_text(text: str) -> None:
     """Print a text unchanged, if standard output can encode it; raise OSError if standard output cannot be written."""
     try:
         if reconfigure := getattr(sys.stdout, "reconfigure", None):

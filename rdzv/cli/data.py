@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rdzv.cli.command import DONE, Argument, command, put
+from rdzv.cli.command import DONE, Argument, command, print_text
 from store import StoreError, StoreUsageError
 from store.net.threads import in_thread
 
@@ -63,7 +63,7 @@ async def _carry_out(work: Callable[[], Report], done: str) -> int:
         raise StoreError(str(error)) from error  # exit with status 1: the store is at fault, not the usage
     served = f"; process {report.served_by} serves it" if report.served_by else ""
     saved = report.saved
-    put(
+    print_text(
         f"store {saved.store_id} {done}: revision {saved.revision}, {len(saved.entries)} keys with "
         f"{sum(len(entry.value) for entry in saved.entries)} bytes, {len(saved.leases)} leases, {len(saved.sessions)} "
         f"sessions, {len(saved.history)} past changes; {report.file_bytes} bytes on the disk{served}"
@@ -73,5 +73,5 @@ async def _carry_out(work: Callable[[], Report], done: str) -> int:
 
 @command("token", "print a new token, to be kept in a file for --token-file")
 async def _token(_: argparse.Namespace) -> int:
-    put(secrets.token_urlsafe(TOKEN_BYTES))
+    print_text(secrets.token_urlsafe(TOKEN_BYTES))
     return DONE

@@ -67,13 +67,13 @@ def _say(what: str, **details: Any) -> None:
     print(json.dumps({"what": what, **details}), flush=True)
 
 
-def _end_with_the_director() -> None:
+def _exit_with_director() -> None:
     """Exit when standard input ends: the director has ended, perhaps by SIGKILL."""
     sys.stdin.read()
     os._exit(1)
 
 
-class _Failed(Exception):
+class _DemoFailed(Exception):
     """A step of the demo had another result than was promised."""
 
 
@@ -95,14 +95,14 @@ class _Actor:
         await self.process.wait()
         self._said.put_nowait({"what": "ended"})
 
-    async def hear(self, what: str) -> dict[str, Any]:
+    async def wait_for_reports(self, what: str) -> dict[str, Any]:
         while True:
             said = await self._said.get()
             if said["what"] == what:
                 return said
             if said["what"] == "ended":
                 words = "".join(f"\n    {line}" for line in self._last_words)
-                raise _Failed(
+                raise _DemoFailed(
                     f"{self._name} ended with status {self.process.returncode} while it should say {what!r}"
                     f"{'; its last words:' if words else ', without a word'}{words}"
                 )
@@ -134,9 +134,9 @@ class _Director:
         self._actors[name].process.kill()
         return time.monotonic()
 
-    async def hear(self, names: set[str], what: str) -> dict[str, dict[str, Any]]:
+    async def wait_for_reports(self, names: set[str], what: str) -> dict[str, dict[str, Any]]:
         """Wait until each of these nodes has printed a report of the kind `what`; return the reports by node."""
-        listening = {name: asyncio.create_task(self._actors[name].hear(what)) for name in names}
+        listening = {name: asyncio.create_task(self._actors[name].wait_for_reports(what)) for name in names}
         try:
             await asyncio.wait(listening.values(), timeout=STEP_WITHIN, return_when=asyncio.FIRST_EXCEPTION)
         finally:
@@ -144,20 +144,20 @@ class _Director:
             await cancel_and_wait(*silent)
         heard = {name: task.result() for name, task in listening.items() if task not in silent}
         if silent:
-            raise _Failed(f"not all of {', '.join(names)} said {what!r} within {STEP_WITHIN:g} s")
+            raise _DemoFailed(f"not all of {', '.join(names)} said {what!r} within {STEP_WITHIN:g} s")
         return heard
 
     async def expect_round(self, number: int, names: set[str]) -> float:
         """Verify that exactly these nodes form a round with correct sums; return when all have."""
-        heard = await self.hear(names, "round")
+        heard = await self.wait_for_reports(names, "round")
         size = len(names)
         total = [size * (size + 1) / 2] * VECTOR
         for name, said in heard.items():
             if said["round"] != number or said["size"] != size or said["total"] != total:
-                raise _Failed(f"{name} should be in round {number} of {size} with total {total}, and said {said}")
+                raise _DemoFailed(f"{name} should be in round {number} of {size} with total {total}, and said {said}")
         by_rank = sorted((said["rank"], name) for name, said in heard.items())
         if [rank for rank, _ in by_rank] != list(range(size)):
-            raise _Failed(f"the ranks are not 0 to {size - 1}: {heard}")
+            raise _DemoFailed(f"the ranks are not 0 to {size - 1}: {heard}")
         ranks = ", ".join(f"{name} has rank {rank}" for rank, name in by_rank)
         self.narrate(f"round {number} is complete with {size} nodes: {ranks}")
         self.narrate(f"all-reduce over the round's store: each node has {total}")
@@ -179,7 +179,7 @@ async def _play(director: _Director) -> None:
             async with store.connect(server.url, timeout=REACHED_WITHIN):
                 pass
         except store.StoreError as error:
-            raise _Failed(f"{error}; is the loopback interface up? ip link set lo up") from None
+            raise _DemoFailed(f"{error}; is the loopback interface up? ip link set lo up") from None
         director.narrate(f"a store listens at {server.url}; {len(NODES)} nodes, each a process, will meet at it")
         for name in NODES:
             await director.start(name, url)
@@ -187,10 +187,10 @@ async def _play(director: _Director) -> None:
 
         survivors = everyone - {VICTIM}
         killed_at = director.kill(VICTIM)
-        over = await director.hear(survivors, "over")
+        over = await director.wait_for_reports(survivors, "over")
         # A slow node's reason may be that the others meet again, but at least one node must name the victim.
         if not any(VICTIM in said["reason"] for said in over.values()):
-            raise _Failed(f"nobody misses {VICTIM}: {over}")
+            raise _DemoFailed(f"nobody misses {VICTIM}: {over}")
         told = max(said["at"] for said in over.values()) - killed_at
         director.narrate(f"the survivors were told of it {told * 1000:.0f} ms later, and meet again")
         regrouped = await director.expect_round(1, survivors) - killed_at
@@ -206,11 +206,11 @@ async def _play(director: _Director) -> None:
 
         async with rdzv.connect(url, is_host=False) as handler:
             await handler.set_closed("the demo is over")
-        closed = await director.hear(everyone, "over")
+        closed = await director.wait_for_reports(everyone, "over")
         if not all("the demo is over" in said["reason"] for said in closed.values()):
-            raise _Failed(f"the reason for closing did not reach everyone: {closed}")
+            raise _DemoFailed(f"the reason for closing did not reach everyone: {closed}")
         director.narrate("the run is closed, and every node was told why: the demo is over")
-        await director.hear(everyone, "ended")
+        await director.wait_for_reports(everyone, "ended")
         director.narrate("every node has ended")
 
 
@@ -219,7 +219,7 @@ async def _demo(_: argparse.Namespace) -> int:
     director = _Director(print)
     try:
         await _play(director)
-    except _Failed as failure:
+    except _DemoFailed as failure:
         director.narrate(f"FAILED: {failure}")
         return FAILED
     finally:
@@ -230,6 +230,6 @@ async def _demo(_: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_the_director, daemon=True).start()
+    threading.Thread(target=_exit_with_director, daemon=True).start()
     with asyncio.Runner(loop_factory=new_loop) as _runner:
         _runner.run(_node(*sys.argv[1:3]))

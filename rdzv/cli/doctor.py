@@ -20,10 +20,10 @@ from anyio.abc import SocketAttribute
 
 import store
 from rdzv._version import __version__
-from rdzv.backends.bind_address import in_words, split_addresses
+from rdzv.backends.bind_address import list_hosts, split_addresses
 from rdzv.backends.credentials import Credentials, with_expected_nodes
 from rdzv.backends.host_queries import answers_of_hosts
-from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, put, say
+from rdzv.cli.command import DONE, FAILED, JSON, NAMED_MOST, STORE, command, option, print_text, say
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.config.endpoint import split_url
 from rdzv.core.hosts.succession import Answer
@@ -92,7 +92,7 @@ async def _doctor(options: argparse.Namespace) -> int:
     good, node = all(check.good for check in checks), socket.gethostname()
     if options.json:
         told = {"version": VERSION, "node": node, "url": options.url, "release": __version__, "good": good}
-        put(json.dumps({**told, "checks": [{**check._asdict(), "good": check.good} for check in checks]}))
+        print_text(json.dumps({**told, "checks": [{**check._asdict(), "good": check.good} for check in checks]}))
     else:
         say(*(line for check in checks for line in check.lines(node)))
     return DONE if good else FAILED
@@ -107,7 +107,7 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
         addresses = await _resolve(host, port, checks, timeout=step)
         where = host_and_port(host, port)
         answer = answers.get(where, Answer.SERVES)
-        if answer is not Answer.SERVES:  # such a host should refuse connections
+        if answer is not Answer.SERVES:  # a host that serves no store should refuse connections
             remedy = f"{IF_SILENT} {where}" if answer is Answer.SILENT else ""
             checks.append(Check("host", f"{where} {answer.value}{PROVES * (answer is Answer.REFUSED)}", remedy))
         elif addresses:
@@ -135,7 +135,7 @@ async def _examine(options: argparse.Namespace, checks: list[Check]) -> None:
             proved = ["TLS"] if "s://" in url else []
             proved += ["a token that both sides proved"] if settings.token_file or settings.token else []
             checks.append(Check("store", f"{url} answers, with {' and '.join(proved) or 'neither token nor TLS'}"))
-            seconds = await _time(client, checks)
+            seconds = await _measure_answers(client, checks)
             checks.append(await _compare_clocks(client, seconds=seconds, etcd=is_etcd(url)))
             if is_etcd(url):
                 checks.append(etcd_check((await client.stats())["version"]))
@@ -185,7 +185,7 @@ async def _look_for_other_machines(host: str, port: int, checks: list[Check]) ->
         ours, others = await anyio.to_thread.run_sync(split_addresses, host, port)
         if ours and others:
             remedy = "write a name or an address of one machine in the URL, or is_host=1 on one node only"
-            found = f"{host} is {in_words(ours)} of this machine, and {in_words(others)}, which it does not have"
+            found = f"{host} is {list_hosts(ours)} of this machine, and {list_hosts(others)}, which it does not have"
             checks.append(Check("machines", found, remedy))
 
 
@@ -235,7 +235,7 @@ def _refused(error: store.StoreError) -> Check:
     return Check("store", str(error), remedy)
 
 
-async def _time(client: store.Store, checks: list[Check]) -> float:
+async def _measure_answers(client: store.Store, checks: list[Check]) -> float:
     times = sorted([await client.ping() for _ in range(PINGS)])
     median = times[PINGS // 2]
     found = f"an answer takes {median * 1000:.1f} ms, at most {times[-1] * 1000:.1f} ms of {PINGS}"

@@ -22,7 +22,7 @@ import anyio
 
 from rdzv.backends.credentials import Credentials
 from rdzv.backends.host_queries import answers_of_hosts
-from rdzv.cli.command import DONE, JSON, RUN, Argument, command, flag, limited_by_timeout, put, say
+from rdzv.cli.command import DONE, JSON, RUN, Argument, command, flag, limited_by_timeout, print_text, say
 from rdzv.cli.reach import open_run, settings_of
 from rdzv.core.report import report
 from rdzv.display.history import as_json, describe, timeline
@@ -64,7 +64,7 @@ async def _status(options: argparse.Namespace) -> int:
         health = await run.store_health()
         status, _, cost = await run.account()
     if options.json:
-        put(json.dumps({**report(status), "cost": cost.plain(), "store": health}))
+        print_text(json.dumps({**report(status), "cost": cost.plain(), "store": health}))
     else:
         settings = settings_of(options.url)
         hosts = await answers_of_hosts(settings, Credentials(settings))
@@ -92,7 +92,7 @@ async def _watch(options: argparse.Namespace) -> int:
                     last = await _frame(run)
                     answered()
                     if sys.stdout.isatty() and not options.json and os.environ.get("TERM", "dumb") != "dumb":
-                        terminal = terminal or stack.enter_context(_terminal(wakeup))
+                        terminal = terminal or stack.enter_context(_open_terminal(wakeup))
                         last = await _follow(run, wakeup, last, terminal)
                     else:
                         last = await _write_each_change(run, wakeup, last, shown, as_json=options.json)
@@ -116,7 +116,7 @@ async def _write_each_change(run: Run, wakeup: Wakeup, frame: Frame, shown: list
         if shown != (now := [without_durations(line) for line in lines]):
             shown[:] = now
             if as_json:
-                put(json.dumps(report(frame.status)))
+                print_text(json.dumps(report(frame.status)))
             else:
                 say(*lines)
         if frame.status.closed is not None:
@@ -148,7 +148,7 @@ class _Terminal:
 
 
 @contextlib.contextmanager
-def _terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
+def _open_terminal(wakeup: Wakeup) -> Iterator[_Terminal]:
     try:
         from rich.console import Console
         from rich.live import Live
@@ -208,7 +208,7 @@ async def _history(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
         _, history, cost = await run.account()
     if options.json:
-        put(json.dumps(as_json(run.run_id, history, cost)))
+        print_text(json.dumps(as_json(run.run_id, history, cost)))
     elif history.chapters:
         say(*describe(history), str(cost))
     else:
@@ -225,10 +225,10 @@ async def _history(options: argparse.Namespace) -> int:
 async def _timeline(options: argparse.Namespace) -> int:
     async with open_run(options, follow=Wakeup()) as run:
         _, history, cost = await run.account()
-        now = await run.hour()
+        now = await run.time_of_day()
     page = timeline_page(timeline(run.run_id, history, now=now), cost)
     if options.output == "-":
-        put(page)
+        print_text(page)
     else:
         await anyio.Path(options.output).write_text(page + "\n", encoding="utf-8")
     return DONE

@@ -104,7 +104,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
         # `parse_args` would miss an optional positional argument that follows an option.
         return parser_of(command).parse_intermixed_args([*flags, *_with_url(command, words[:split])], known)
     except SystemExit as leaving:  # argparse exits after help or an error
-        raise SystemExit(command.first_status + WRONG_USAGE if leaving.code else 0) from None
+        raise SystemExit(command.status_offset + WRONG_USAGE if leaving.code else 0) from None
 
 
 def _with_url(command: Command, words: list[str]) -> list[str]:

@@ -13,7 +13,7 @@ from rdzv.config.endpoint import SCHEMES, split_url
 from rdzv.config.settings import parse
 from rdzv.core.keys import Keys
 from rdzv.errors import RendezvousSettingsError
-from rdzv.node.link.head_watcher import following
+from rdzv.node.link.head_watcher import follow_head
 from rdzv.node.run.run import Run
 from store.net.process import host_name
 
@@ -67,7 +67,7 @@ async def open_run(
         if must_exist:
             await run.check_exists()
         if follow is not None:
-            follower = await stack.enter_async_context(following(client, keys))
+            follower = await stack.enter_async_context(follow_head(client, keys))
             stack.enter_context(follower.listeners.listening(follow))
             run.head = lambda: follower.head
         yield run

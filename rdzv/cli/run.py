@@ -32,7 +32,7 @@ THEN: Final = {
     Argument("url", metavar="URL", help="scheme://host[:port]/run_id?min_nodes=2, say; or slurm, under srun"),
     *arguments(),
     usage="rdzv run [options] URL -- COMMAND ...",
-    means_url=lambda word: "://" in word or slurm.is_meant_by(word),
+    means_url=lambda word: "://" in word or slurm.is_slurm_word(word),
     takes_command=True,
     ends_with=lambda options, status: (options.exit_codes or {}).get(THEN[status], status),
 )
@@ -42,26 +42,26 @@ async def _run(options: argparse.Namespace) -> int:
     told = {each.name: getattr(options, each.name) for each in fields(Job) if each.metadata}
     told |= {"url": options.url, "command": options.words}
     nproc = options.nproc or 1
-    if slurm.is_meant_by(options.url):
-        nproc = options.nproc or slurm.processes_of(os.environ)
+    if slurm.is_slurm_word(options.url):
+        nproc = options.nproc or slurm.process_count(os.environ)
         told |= {
             "url": slurm.url_of(options.url, os.environ),
             "says_cost": os.environ.get("SLURM_PROCID", "0") == "0",  # one task prints the cost: srun merges all output
         }
-    return await launch.run(Job(**{**told, "nproc": processes_here(nproc)}))
+    return await launch.run(Job(**{**told, "nproc": count_processes(nproc)}))
 
 
-def processes_here(wanted: str | int) -> int:
+def count_processes(wanted: str | int) -> int:
     """Return the number of processes on this node for a value of `--nproc`; raise for `gpu` without a GPU."""
     if isinstance(wanted, int):
         return wanted
-    gpus = gpus_here(os.environ) if wanted != "cpu" else 0
+    gpus = count_gpus(os.environ) if wanted != "cpu" else 0
     if wanted == "gpu" and not gpus:
         raise RendezvousSettingsError("--nproc gpu: there is no GPU of NVIDIA's here; give a number, or auto or cpu")
     return gpus or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
-def gpus_here(environment: Mapping[str, str]) -> int:
+def count_gpus(environment: Mapping[str, str]) -> int:
     """Return how many NVIDIA GPUs a process that starts here may use; this needs no PyTorch."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 import store
-from rdzv.cli.command import DONE, JSON, NAMED_MOST, RUN, STORE, command, flag, option, put, say, whole_number
+from rdzv.cli.command import DONE, JSON, NAMED_MOST, RUN, STORE, command, flag, option, print_text, say, whole_number
 from rdzv.cli.reach import open_run, open_store, settings_of
 from rdzv.core.report import long_duration
 from rdzv.core.round import Round
@@ -54,7 +54,7 @@ async def _runs(options: argparse.Namespace) -> int:
     runs.sort(key=lambda run: (-(run.bytes or 0), -run.keys, run.run_id))
     if options.json:
         for run in runs:
-            put(json.dumps(run._asdict()))
+            print_text(json.dumps(run._asdict()))
     elif runs:
         say(*_table(runs, uptime))
     else:
@@ -82,7 +82,7 @@ def _table(runs: list[Usage], uptime: float) -> list[str]:
 async def _forget(options: argparse.Namespace) -> int:
     async with open_run(options) as run:
         client, keys = run.store, run.keys
-        nodes = await _nodes(client, keys)
+        nodes = await _list_nodes(client, keys)
         if nodes and not options.force:
             named = first_of(nodes, NAMED_MOST)
             raise RendezvousStateError(
@@ -93,7 +93,7 @@ async def _forget(options: argparse.Namespace) -> int:
             await run.set_closed("the run was forgotten by its operator")
             with anyio.move_on_after(GONE_WITHIN):
                 async with client.watch(keys.nodes) as watch:
-                    while await _nodes(client, keys):
+                    while await _list_nodes(client, keys):
                         await anext(aiter(watch))
         forgotten = await _delete(client, keys)
         say(f"run {keys.run_id} is forgotten: {forgotten} keys")
@@ -117,7 +117,7 @@ async def _delete(client: store.Store, keys: Keys) -> int:
     return len(entries)
 
 
-async def _nodes(client: store.Store, keys: Keys) -> list[str]:
+async def _list_nodes(client: store.Store, keys: Keys) -> list[str]:
     entries = await client.list(keys.nodes, keys_only=True)
     return [entry.key[len(keys.nodes) :] for entry in entries if entry.key != keys.marker]
 
@@ -128,22 +128,22 @@ async def _stats(options: argparse.Namespace) -> int:
         figures = await client.stats()
         runs = await read_usage(client, keys.prefix) if "keys_max" in figures else {}
     if options.json:
-        put(json.dumps(figures))
+        print_text(json.dumps(figures))
         return DONE
     limits = {used: limit for limit, used in store.Limits.used_by().items()}
     for name, figure in figures.items():
         if name in limits and limits[name] in figures:
             most = figures[limits[name]]
-            say(f"{name:<20} {_shown(figure):>18} of {_shown(most)} ({100 * figure / most:.0f} %)")
+            say(f"{name:<20} {_figure_text(figure):>18} of {_figure_text(most)} ({100 * figure / most:.0f} %)")
         elif name not in store.Limits.used_by() and not hasattr(store.Limits, name):
-            say(f"{name:<20} {_shown(figure):>18}")
+            say(f"{name:<20} {_figure_text(figure):>18}")
     if runs:
         largest = max(runs.values(), key=lambda run: (run.bytes or 0, run.keys))
         say(f"run {largest.run_id} holds most: {largest.keys:,} keys, {largest.bytes or 0:,} bytes")
     return DONE
 
 
-def _shown(figure: Any) -> str:
+def _figure_text(figure: Any) -> str:
     if isinstance(figure, float):
         return f"{figure:,.1f}"
     return f"{figure:,}" if isinstance(figure, int) else str(figure)

@@ -142,7 +142,7 @@ async def _serve(options: argparse.Namespace) -> int:
         token=token,
         tls=tls,
         insecure=options.insecure,
-        limits=_limits(options),
+        limits=_limits_from_options(options),
         data_dir=options.data_dir,
     )
     async with serving as server, contextlib.AsyncExitStack() as stack:
@@ -155,7 +155,7 @@ async def _serve(options: argparse.Namespace) -> int:
         where = host_and_port(host or "*", server.port)
         kept = f"kept in {options.data_dir}" if options.data_dir else "in memory only: it ends with this process"
         if options.port_file:
-            _write_whole(options.port_file, f"{server.port}\n")
+            _write_atomically(options.port_file, f"{server.port}\n")
         _say(f"store {server.store_id} listens on {where}, {kept}")
         notify("READY=1")
         server.on_failure(stop.set)  # if the server fails, end this process: a service manager restarts it
@@ -175,7 +175,7 @@ async def _serve(options: argparse.Namespace) -> int:
 async def _serve_as_one_of_hosts(options: argparse.Namespace, stop: asyncio.Event) -> int:
     """Serve the store while no other host of `--hosts` does, until `stop` is set."""
     given = {name: getattr(options, name) for name in ("insecure", "http_port", "data_dir")}
-    given |= {"limits": _limits(options), "close_timeout": ENDS_WITHIN}
+    given |= {"limits": _limits_from_options(options), "close_timeout": ENDS_WITHIN}
     settings = _settings(f"{'tcps' if options.cert else 'tcp'}://{options.hosts}/any", options, **given)
     if not settings.endpoint.has_successors:
         raise RendezvousSettingsError(f"--hosts={options.hosts[:80]} names one host; give --host and --port for that")
@@ -221,7 +221,7 @@ def _say(what: str) -> None:
     say_error(f"rdzv serve: {what}")
 
 
-def _limits(options: argparse.Namespace) -> store.Limits:
+def _limits_from_options(options: argparse.Namespace) -> store.Limits:
     text = ",".join(one.replace("=", ":", 1) for one in options.limit or ())
     limits: store.Limits = LIMIT.read(text) if options.limit else store.Limits()
     return limits
@@ -253,7 +253,7 @@ def _reload(credentials: Credentials, tls: ssl.SSLContext | None) -> None:
         _say(f"{what} was read again, and is shown to new connections")
 
 
-def _write_whole(path: str, text: str) -> None:
+def _write_atomically(path: str, text: str) -> None:
     """Write a file under another name and rename it, so that no reader sees half of the text."""
     partial = f"{path}.{os.getpid()}"
     with open(partial, "w", encoding="utf-8") as file:

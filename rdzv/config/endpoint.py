@@ -182,16 +182,16 @@ def _split(url: str) -> UrlParts:
             refuse(f"{shown(item)} in the URL must be a parameter and its value; write {name[:80] or 'name'}=VALUE")
         if name in parameters:
             refuse(f"{shown(name)} is in the URL twice, with one value too many; leave one out")
-        parameters[name] = _unquoted(value, name)
+        parameters[name] = _unquote(value, name)
     return UrlParts(
         scheme=match["scheme"].lower(),
         authority=match["authority"],
-        run_id=_unquoted((match["path"] or "/")[1:], "run_id"),
+        run_id=_unquote((match["path"] or "/")[1:], "run_id"),
         parameters=parameters,
     )
 
 
-def _unquoted(text: str, name: str) -> str:
+def _unquote(text: str, name: str) -> str:
     try:
         return unquote(text, errors="strict")  # "+" stays a plus sign; in HTML forms it means a blank
     except UnicodeDecodeError:

@@ -348,7 +348,7 @@ def read(given: Mapping[str, Any], source: Source) -> dict[str, Any]:
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for written, raw in given.items():
-        parameter = look_up(written, source)
+        parameter = find_parameter(written, source)
         value = parameter.read(raw, source=source, written=written)
         first = written_as.get(parameter.name)
         if first is not None and values[parameter.name] != value:
@@ -367,7 +367,7 @@ def _contradiction(both: str, source: Source) -> NoReturn:
     refuse(f"{both}{source.value} mean the same and must not differ; leave one out")
 
 
-def look_up(written: str, source: Source) -> Parameter:
+def find_parameter(written: str, source: Source) -> Parameter:
     """Return the parameter with this name in this place, or raise an error."""
     parameter = _BY_WRITTEN_NAME.get(written)
     if parameter is None:

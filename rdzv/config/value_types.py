@@ -192,7 +192,7 @@ def _attributes(raw: Any) -> Mapping[str, str]:
     return MappingProxyType(attributes)
 
 
-def _limits(raw: Any) -> Limits:
+def _read_limits(raw: Any) -> Limits:
     if isinstance(raw, Limits):
         return raw
     types: dict[str, Any] = {limit.name: type(limit.default) for limit in fields(Limits)}
@@ -259,7 +259,7 @@ ATTRIBUTES: Final = Kind(
     _attributes,
     "rack:r1,zone:z2",
 )
-LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _limits, "keys_max:100000")
+LIMITS: Final = Kind("a store.Limits, or names of its fields with numbers", _read_limits, "keys_max:100000")
 RANK_ORDER: Final = Kind(
     f"one of {', '.join(RANK_ORDERS)}, topology:ATTRIBUTE, or a function", _rank_order, "topology:rack"
 )

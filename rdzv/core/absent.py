@@ -75,8 +75,8 @@ class Absent(Record, kw_only=True):
 
     def describe_staying(self) -> str:
         """Return the names of the `staying` members: "gpu-001 and gpu-002"."""
-        where = chain(self.staying_at, repeat(""))
-        return _listed([_shortened(named(*one)) for one in zip(self.staying, where, strict=False)], len(self.staying))
+        addresses = chain(self.staying_at, repeat(""))
+        return _listed(list(map(_shortened, map(node_label, self.staying, addresses))), len(self.staying))
 
 
 def _shortened(text: str) -> str:
@@ -153,6 +153,6 @@ class AbsenceBook:
         )
 
 
-def named(node_id: str, address: str | None) -> str:
+def node_label(node_id: str, address: str | None) -> str:
     """Return "gpu-017 (10.0.0.3)"; the id alone if the address is unknown or equals the id."""
     return f"{node_id} ({address})" if address and address != node_id else node_id

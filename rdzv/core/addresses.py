@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WHAT_TO_SET = "give that node address= (torchrun: --local-addr), where the others reach it"
 
 
-def with_zone_of(host: str, address: str) -> str:
+def add_zone_of(host: str, address: str) -> str:
     """Return `address`; if it is a link-local IPv6 address without a zone, add the zone of the store URL's `host`."""
     zone = host.partition("%")[2]
     is_local = zone and address.lower().startswith("fe80:") and "%" not in address
@@ -54,7 +54,7 @@ def addresses_for_record(observed_address: str, sends_from: str, store_at: str) 
 
 def with_reachable_addresses(members: Sequence[NodeRecord]) -> tuple[NodeRecord, ...]:
     """Return the members with addresses where others reach them, or ""; raise RendezvousSettingsError for rank 0."""
-    own = _behind_one_address(members)
+    own = _find_forwarded(members)
     found = tuple(one.replace(address=one.sends_from, store_at="") if one.node_id in own else one for one in members)
     remote = [one for one in found if not _is_on_the_stores_host(one) and not is_loopback(one.address)]
     if not remote and len({one.machine for one in found if one.machine}) <= 1:
@@ -78,7 +78,7 @@ def _is_on_the_stores_host(record: NodeRecord) -> bool:
     return bool(record.store_at) and (record.sends_from == record.store_at or is_loopback(record.store_at))
 
 
-def _behind_one_address(members: Sequence[NodeRecord]) -> set[str]:
+def _find_forwarded(members: Sequence[NodeRecord]) -> set[str]:
     """Return the ids of members behind a forwarder: the store sees one address, but they send from different ones."""
     sharing: defaultdict[str, list[NodeRecord]] = defaultdict(list)
     for one in members:

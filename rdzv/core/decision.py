@@ -129,7 +129,7 @@ Act = Resize | Expel | Complete | Report | Ask | Wait
 LAST_CALL_GRACE = 10.0  # seconds after a last call for which join timeouts stay suspended: a new coordinator may commit
 MANY = 64  # from this many nodes on, a change of the count of arrivals alone is reported less often
 UNBANS_AT_ONCE = 16  # lifted bans that one write of the history adds
-TRY_AGAIN_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
+RETRY_AFTER = 1.0  # seconds until a failed rank order is called again, if no event comes
 PROBLEM_MOST = 200  # characters of `Progress.problem`, which every node receives
 GIVEN_UP_MOST = 300  # characters of `Progress.given_up`, which may name many nodes
 
@@ -142,16 +142,17 @@ def decide(picture: Picture, rules: Rules, *, now: float) -> Act:
     if view.to_expel is not None:
         node_id, why = view.to_expel
         record, progress = view.records[node_id], _progress(view, rules, closed=closed, now=now, drained=head.drains)
-        progress = progress.once_expelled(node_id, address=record.address, why=why)
+        progress = progress.after_expulsion(node_id, address=record.address, why=why)
         return Expel(node_id=node_id, arrival=record.arrival, why=why, progress=progress)
     act = next_round(view, rules, head, now=now)
     if isinstance(act, Complete):
         if picture.obstacle is None or now >= picture.obstacle.until:
             return act
         until, error = picture.obstacle
-        act = Wait(until=until, progress=blocked(act.progress, f"the store does not take it: {error}"), error=error)
+        progress = add_problem(act.progress, f"the store does not take it: {error}")
+        act = Wait(until=until, progress=progress, error=error)
     progress, unbans = act.progress, _unbans_to_note(picture)
-    due = report_due(picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now)
+    due = next_report_at(picture.told, picture.told_at, progress, nodes=progress.joined + progress.live, now=now)
     if unbans or (due is not None and due <= now):
         return Report(progress=progress, unbans=unbans)
     if view.round is not None and view.round.in_steps and (stop := _stop(view, view.round, head, progress)) is not None:
@@ -168,10 +169,10 @@ def _unbans_to_note(picture: Picture) -> dict[str, Unban]:
 
 def _stop(view: View, round: Round, head: Head, progress: Progress) -> tuple[Stop, int] | None:
     """Return the `Stop` to write, and the revision that it replaces; None if none is due."""
-    return view.agreement.next(
+    return view.agreement.next_record(
         round.number,
         head.stop,
-        why=why_to_stop(progress, head, live=view.live),
+        why=reason_to_stop(progress, head, live=view.live),
         for_newcomers=not (head.closed or head.moves or progress.draining or len(view.live) > progress.capacity),
         closing=head.closed is not None,
         members=[node_id for node_id in view.live if view.records[node_id].progress is not None],
@@ -186,7 +187,7 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
     if progress.phase in (Phase.CLOSED, Phase.GATHERING):
         return Wait(until=None, progress=progress)
     if head.moves:
-        return Wait(until=None, progress=blocked(progress, MOVES))
+        return Wait(until=None, progress=add_problem(progress, MOVES))
     enough = view.enough_since is not None
     ends = None if view.enough_since is None else view.enough_since + rules.last_call
     placed = len(rules.in_whole_units([*view.waiting.values()]))
@@ -203,30 +204,30 @@ def next_round(view: View, rules: Rules, head: Head, *, now: float) -> Wait | Co
         missing, ends_at = lost.awaited - len(survivors), head.lost_store_at + rules.ttl
         if missing > 0 and now < ends_at:
             of_round = f"of {_nodes(lost.awaited)} of round {lost.round}, whose store was lost"
-            return Wait(until=ends_at, progress=blocked(progress, f"{missing} {of_round}, may still be at work"))
+            return Wait(until=ends_at, progress=add_problem(progress, f"{missing} {of_round}, may still be at work"))
         nobody_else |= rules.early_last_call and bool(survivors)
     if view.live or not enough:
         # While a last call runs, wake at its end, to report that it is over.
         still = ends is not None and ends > now and not full
         return Wait(until=ends if still else None, progress=progress)
     if not rules.round_size(placed):
-        return Wait(until=None, progress=blocked(progress, rules.why_no_whole_units(view.waiting.values())))
+        return Wait(until=None, progress=add_problem(progress, rules.why_no_whole_units(view.waiting.values())))
     if full or nobody_else or (ends is not None and now >= ends):
         try:
             # Once a round has completed in this store, its ranks are the previous ones, not the lost store's.
             ranked = survivors if view.round is None else {}
             complete = _complete(view, rules, progress, ranked, after=-1 if lost is None else lost.round)
         except BaseException as error:  # noqa: BLE001  the order may be a user's function
-            stuck = blocked(progress, f"rank_order fails with {type(error).__name__}: {error}")
-            return Wait(until=now + TRY_AGAIN_AFTER, progress=stuck, error=error)
+            stuck = add_problem(progress, f"rank_order fails with {type(error).__name__}: {error}")
+            return Wait(until=now + RETRY_AFTER, progress=stuck, error=error)
         try:
             return replace(complete, members=with_reachable_addresses(complete.members))
         except RendezvousSettingsError as error:
-            return Wait(until=None, progress=blocked(progress, str(error)))
+            return Wait(until=None, progress=add_problem(progress, str(error)))
     return Wait(until=ends, progress=progress)
 
 
-def blocked(progress: Progress, problem: str) -> Progress:
+def add_problem(progress: Progress, problem: str) -> Progress:
     """Return the progress with a problem that prevents the next round, and without a last call."""
     return progress.replace(problem=problem[:PROBLEM_MOST], last_call_left=None)
 
@@ -249,7 +250,7 @@ def _progress(view: View, rules: Rules, *, closed: bool, now: float, drained: Co
     here = [*(view.records[node_id] for node_id in view.live), *view.waiting.values()] if rules.unit_within else ()
     room = rules.round_size(len(rules.in_whole_units(here)) if rules.unit_within else live + joined)
     spares = min(live + joined - room, joined) if room else 0
-    spares_after, spare_ids = _spares_are(view, rules, spares)
+    spares_after, spare_ids = _find_spares(view, rules, spares)
     left_out = len(view.left_out)
     return Progress(
         phase=phase,
@@ -288,7 +289,7 @@ def _staying(view: View, coming: int) -> dict[str, str]:
     return {node_id: view.records[node_id].address for node_id in sorted(view.live)}
 
 
-def _spares_are(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
+def _find_spares(view: View, rules: Rules, spares: int) -> tuple[int | None, tuple[str, ...]]:
     """Return `spares_after` and `spare_ids` of a `Progress`. No member of the last round is a spare."""
     if spares <= 0:
         return None, ()
@@ -353,7 +354,7 @@ def _complete(view: View, rules: Rules, progress: Progress, survivors: Mapping[s
 # ------------------------------------------------------------------------------------------------ reporting
 
 
-def report_due(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
+def next_report_at(last: Progress | None, last_at: float, current: Progress, *, nodes: int, now: float) -> float | None:
     """Return when `current` must be written, if `last` was written at `last_at`; None if nothing has changed.
 
     A change of the phase, round or problem (see `_without_details`) is written at once. Another change is written 1 ms
@@ -502,7 +503,7 @@ def _is_spare(me: Joiner, progress: Progress | None) -> bool:
     return me.arrival > progress.spares_after and progress.joined > 0
 
 
-def why_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str:
+def reason_to_stop(progress: Progress, head: Head, *, live: Collection[str]) -> str:
     """Return why the live members should leave the last round together; empty if they should not."""
     if not live:
         return ""
@@ -527,7 +528,7 @@ class JoinClock:
         self._used = 0.0
         self._since: float | None = now  # when the clock last started; None while suspended
 
-    def set(self, *, suspended: bool, now: float) -> None:
+    def set_suspended(self, *, suspended: bool, now: float) -> None:
         """Stop the clock while the wait is suspended, else let it run."""
         if suspended and self._since is not None:
             self._used += now - self._since

@@ -5,9 +5,9 @@ progress that reports gone members or the closing.
 
 A duration is None unless one coordinator saw both its beginning and its end.
 
-The *hour of a run* is the time of day on which its nodes agree. The coordinator that commits a round sets it by its
-own clock; then it advances by the coordinator's monotonic clock. A new coordinator continues it from the last progress
-that it received. Its keep-alives carry it, and the store adds their age, so no reader compares two clocks.
+All readers of a run use one *time of day*. The coordinator sets it by its own clock when it commits a round, and
+advances it by its monotonic clock. A new coordinator continues from the time in the last progress that it received. The
+coordinator's keep-alives carry the time, and the store adds their age, so no reader compares two clocks.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TimeSpent(Record, kw_only=True):
         )
 
 
-class Past(Record, kw_only=True):
+class EarlierRounds(Record, kw_only=True):
     """The sums of the rounds whose chapters were dropped."""
 
     rounds: int = 0
@@ -101,18 +101,18 @@ class History(Stored, kw_only=True):
     called = "the history"
 
     chapters: tuple[Chapter, ...] = ()
-    past: Past = Past()
+    past: EarlierRounds = EarlierRounds()
 
 
-class HourNote(Stored, kw_only=True):
-    """The hour of a run, as Unix time, when the note was sent."""
+class TimeOfDayNote(Stored, kw_only=True):
+    """The run's time of day, as Unix time, when the note was sent."""
 
-    called = "the hour of a run"
+    called = "the time of day of a run"
 
     hour: float
 
 
-def gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
+def nodes_gone_before(history: History, number: int, *, here: Container[str], now: float) -> list[Missing]:
     """Return the nodes that the round before round `number` lost, or that left it, except the nodes `here`."""
     if len(history.chapters) < 2 or history.chapters[-1].number != number:
         return []
@@ -165,7 +165,7 @@ def _forget_oldest(history: History) -> History:
         reasons[one.reason[:REASON_LETTERS_MOST]] += one.count
     return History(
         chapters=history.chapters[1:],
-        past=Past(
+        past=EarlierRounds(
             rounds=past.rounds + 1,
             spent=past.spent + time_spent(oldest, seconds_between(oldest, following)),
             losses=past.losses + sum(one.count for one in losses),
@@ -186,7 +186,7 @@ def pack_history(history: History) -> bytes:
 
 
 class HistoryWriter:
-    """A run's history, continued by a coordinator. Once a returned history is stored, the caller calls `written`."""
+    """A run's history, continued by a coordinator. When a returned history is stored, call `note_written`."""
 
     def __init__(self) -> None:
         self._history = History()
@@ -209,7 +209,7 @@ class HistoryWriter:
 
         `began` is when this node saw the last round complete, `ended` when this node left that round; each is None if
         this node did not. Too few nodes have waited for `waited` seconds; if no round has completed, the run began with
-        this wait. `hour` is the hour of the run, if known.
+        this wait. `hour` is the run's time of day, if known.
         """
         self._history, self._began = history, began
         if not history.chapters:
@@ -236,7 +236,7 @@ class HistoryWriter:
         elif not too_few and self._short_since is not None:
             self._short, self._short_since = self._short_until(now), None
 
-    def completed(
+    def with_round(
         self,
         number: int,
         nodes: Mapping[str, str],
@@ -281,7 +281,7 @@ class HistoryWriter:
         history = history.replace(chapters=(*history.chapters[:-1], self._last_chapter(now), chapter))
         return _forget_oldest(history) if len(history.chapters) > CHAPTERS_MOST else history
 
-    def continued(
+    def with_incidents(
         self,
         progress: Progress,
         closed: Closed | None,
@@ -326,7 +326,7 @@ class HistoryWriter:
         current = self._last_chapter(now).replace(incidents=(*told, *news)[:INCIDENTS_MOST])
         return self._history.replace(chapters=(*self._history.chapters[:-1], current))
 
-    def written(self, history: History, *, now: float) -> None:
+    def note_written(self, history: History, *, now: float) -> None:
         """Record that this history, which a method returned, is now in the store."""
         chapters = self._history.chapters
         if not chapters or chapters[-1].number != history.chapters[-1].number:

@@ -147,25 +147,25 @@ def report(status: RunStatus) -> dict[str, Any]:
 
     stands = f"no member has begun a step for {pace.limit:.0f} s" if pace.stands else ""
 
-    def hour(away: float | None, *, ahead: bool = False) -> float | None:
+    def unix_time(away: float | None, *, ahead: bool = False) -> float | None:
         return None if away is None else round(now + away if ahead else now - away, 1)
 
     def member(one: Participant) -> dict[str, Any]:
-        return _member(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), hour) | {
+        return _member(one, status.steps.get(one.node_id), states.get(one.node_id, "left"), unix_time) | {
             "since": status.since.get(one.node_id),
             "waits_for": status.awaits.get(one.node_id, ("", 0.0))[0],
             "waited": status.awaits.get(one.node_id, ("", None))[1],
         }
 
     def ban(one: Ban) -> dict[str, Any]:
-        return _fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": hour(one.ends_in, ahead=True)}
+        return _fields(one, ("reason", "by", "now", "ends_in")) | {"ends_at": unix_time(one.ends_in, ahead=True)}
 
     return {
         "version": VERSION,
         **_fields(status, UNCHANGED),
         "phase": status.phase.value,
-        "phase_since": hour(status.phase_for),
-        "last_call_until": hour(status.last_call_left, ahead=True),
+        "phase_since": unix_time(status.phase_for),
+        "last_call_until": unix_time(status.last_call_left, ahead=True),
         "state": {"meant": meant, "words": words},
         "bootstrap": None if bootstrap is None else {"host": bootstrap[0], "port": bootstrap[1]},
         "closing": None
@@ -175,7 +175,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "pace": {
             "told": pace.told,
             "step": pace.step,
-            "step_at": None if pace.step is None else hour(pace.age),
+            "step_at": None if pace.step is None else unix_time(pace.age),
             "rate": round(pace.rate, 3),
             "limit": round(pace.limit, 1),
         },
@@ -183,7 +183,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "stuck": _by_node(pace.stuck, "why"),
         "slow": _by_node(pace.slow, "why"),
         "members": [member(one) for one in status.members],
-        "last_members": [_member(one, None, "left", hour) for one in status.last_members],
+        "last_members": [_member(one, None, "left", unix_time) for one in status.last_members],
         "waiting": [node_id for node_id in status.waiting if node_id not in status.spares],
         "spares": list(status.spares),
         "missing": [
@@ -192,13 +192,13 @@ def report(status: RunStatus) -> dict[str, Any]:
                 "how": one.describe(),
                 "kind": one.how,
                 "seconds_ago": one.ago,
-                "at": hour(one.ago),
+                "at": unix_time(one.ago),
                 "address": status.addresses.get(one.node_id),
                 "why": one.why,
             }
             for one in status.missing
         ],
-        "waiting_since": hour(status.waited),
+        "waiting_since": unix_time(status.waited),
         "since": dict(status.since),
         "addresses": dict(status.addresses),
         "attributes": {node_id: _plain(dict(each)) for node_id, each in status.attributes.items()},
@@ -207,7 +207,7 @@ def report(status: RunStatus) -> dict[str, Any]:
         "unfit": _by_node(status.unfit, "reason"),
         "accused": [{"node_id": node_id, "by": by, "why": why} for node_id, by, why in status.accused],
         "draining": [
-            {"node_id": node_id, "seconds_left": round(left, 1), "until": hour(-left), "reason": reason}
+            {"node_id": node_id, "seconds_left": round(left, 1), "until": unix_time(-left), "reason": reason}
             for node_id, (left, reason) in status.draining.items()
         ],
         "resized": None if resized is None else _fields(resized, ("min_nodes", "max_nodes", "reason", "by")),
@@ -232,7 +232,7 @@ def _by_node(reasons: Mapping[str, str], called: str) -> list[dict[str, str]]:
 
 
 def _member(
-    member: Participant, steps: StepOf | None, state: str, hour: Callable[[float], float | None]
+    member: Participant, steps: StepOf | None, state: str, unix_time: Callable[[float], float | None]
 ) -> dict[str, Any]:
     one = NO_STEPS if steps is None else steps
     return {
@@ -242,7 +242,7 @@ def _member(
         "state": state,
         "step": one.step,
         "step_age": None if steps is None else one.age,
-        "step_at": None if one.step is None else hour(one.age),
+        "step_at": None if one.step is None else unix_time(one.age),
         "report_age": None if steps is None else one.report_age,
         "step_rate": None if steps is None else one.rate,
         "busy": one.busy,

@@ -76,7 +76,7 @@ def _leaves(failure: BaseException) -> Iterator[BaseException]:
         yield failure
 
 
-def gave_up(failure: BaseException | str | None) -> GiveUp | None:
+def give_up_in(failure: BaseException | str | None) -> GiveUp | None:
     """Return the first `GiveUp` in the work's failure, also inside exception groups."""
     if not isinstance(failure, BaseException):
         return None
@@ -93,11 +93,11 @@ def own_failure(failure: BaseException | str) -> bool | None:
     )
 
 
-def loss_known_within(*, disconnect_ttl: float, ttl: float, back_for: float = math.inf) -> float:
+def loss_known_within(*, disconnect_ttl: float, ttl: float, connected_for: float = math.inf) -> float:
     """Return the seconds that the first member to fail waits until a loss would be announced.
 
     A death is normally announced after `gone_ttl`, and after `disconnect_ttl` if many seem dead at once. But a store
-    that restarts renews each lease for its full `ttl`, also leases of dead members. `back_for` has the seconds since
-    this node reconnected to the store; infinity if it did not.
+    that restarts renews each lease for its full `ttl`, also leases of dead members. `connected_for` has the seconds
+    since this node reconnected to the store; infinity if it did not.
     """
-    return max(disconnect_ttl, ttl - back_for) + LOSS_KNOWN_AFTER
+    return max(disconnect_ttl, ttl - connected_for) + LOSS_KNOWN_AFTER

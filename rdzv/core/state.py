@@ -196,20 +196,20 @@ class Progress(Stored, kw_only=True):
     left_early: bool = False  # True: a member has left at another step than agreed
     draining: tuple[str, ...] = ()  # live members that an operator has asked to leave
 
-    def once_committed(self, number: int, *, size: int) -> Progress | None:
+    def after_commit(self, number: int, *, size: int) -> Progress | None:
         """Return the progress to write in the commit of this round; None if nodes are left over or absent."""
         if self.joined != size or self.absent.count:
             return None
         return Progress(phase=Phase.TRAINING, round=number, needed=self.needed, capacity=self.capacity, live=size)
 
-    def still_naming(self, node_id: str, before: Progress) -> Progress:
+    def keep_naming(self, node_id: str, before: Progress) -> Progress:
         """Return this progress, also with the name of a lost node that `before` names: a limit may have dropped it."""
         if self.round != before.round or node_id in self.lost_ids or node_id not in before.lost_ids:
             return self
         why = tuple(one for one in before.why_lost if one[0] == node_id)
         return self.replace(lost_ids=(*self.lost_ids, node_id), why_lost=(*self.why_lost, *why))
 
-    def once_expelled(self, node_id: str, *, address: str, why: str) -> Progress:
+    def after_expulsion(self, node_id: str, *, address: str, why: str) -> Progress:
         """Return the progress after an expulsion; it names the expelled member."""
         missing = Missing(node_id=node_id, how=LOST, ago=0.0, address=address, why=why)
         named = (*self.absent.missing[: NAMED_MOST - 1], missing)
@@ -235,7 +235,7 @@ class LostStore(Stored, kw_only=True):
     settings: bytes = b""
     closed: bytes = b""  # a packed `Closed`; empty if the run was not closed
     bans: Mapping[str, bytes] = MappingProxyType({})
-    tally: bytes = b""  # a packed `Tally`
+    tally: bytes = b""  # a packed `RunTally`
     host: str = ""  # of the lost store
 
     def outranks(self, other: LostStore | None) -> bool:
@@ -244,7 +244,7 @@ class LostStore(Stored, kw_only=True):
         return other is None or mine > (other.generation, other.round, other.revision)
 
 
-class Hosted(NamedTuple):
+class HostedNode(NamedTuple):
     """A node in the process that serves the store."""
 
     arrival: int
@@ -265,20 +265,20 @@ class Head:
     bans: Mapping[str, Ban] = field(default_factory=lambda: MappingProxyType({}))
     unbans: Mapping[str, Unban] = field(default_factory=lambda: MappingProxyType({}))
     stop: Stop | None = None
-    drains: Mapping[str, Leaving] = field(default_factory=lambda: MappingProxyType({}))
+    drains: Mapping[str, AnnouncedDrain] = field(default_factory=lambda: MappingProxyType({}))
     resized: Resized | None = None
     questions: Mapping[str, Question] = field(default_factory=lambda: MappingProxyType({}))
     lost_store: LostStore | None = None
     lost_store_at: float = 0.0  # when this node received `lost_store`, on its clock
     lost_store_told: int = 0  # the revision at which `lost_store` was written
-    hosted: Mapping[str, Hosted] = field(default_factory=lambda: MappingProxyType({}))
-    tally: bytes = b""  # a packed `Tally`; empty for none
+    hosted: Mapping[str, HostedNode] = field(default_factory=lambda: MappingProxyType({}))
+    tally: bytes = b""  # a packed `RunTally`; empty for none
     moves: bool = False  # True: the store's host is about to leave, so no node may join through this store
     moves_over: Progress | None = None  # the progress before `moves`; members that leave later meet in the next store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class AnnouncedDrain:
     """An announced drain: the node leaves by `until` on this node's clock; `revision` is the announcement's."""
 
     until: float

@@ -5,7 +5,7 @@ the members agree on a step: the largest step that any member has begun, plus on
 
     coordinator: a node must join or leave       >  writes the question: which is the largest step you have begun?
     member:      its node sees the question      >  answers; the member begins no further step before the decision
-    coordinator: every live member has answered  >  writes the decision: all leave before step `stop_of`
+    coordinator: every live member has answered  >  writes the decision: all leave before step `agreed_step`
 
 The node's thread answers at once, while the member computes in its own thread. The two threads share a `StepGate`. No
 member may begin a step beyond the one in its answer. So both threads write first and then read: the member writes its
@@ -83,13 +83,13 @@ class BegunStep(Stored, kw_only=True):
     step: int | None
 
 
-def stop_of(answers: Mapping[str, int | None]) -> int | None:
+def agreed_step(answers: Mapping[str, int | None]) -> int | None:
     """Return the step before which all leave; None: at once, as no member has begun a step."""
     begun = [step for step in answers.values() if step is not None]
     return max(begun) + 1 if begun else None
 
 
-def step_of(step: SupportsIndex, name: str = "step") -> int:
+def as_step(step: SupportsIndex, name: str = "step") -> int:
     """Return a step as an `int`; raise `RendezvousSettingsError` unless it is an integer of at most 64 bits."""
     with contextlib.suppress(TypeError):
         number = operator.index(step)
@@ -106,19 +106,19 @@ class StopAgreement:
     """
 
     def __init__(self) -> None:
-        self.listens: bool = False  # True: this coordinator has written a question or decision
-        self.hears: bool = False  # True: all answers in the store have been read
+        self.has_written: bool = False  # True: this coordinator has written a question or decision
+        self.has_read_all: bool = False  # True: all answers in the store have been read
         self._answers: dict[str, BegunStep] = {}  # the last answer of each node, of any round
         self._asked: Stop | None = None  # the last record that this coordinator wrote
 
-    def answered(self, node_id: str, begun: BegunStep | None) -> None:
+    def note_answer(self, node_id: str, begun: BegunStep | None) -> None:
         """Record a member's answer; None: all answers in the store have been read."""
         if begun is None:
-            self.hears = True
+            self.has_read_all = True
         else:
             self._answers[node_id] = begun
 
-    def next(
+    def next_record(
         self,
         round: int,
         standing: Stop | None,
@@ -147,9 +147,9 @@ class StopAgreement:
             return (Stop(round=round, decided=True, why=why), seen) if better and standing.step is None else None
         # The answer of a member that has left since counts, too: it may have begun a step with the others.
         answers = {who: begun.step for who, begun in tuple(self._answers.items()) if begun.round == round}
-        if not self.hears or any(node_id not in answers for node_id in members):
+        if not self.has_read_all or any(node_id not in answers for node_id in members):
             return None
-        step = stop_of(answers)
+        step = agreed_step(answers)
         if closing and (None in answers.values() or some_have_gone):
             step = None
         why, for_newcomers = (why, False) if better else (standing.why, standing.for_newcomers)
@@ -158,7 +158,7 @@ class StopAgreement:
     def note_written(self, stop: Stop) -> None:
         """Record that this coordinator has written `stop`, at its `revision`."""
         self._answers = {who: begun for who, begun in self._answers.items() if begun.round == stop.round}
-        self._asked, self.listens = stop, True
+        self._asked, self.has_written = stop, True
 
 
 class StepGate:

@@ -66,7 +66,7 @@ class Standstill(NamedTuple):
     said: str
 
 
-class Answered(NamedTuple):
+class StopAnswer(NamedTuple):
     """For `View.apply_fact`: a member's answer which step it has begun; None: all answers in the store are read."""
 
     node_id: str = ""
@@ -183,14 +183,14 @@ class View:
     @property
     def to_expel(self) -> tuple[str, str] | None:
         """The next live member to expel, and why."""
-        believed = self.accusations.believed(round=self.number, live=self.live)
+        believed = self.accusations.member_to_expel(round=self.number, live=self.live)
         return believed or next((one for one in self._stuck.items() if one[0] in self.live), None)
 
-    def apply_fact(self, fact: Stuck | Standstill | Answered) -> None:
+    def apply_fact(self, fact: Stuck | Standstill | StopAnswer) -> None:
         """Apply a fact from another task, unless it is about another round or arrival."""
         match fact:
-            case Answered(node_id, begun):
-                self.agreement.answered(node_id, begun)
+            case StopAnswer(node_id, begun):
+                self.agreement.note_answer(node_id, begun)
             case Standstill(round=number, said=said) if number == self.number:
                 self.standstill = said
             case Stuck(round=number, arrival=arrival, node_id=node_id, why=why) if number == self.number:
@@ -206,8 +206,8 @@ class View:
     ) -> None:
         """Apply one event of the watch on nodes' records.
 
-        `bans` tell why records were deleted. `last_call_timeout` serves to compute when a last call began that the
-        previous coordinator has reported.
+        `bans` tell why records were deleted. From `last_call_timeout` follows when a last call began that the previous
+        coordinator has reported.
         """
         if event.kind == "reset":
             self.synced = False

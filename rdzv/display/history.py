@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from rdzv.core.absent import named
+from rdzv.core.absent import node_label
 from rdzv.core.report import closing_of, lengths_of, long_duration
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ VERSION: Final = 1
 """The version of `as_json`'s result; it increases when a field is removed or changes its meaning."""
 
 
-def hour(at: float | None) -> str:
+def utc_time(at: float | None) -> str:
     """Return a time, in seconds since 1970, as text in UTC; an empty text for None."""
     return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
@@ -28,10 +28,10 @@ def describe(history: History) -> list[str]:
     """Return a run's history as lines of text."""
     lines = []
     if history.past.rounds:
-        begun = hour(history.past.since)
+        begun = utc_time(history.past.since)
         lines.append(f"{history.past.rounds} earlier rounds are forgotten{begun and f'; the run began at {begun}'}")
     for chapter, length in zip(history.chapters, lengths_of(history.chapters, None), strict=True):
-        begun = hour(chapter.at)
+        begun = utc_time(chapter.at)
         when = "" if chapter.after is None else f", {chapter.after:.1f} s after the one before"
         names = _names(chapter, chapter.node_ids, chapter.size)
         lines.append(f"{begun and f'{begun}  '}round {chapter.number}{when}: {_nodes(chapter.size)}: {names}")
@@ -48,7 +48,7 @@ def describe(history: History) -> list[str]:
 
 def _describe(chapter: Chapter, incident: Incident) -> str:
     at = "later" if incident.after is None else f"{incident.after:.1f} s later"
-    clock = hour(incident.at)[11:]
+    clock = utc_time(incident.at)[11:]
     what = f"{' ' if incident.kind == 'closed' else ': '}{incident.reason}".rstrip()
     if incident.count:
         names = _names(chapter, incident.node_ids, incident.count)
@@ -62,7 +62,7 @@ def _nodes(count: int) -> str:
 
 def _names(chapter: Chapter, node_ids: Sequence[str], count: int) -> str:
     more = count - len(node_ids)
-    shown = [named(node_id, chapter.addresses.get(node_id)) for node_id in node_ids]
+    shown = [node_label(node_id, chapter.addresses.get(node_id)) for node_id in node_ids]
     return ", ".join([*shown, *([f"and {more} more"] if more > 0 else [])])
 
 

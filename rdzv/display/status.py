@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rdzv._version import __version__
 from rdzv.config.resizing import describe_size
-from rdzv.core.absent import named
+from rdzv.core.absent import node_label
 from rdzv.core.report import as_of, counts_of, node_states, pace_in, run_state
-from rdzv.display.history import hour
+from rdzv.display.history import utc_time
 from store.net.address import host_and_port
 from store.printable import first_of, in_words, printable
 
@@ -100,7 +100,7 @@ def member_lines(status: RunStatus, most: int | None = None) -> list[str]:
 
 
 def _node_name(status: RunStatus, node_id: str) -> str:
-    return named(node_id, status.addresses.get(node_id))
+    return node_label(node_id, status.addresses.get(node_id))
 
 
 def _step(status: RunStatus, node_id: str) -> str:
@@ -123,7 +123,7 @@ def _wait_of(status: RunStatus, node_id: str) -> str:
 
 def _since(status: RunStatus, node_id: str) -> str:
     at = status.since.get(node_id)
-    return "" if at is None else f"  since {hour(at)}"
+    return "" if at is None else f"  since {utc_time(at)}"
 
 
 class Line(NamedTuple):

@@ -89,16 +89,16 @@ class _Site:
         return web.Response(text=self._page, content_type="text/html", headers=headers)
 
     async def _ready(self, request: web.Request) -> web.Response:
-        await self.runs.ping()  # `listening` answers with 503 if the ping fails
+        await self.runs.ping_store()  # `listening` answers with 503 if the ping fails
         return await health(request)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        runs = await self.runs.live()
+        runs = await self.runs.list_live()
         text = await self.metrics.text(self._server.figures(), runs, ended=len(self.runs.over))
         return web.Response(body=text.encode(), headers=CONTENT_TYPE)
 
     async def _all_runs(self, _: web.Request) -> web.Response:
-        return web.json_response({"version": 1, "runs": await self.runs.live_and_recent()})
+        return web.json_response({"version": 1, "runs": await self.runs.list_recent()})
 
     async def _one_run(self, request: web.Request) -> web.Response:
         return web.json_response(await self.runs.report(request.match_info["run_id"]))
@@ -124,7 +124,7 @@ class _Site:
                     # Write even without changes: a page takes a silent store for lost; a failed write ends this loop.
                     await response.write(message(before, now))
                     before = now
-                    pause = min(LOOK_EVERY, max(self.runs.due_in(now["chosen"]), SPACED))
+                    pause = min(LOOK_EVERY, max(self.runs.seconds_until_due(now["chosen"]), SPACED))
                     if await wakeup.sleep_until(loop.time() + pause):
                         await anyio.sleep(SPACED)  # send changes that follow shortly in the same message
         except ConnectionError:
@@ -134,11 +134,11 @@ class _Site:
         return response
 
     async def _shown(self, run_id: str) -> dict[str, Any]:
-        runs = await self.runs.live_and_recent()
+        runs = await self.runs.list_recent()
         going_on = [one for one in runs if one["closed"] is None] or runs
         chosen = run_id or (going_on[0]["run_id"] if runs else "")
         run = await self.runs.page_state(chosen) if chosen else None
-        now = self.runs.followed.hour(chosen)
+        now = self.runs.followed.time_of_day(chosen)
         return {"now": now, "store": self._server.store_id, "chosen": chosen, "runs": runs, "run": run}
 
 

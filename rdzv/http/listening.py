@@ -39,7 +39,7 @@ BODY_BYTES_MOST: Final = 1024  # limit of a request's body, as no request needs 
 VISITORS_MOST: Final = 256  # the most connections to a process that serves no store
 
 
-def own_table() -> ConnectionTable:
+def make_table() -> ConnectionTable:
     """Return a connection table for a process that serves no store; call this in the loop that listens."""
     most = 2 * BESIDE_SHARE * VISITORS_MOST  # HTTP gets 1 / BESIDE_SHARE of the half for unauthenticated connections
     limits = Limits(connections_max=most, address_connections_max=VISITORS_MOST, handshake_timeout=ASKS_WITHIN)

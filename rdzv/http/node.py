@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from rdzv.http.access_rules import access_rules_for
-from rdzv.http.listening import health, own_table, serve_routes
+from rdzv.http.listening import health, make_table, serve_routes
 from rdzv.http.metrics import CONTENT_TYPE, ProcessMetrics, family
 from rdzv.node.link.wakeup import Wakeup
 from store.net.address import host_and_port
@@ -49,7 +49,7 @@ async def serve_node(
             while not (node.joining or node.membership is not None):
                 await wakeup.sleep_until(None)
         async with contextlib.AsyncExitStack() as stack:
-            serving = serve_routes(metrics.routes(), door, own_table(), host, port, tls)
+            serving = serve_routes(metrics.routes(), door, make_table(), host, port, tls)
             try:
                 bound = await stack.enter_async_context(serving)
             except OSError as error:

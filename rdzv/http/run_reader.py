@@ -83,11 +83,11 @@ class RunReader:
         self._answers: dict[str, tuple[float, float, Any]] = {}
         self.followed: FollowedRuns = FollowedRuns(client, prefix)  # the runs read lately, kept current by watches
 
-    async def ping(self) -> float:
+    async def ping_store(self) -> float:
         """See `Run.ping`."""
         return await self._client.ping(timeout=2.0)
 
-    async def live(self) -> list[dict[str, Any]]:
+    async def list_live(self) -> list[dict[str, Any]]:
         """Return the figures of runs with nodes."""
         return await self._cached("", self._read_live_runs)
 
@@ -106,14 +106,14 @@ class RunReader:
                 self._answers[what] = now + max(SPACED, has_changed * pause), now + max(FRESH, pause), told
             return cast("T", told)
 
-    def due_in(self, run_id: str) -> float:
+    def seconds_until_due(self, run_id: str) -> float:
         """Return the seconds until the unread changes of a run may be read; infinity without any."""
         unread = [what for what in ("", f"{run_id}/") if what in self.followed.changed and what in self._answers]
         return min((self._answers[one][0] for one in unread), default=math.inf) - self._client.time()
 
-    async def live_and_recent(self) -> list[dict[str, Any]]:
+    async def list_recent(self) -> list[dict[str, Any]]:
         """Return the figures of runs with nodes and of the youngest ended runs, without members' steps."""
-        live = await self.live()
+        live = await self.list_live()
         youngest = heapq.nlargest(ENDED_LISTED, self.over.items(), key=lambda one: one[1].since)
         for run_id, over in [one for one in youngest if one[1].summary is None][:READ_AT_ONCE]:
             over.summary = await self.followed.summary_of(run_id)
@@ -137,7 +137,7 @@ class RunReader:
             some = unknown[at : at + COUNTED_AT_ONCE]
             nodes = await run_together(*(self._client.count(self._keys(id).nodes) for id in some))
             for id, count in zip(some, nodes, strict=True):
-                summary = (await self.followed.refreshed(id)).summary() if count else None
+                summary = (await self.followed.refresh_run(id)).summary() if count else None
                 if summary is not None and any(summary[name] for name in ("members", "waiting", "spares")):
                     live.append(summary)
                 else:
@@ -150,7 +150,7 @@ class RunReader:
         return await self._cached(run_id, partial(self._report, run_id))
 
     async def _report(self, run_id: str) -> dict[str, Any]:
-        run = await self.followed.refreshed(run_id)
+        run = await self.followed.refresh_run(run_id)
         status, history = run.now()
         return {**report(status), "history": describe(history)[-HISTORY_LINES:], "cost": run.cost().plain()}
 
@@ -161,13 +161,13 @@ class RunReader:
         return await self._cached(f"{run_id}/", partial(self._stream, run_id))
 
     async def _stream(self, run_id: str) -> dict[str, Any]:
-        return (await self.followed.refreshed(run_id)).page_state()
+        return (await self.followed.refresh_run(run_id)).page_state()
 
     async def history(self, run_id: str) -> tuple[History, float]:
         """Return a run's history and the present time on its clock; raise `NoSuchRun` if the run does not exist."""
         await self._check(run_id)
         run = Run(self._client, self._keys(run_id))
-        return await run.whole_history(), await run.hour()
+        return await run.whole_history(), await run.time_of_day()
 
     async def _check(self, run_id: str) -> None:
         if not await self._client.count(self._keys(run_id).root):

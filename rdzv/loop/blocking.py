@@ -49,7 +49,7 @@ class Round(MemberOfRound):
             self.gate.finish()
         return run_at_once(self._conclude(error))
 
-    def _ended(self, ending: Ending) -> None:
+    def _end_body(self, ending: Ending) -> None:
         """If members have gone, end waits in the round's store, as keys may never come. Runs in the node thread."""
         if ending.is_abrupt:
             self.store.end_waits()

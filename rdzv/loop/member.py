@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Suppor
 from rdzv.config.config_errors import shown
 from rdzv.config.parameters import Parameter
 from rdzv.config.value_types import duration, whole_number
-from rdzv.core.round_life import Ending, EndKind, Outcome, gave_up
-from rdzv.core.stopping import step_of
-from rdzv.core.stuck.tally import Tally
+from rdzv.core.round_life import Ending, EndKind, Outcome, give_up_in
+from rdzv.core.stopping import as_step
+from rdzv.core.stuck.tally import RunTally
 from rdzv.errors import (
     RendezvousClosedError,
     RendezvousError,
@@ -84,9 +84,9 @@ class RoundLoop(Generic[SomeRound]):
         if self.last is None:
             self._was_open = not await await_if_async(self._handler.is_closed())
             if self.options.progress is not None:
-                self._finished = step_of(self.options.progress(), "progress()")
+                self._finished = as_step(self.options.progress(), "progress()")
         else:
-            self.last.check_left()
+            self.last.check_was_left()
             await self._leave(self.last)
         while not self.node.is_draining:
             self.node.progress = self._finished  # other members read this value in this node's record
@@ -115,13 +115,13 @@ class RoundLoop(Generic[SomeRound]):
         # Steps that another member had finished before this round do not count as progress in this round.
         before = max(self._finished, -1 if round.newest is None else round.newest[1])
         if progress is not None:
-            self._finished = step_of(progress(), "progress()")
+            self._finished = as_step(progress(), "progress()")
         elif gate.finished is not None:
             self._finished = gate.finished
         achieved = round.monitor.membership.beats.has_progressed or (progress is not None and self._finished > before)
 
         def count(tally: bytes) -> bytes:
-            return Tally.of(tally).after(round.number, failed=round.monitor.has_failed, achieved=achieved).pack()
+            return RunTally.of(tally).after(round.number, failed=round.monitor.has_failed, achieved=achieved).pack()
 
         if self.options.no_progress:
             with contextlib.suppress(RendezvousError):  # if the store stays unreachable, `next_rendezvous` raises
@@ -131,7 +131,8 @@ class RoundLoop(Generic[SomeRound]):
         """Give the run up after too many rounds without a finished step; each member has counted the last round."""
         if not self.options.no_progress:
             return
-        fruitless = Tally.of(await await_if_async(self._handler.change_tally(bytes))).fruitless  # `bytes` is no change
+        value = await await_if_async(self._handler.change_tally(bytes))  # `bytes` changes nothing
+        fruitless = RunTally.of(value).fruitless
         if fruitless < self.options.no_progress:
             return
         reason = (
@@ -154,11 +155,11 @@ class Busy:
         self._tokens: list[object] = []
 
     def __enter__(self) -> None:
-        self._tokens.append(self._beats.be_busy(self._seconds, self._what))
+        self._tokens.append(self._beats.begin_busy(self._seconds, self._what))
         self._node.send_steps()
 
     def __exit__(self, *_: object) -> None:
-        self._beats.be_free(self._tokens.pop())
+        self._beats.end_busy(self._tokens.pop())
 
     async def __aenter__(self) -> None:
         self.__enter__()
@@ -211,7 +212,7 @@ class MemberOfRound(ABC):
         self._is_entered = False
         self._misuse: RendezvousStateError | None = None  # raised when the loop continued inside this block
         waits = loop.options.on_waiting == "wait"
-        self.monitor: RoundMonitor = RoundMonitor(node, membership, self._ended, lets_newcomers_wait=waits)
+        self.monitor: RoundMonitor = RoundMonitor(node, membership, self._end_body, lets_newcomers_wait=waits)
 
     async def begin(self) -> bool:
         """Prepare the round before the loop yields it (torch: a process group); return False if the round has ended."""
@@ -223,7 +224,7 @@ class MemberOfRound(ABC):
         self._is_entered = True
         self.monitor.start()
 
-    def check_left(self) -> None:
+    def check_was_left(self) -> None:
         """Raise an error unless this round was entered and left."""
         if not self._is_entered:
             raise RendezvousStateError("enter each round: write `async with round:` or `with round:` in the loop")
@@ -254,7 +255,7 @@ class MemberOfRound(ABC):
         return Busy(self._node, self._membership, SECONDS.read(seconds), what)
 
     @abstractmethod
-    def _ended(self, ending: Ending) -> None:
+    def _end_body(self, ending: Ending) -> None:
         """End the body's work, by cancellation or by errors of its waits; called in the node's thread."""
 
     async def _release(self) -> None:  # noqa: B027  by default there is nothing to release
@@ -267,7 +268,7 @@ class MemberOfRound(ABC):
                 error, in_node=lambda work: await_if_async(self._handler.call(work)), release=self._release
             )
             if outcome is not Outcome.MEET_AGAIN:
-                verdict = gave_up(error)
+                verdict = give_up_in(error)
                 if verdict is not None and isinstance(error, ExceptionGroup):
                     raise verdict from error
                 return False
@@ -320,7 +321,7 @@ class BodyCalls(MemberOfRound):
                 if not (self.gate.must_leave(step) or self.monitor.ended_abruptly):
                     return
                 self.monitor.end(Ending(kind=EndKind.AGREED, reason=self.gate.why))
-        self.gate.refused = step_of(step)
+        self.gate.refused = as_step(step)
         await self._leave_body()
 
     async def keep(self, key: str, data: bytes) -> None:

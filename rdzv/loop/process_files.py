@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from rdzv.core.stopping import step_of
+from rdzv.core.stopping import as_step
 
 if TYPE_CHECKING:
     from rdzv.membership import Membership
@@ -68,7 +68,7 @@ def _last_step_of(folder: Path) -> int | None:
                 # Do not block on a pipe without a writer.
                 open(path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file,
             ):
-                steps.append(step_of(int(file.read(DIGITS_MOST))))
+                steps.append(as_step(int(file.read(DIGITS_MOST))))
     return min(steps, default=None)
 
 

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from rdzv.core.absent import named
+from rdzv.core.absent import node_label
 from rdzv.core.round_life import (
     ASK_WITHIN,
     Ending,
     EndKind,
     Outcome,
     WorkPhase,
-    gave_up,
+    give_up_in,
     loss_known_within,
     own_failure,
 )
 from rdzv.core.state import Closed, NodesLeft, NodesLost
-from rdzv.core.stuck.accusing import SOMEBODY
+from rdzv.core.stuck.accusing import UNNAMED
 from rdzv.errors import RendezvousError, RoundSupersededError
 from rdzv.membership import changes_since
 from rdzv.node.front import verbs
@@ -59,7 +59,7 @@ BLAME: Final = "rdzv/ended_by"
 LISTENS_FOR: Final = 1e9  # seconds; in effect no limit, as the round's end ends the wait
 LISTENS_AGAIN: Final = 1.0  # seconds until `listen` asks the store again after an error
 ETCD_LATE: Final = 1.0  # seconds by which etcd may report a lease's end late
-LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_await_known_loss`
+LOOKS_FOR_NEWS_EVERY: Final = 0.1  # seconds between the checks of `_wait_for_loss`
 
 
 @dataclass(eq=False)
@@ -81,8 +81,6 @@ class RoundMonitor:
     # At most two endings: False has the agreement to leave, True any other ending. Any thread sets each once.
     _endings: dict[bool, Ending] = field(default_factory=dict)
     _awaits: anyio.CancelScope | None = None  # cancelled at the round's end, to end a wait in the node's loop
-
-    # ------------------------------------------------------------------------------------------ the end
 
     @property
     def ending(self) -> Ending | None:
@@ -149,9 +147,9 @@ class RoundMonitor:
         for change in changes_since([], head, round=round, dropped=None, node_id=membership.node_id):
             match change:
                 case NodesLost(node_ids=ids) as lost:
-                    return Ending(kind=EndKind.LOST, reason=f"lost: {names_of_gone(lost)}", node_ids=ids)
+                    return Ending(kind=EndKind.LOST, reason=f"lost: {describe_gone(lost)}", node_ids=ids)
                 case NodesLeft(node_ids=ids) as left if not gate.decided or self._left_early:
-                    return Ending(kind=EndKind.LEFT, reason=f"left: {names_of_gone(left)}", node_ids=ids)
+                    return Ending(kind=EndKind.LEFT, reason=f"left: {describe_gone(left)}", node_ids=ids)
                 case Closed(reason=reason, given_up=given_up) if given_up or stops_nowhere:
                     return Ending(kind=EndKind.CLOSED, reason=f"the run is closed: {reason}")
         if gate.decided and gate.stop is None and not (gate.for_newcomers and self.lets_newcomers_wait):
@@ -184,8 +182,6 @@ class RoundMonitor:
         progress = self.membership.progress
         return progress is not None and progress.left_early
 
-    # ------------------------------------------------------------------------------------------ after the end
-
     async def end_work(
         self,
         failure: BaseException | str | None,
@@ -200,7 +196,7 @@ class RoundMonitor:
         otherwise members that fail because of it would report first. For blocking callers, `in_node` and
         `release` block instead of awaiting.
         """
-        verdict = gave_up(failure)
+        verdict = give_up_in(failure)
         if verdict is not None:
             await in_node(self._give_up(verdict))
             return Outcome.GIVE_UP
@@ -221,10 +217,10 @@ class RoundMonitor:
                     await in_node(self._leave())
             return Outcome.MEET_AGAIN
         self.phase = WorkPhase.FAILED
-        if await in_node(self._fails_first(failure)):
+        if await in_node(self._claim_failure(failure)):
             await release()
-            await in_node(self._await_known_loss())
-        self.blames_others = True in self._endings  # the round may have ended during `_await_known_loss`
+            await in_node(self._wait_for_loss())
+        self.blames_others = True in self._endings  # the round may have ended during `_wait_for_loss`
         return Outcome.MEET_AGAIN if self.blames_others else Outcome.RAISE
 
     async def _leave(self) -> None:
@@ -264,7 +260,7 @@ class RoundMonitor:
             # The node's loop completes the closing even if this caller is cancelled.
             await self.node.loop.start(verbs.set_closed(self.node, self.finished))
 
-    async def _fails_first(self, failure: BaseException | str) -> bool:
+    async def _claim_failure(self, failure: BaseException | str) -> bool:
         """Report that this member has failed; return True if it failed first, in a round of several members."""
         how = failure if isinstance(failure, str) else ""
         if not await self.claim_end(how):
@@ -277,12 +273,12 @@ class RoundMonitor:
             await accuse_unnamed(self.node, how or repr(failure))
         return True
 
-    async def _await_known_loss(self) -> None:
+    async def _wait_for_loss(self) -> None:
         """Wait until a member's loss is known, or any loss would be known by now."""
         settings = self.node.settings
         on_etcd = settings.endpoint.info.family == "etcd"  # on etcd, only `ttl` ends a dead member's lease
         died_within = settings.ttl + ETCD_LATE if on_etcd else settings.disconnect_ttl
-        left = loss_known_within(disconnect_ttl=died_within, ttl=settings.ttl, back_for=self.node.back_for)
+        left = loss_known_within(disconnect_ttl=died_within, ttl=settings.ttl, connected_for=self.node.connected_for)
         with anyio.CancelScope() as self._awaits:
             self.notify()
             while left > 0 and not self.ended_abruptly:
@@ -344,10 +340,10 @@ class RoundMonitor:
                 return
 
 
-def names_of_gone(gone: NodesLost | NodesLeft) -> str:
+def describe_gone(gone: NodesLost | NodesLeft) -> str:
     """Return the names, addresses and reasons of the nodes that have gone, and the number of unnamed ones."""
     why = {node_id: f": {reason}" for node_id, reason in gone.reasons.items()}
-    names = ", ".join(named(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
+    names = ", ".join(node_label(one, gone.addresses.get(one)) + why.get(one, "") for one in gone.node_ids)
     more = gone.count - len(gone.node_ids)
     return f"{names} and {more} more" if more > 0 else names
 
@@ -357,4 +353,4 @@ async def accuse_unnamed(node: Node, why: str) -> None:
     link, membership = await node.connect(), node.membership
     if membership is not None and membership.over is None:
         with contextlib.suppress(StoreError):
-            await Run(link.store, node.keys, by=node.node_id).accuse(membership, SOMEBODY, why)
+            await Run(link.store, node.keys, by=node.node_id).accuse(membership, UNNAMED, why)

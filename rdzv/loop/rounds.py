@@ -88,7 +88,7 @@ async def rounds_made_by(
     """Yield a run's rounds, made by `make`; enter the handler, and close it in the end."""
     try:
         async with handler:
-            handler.node.close_with(asyncio.get_running_loop())
+            handler.node.close_with_loop(asyncio.get_running_loop())
             loop = RoundLoop(make, handler, handler.node, options)
             while (round := await loop.next()) is not None:
                 yield round
@@ -130,7 +130,7 @@ class Round(BodyCalls):
         self._left.set()
         return await self._conclude(None if cancelled_by_us else error)
 
-    def _ended(self, _: Ending) -> None:
+    def _end_body(self, _: Ending) -> None:
         with contextlib.suppress(RuntimeError):  # the body's loop is closed, so the body has ended
             self._loop.call_soon_threadsafe(self._scope.cancel)
 

@@ -51,8 +51,8 @@ def blocking_method(
     @functools.wraps(verb)
     def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
         node = self.node
-        call = self._elsewhere(verb.__name__) if node is None else functools.partial(verb, node)
-        done: T = self.call(call(*args, **kwargs), see_to_its_end=verbs.must_end(verb))
+        call = self._third_party_call(verb.__name__) if node is None else functools.partial(verb, node)
+        done: T = self.call(call(*args, **kwargs), must_complete=verbs.must_end(verb))
         return done
 
     return method
@@ -79,8 +79,8 @@ class Handler(NodeView, RendezvousHandler):
             joining = self.start(node.next_rendezvous(ticket, self._health_check(node)))
             return self._info(result_of(joining))
         except BaseException:
-            # `abandon` undoes the call, even if a signal handler raised before or after it. A failed call has already
-            # undone its work.
+            # `abandon` undoes the call, even if a signal handler raised just before or after it. A failed call has
+            # already undone its work.
             if joining is None or not joining.has_failed:
                 try:
                     self._abandon(node, ticket)
@@ -114,7 +114,7 @@ class Handler(NodeView, RendezvousHandler):
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
         return self.node
 
-    def _elsewhere(self, name: str) -> Callable[..., Any]:
+    def _third_party_call(self, name: str) -> Callable[..., Any]:
         method = getattr(self._inner, name, None)
         if method is None:
             raise RendezvousStateError(f"the backend of run {self.run_id} does not offer {name}")
@@ -122,12 +122,12 @@ class Handler(NodeView, RendezvousHandler):
 
     def changes(self) -> BlockingChanges:
         """Return the round's changes as they happen; see the async handler's `changes`."""
-        changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._elsewhere("changes")
+        changes = self._inner.changes if isinstance(self._inner, AsyncHandler) else self._third_party_call("changes")
         return BlockingChanges(changes(), self.call)
 
     def statuses(self) -> Iterator[RunStatus]:
         """Yield the run's status now, and after each change, until the run is closed."""
-        with BlockingStream(contextlib.aclosing(self._elsewhere("statuses")()), self.call) as statuses:
+        with BlockingStream(contextlib.aclosing(self._third_party_call("statuses")()), self.call) as statuses:
             yield from statuses
 
     def connect(self) -> None:
@@ -156,13 +156,13 @@ class Handler(NodeView, RendezvousHandler):
         closing.over.call(self._loop.leave)
         return closing
 
-    def call(self, work: Awaitable[T], *, see_to_its_end: bool = False) -> T:
-        """Run work in the node's loop and wait for it. An interrupt cancels the work, unless `see_to_its_end`."""
+    def call(self, work: Awaitable[T], *, must_complete: bool = False) -> T:
+        """Run work in the node's loop and wait for it. An interrupt cancels the work, unless `must_complete`."""
         call = self.start(cast("Coroutine[Any, Any, T]", work))
         try:
             return result_of(call)
         except BaseException:
-            if not see_to_its_end:
+            if not must_complete:
                 call.cancel()
             raise
 
@@ -228,13 +228,13 @@ class BlockingStream(Generic[T]):
         if stream is None:
             raise RendezvousStateError("changes are entered first: with handler.changes() as changes")
 
-        async def take_one() -> None:
+        async def read_one() -> None:
             async with self._turn:
                 with anyio.move_on_after(timeout), contextlib.suppress(StopAsyncIteration):
                     self._taken.append(await anext(stream))
 
         if not self._taken:
-            self._call(take_one())
+            self._call(read_one())
         item = self._taken[0] if self._taken else None
         del self._taken[:1]  # delete the item last, so that no signal handler can raise before the return
         return item

@@ -58,7 +58,7 @@ def awaited_method(
 
     @functools.wraps(verb)
     async def method(self: Handler, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self.call(verb(self.node, *args, **kwargs), see_to_its_end=verbs.must_end(verb))
+        return await self.call(verb(self.node, *args, **kwargs), must_complete=verbs.must_end(verb))
 
     return method
 
@@ -81,8 +81,6 @@ class Handler(NodeView, RendezvousHandler):
         self.shared_client: ClientAtFirstUse = ClientAtFirstUse(open_store)
         self._open_blocking_store = open_blocking_store
         self._pid = os.getpid()
-
-    # ------------------------------------------------------------------------------------------ life
 
     async def __aenter__(self) -> Self:
         try:
@@ -126,13 +124,13 @@ class Handler(NodeView, RendezvousHandler):
         await self.shared_client.aclose()
         await closing.end()
 
-    async def call(self, work: Coroutine[Any, Any, T], *, see_to_its_end: bool = False) -> T:
-        """Run work in the node's loop and wait for it. A cancelled caller cancels the work, unless `see_to_its_end`."""
+    async def call(self, work: Coroutine[Any, Any, T], *, must_complete: bool = False) -> T:
+        """Run work in the node's loop and wait for it. A cancelled caller cancels the work, unless `must_complete`."""
         call = self.start(work)
         try:
             await call.end()
         except BaseException:
-            if not see_to_its_end:
+            if not must_complete:
                 call.cancel()
             raise
         return result_of(call)
@@ -153,8 +151,6 @@ class Handler(NodeView, RendezvousHandler):
         if self.settings.waits_end_on_loss:
             membership.call_when_lost(lambda _: client.end_waits())
         return shared_store(self.node, membership, self.shared_client).blocking(client), client
-
-    # ------------------------------------------------------------------------------------------ joining and leaving
 
     async def next_rendezvous(self) -> RendezvousInfo:
         """Leave the current round, if any, and return once this node is a member of the next.
@@ -188,18 +184,16 @@ class Handler(NodeView, RendezvousHandler):
         shared = shared_store(self.node, membership, self.shared_client)
         here = asyncio.get_running_loop()
 
-        def here_soon(call: Callable[..., None], *arguments: object) -> None:
+        def call_here(call: Callable[..., None], *arguments: object) -> None:
             with contextlib.suppress(RuntimeError):  # the caller's loop is closed, and has no call to end
                 here.call_soon_threadsafe(call, *arguments)
 
         read_roster = functools.partial(self._roster, membership)
         info = RendezvousInfo.of(membership, self.run_id, store=shared, _read_roster=read_roster)
-        membership.call_when_over(functools.partial(here_soon, shared.end_calls))
+        membership.call_when_over(functools.partial(call_here, shared.end_calls))
         if self.settings.waits_end_on_loss:  # end the present waits; later waits check for losses
-            membership.call_when_lost(lambda _: here_soon(shared.end_waits))
+            membership.call_when_lost(lambda _: call_here(shared.end_waits))
         return info
-
-    # ------------------------------------------------------------------------------------------ state
 
     def changes(self) -> Changes:
         """Return the round's changes as they happen: `async with handler.changes() as changes`; see `Changes`."""

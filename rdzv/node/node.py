@@ -31,8 +31,8 @@ from rdzv.node.coordinator.election import start_candidacy
 from rdzv.node.link.ports import HeldPort
 from rdzv.node.link.store_session import StoreEndingError, StoreSession
 from rdzv.node.member.joining import Joining
-from rdzv.node.member.leaving import Leaving, announce_move
-from rdzv.node.member.lost_store import keep_knowledge, pass_on_knowledge
+from rdzv.node.member.leaving import Withdrawal, announce_move
+from rdzv.node.member.lost_store import pass_on_knowledge, remember_lost_store
 from rdzv.node.member.membership_watcher import MembershipWatcher
 from rdzv.node.member.node_state import NodeState
 from store import StoreError, StoreReplaced, StoreUsageError
@@ -100,7 +100,7 @@ class Node:
             rng=rng,
             port=port or HeldPort(settings.master_port),
         )
-        self._leaving = Leaving(self.part)
+        self._leaving = Withdrawal(self.part)
         self._leaving_call = asyncio.Lock()
         self._open_store = open_store
         self._rng = rng
@@ -131,7 +131,7 @@ class Node:
         """Call back when this node's lease has ended by its own clock, unless the run is known to be closed."""
         self.part.on_lease_lost = lambda: callback() if self.head.closed is None else None
 
-    def close_with(self, caller: asyncio.AbstractEventLoop) -> None:
+    def close_with_loop(self, caller: asyncio.AbstractEventLoop) -> None:
         """If the caller's event loop is closed without closing this node, close the node."""
 
         def look() -> None:
@@ -236,7 +236,7 @@ class Node:
     async def _disconnect(self, error: Exception | None = None) -> None:
         if error is not None:
             if self._link is not None and self._link.follower.synced.is_set():
-                keep_knowledge(self.part, self._link)
+                remember_lost_store(self.part, self._link)
             self.part.end_membership(f"the store is lost: {error}", dropped=True)
             self.part.arrival.lease_lost()
             if self.head.round is not None:  # rounds in the next store must get higher numbers
@@ -274,7 +274,7 @@ class Node:
         return self._store_gone if link is None else link.gone
 
     @property
-    def back_for(self) -> float:
+    def connected_for(self) -> float:
         """Seconds since the store was reconnected; infinite if never disconnected. Thread-safe."""
         back_at = None if self._link is None else self._link.back_at
         return math.inf if back_at is None else self.time() - back_at
@@ -334,7 +334,7 @@ class Node:
                 self.handed_on, lost = True, error
             except StoreError as error:
                 raise self.connection_error(error) from error
-            clock.set(suspended=False, now=anyio.current_time())
+            clock.set_suspended(suspended=False, now=anyio.current_time())
             with anyio.move_on_after(clock.seconds_left(anyio.current_time())) as limit:
                 link = await self._find_store(link, lost)
             if limit.cancelled_caught:
@@ -441,7 +441,7 @@ class Node:
     @property
     def is_draining(self) -> bool:
         """True if a drain of this node was announced; thread-safe."""
-        return self.part.drained(self.head) is not None
+        return self.part.announced_drain(self.head) is not None
 
     def may_host(self, away: float) -> bool:
         """Return True if this node may serve its run's next store, after `away` seconds without one.
@@ -451,7 +451,7 @@ class Node:
         gives_way = away < min(GIVES_WAY_FOR, self.settings.store_gone_timeout / 2)
         return not self._closed and not (gives_way and (self.is_draining or self.part.leaves_because))
 
-    async def ask_the_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
+    async def call_store(self, work: Callable[[Store], Awaitable[T]]) -> T:
         """Run `work` with the store client; raise errors of this package for those of the store."""
         link = await self.connect()
         try:

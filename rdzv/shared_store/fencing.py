@@ -156,10 +156,10 @@ class FencedCall:
         self.company.interrupted()
         if not lost:
             raise RoundChanged(
-                f"the round is over for this member, and these keys may never come: {named(keys)}"
+                f"the round is over for this member, and these keys may never come: {first_names(keys)}"
             ) from timed_out
         raise MembersLostError(
-            f"the round has lost {named(lost)}, and these keys may never come: {named(keys)}; "
+            f"the round has lost {first_names(lost)}, and these keys may never come: {first_names(keys)}; "
             f"call next_rendezvous to meet again, or write waits_end_on_loss=0 to wait on all the same",
             node_ids=lost,
         ) from timed_out
@@ -195,7 +195,7 @@ class FencedCall:
         return error
 
 
-def named(names: Iterable[str]) -> str:
+def first_names(names: Iterable[str]) -> str:
     """Return the first `NAMED_MAX` names, in words."""
     return first_of(list(map(shown, names)), NAMED_MAX)
 
@@ -205,4 +205,4 @@ def keys_awaited(prefix: str, request: Request[Any]) -> str:
     wait = request.request if type(request) is Guarded else request
     assert type(wait) is Wait, "nothing else waits"
     names = [key.removeprefix(prefix).partition("/")[2] for key in wait.keys]
-    return f"{'key' if len(names) == 1 else 'keys'} {named(names)}"
+    return f"{'key' if len(names) == 1 else 'keys'} {first_names(names)}"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 from rdzv.config.config_errors import shown
 from rdzv.errors import QueueEmptyError
 from rdzv.shared_store.arguments import valid_int, valid_items, valid_key, valid_keys, valid_value
-from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTime, named
+from rdzv.shared_store.fencing import NAMED_MAX, QUEUES, VALUES, OutOfTime, first_names
 from store import when
 from store.messages import (
     Add,
@@ -60,7 +60,7 @@ class RoundKeys(ABC):
         """Return the `FencedCall` of one operation."""
 
     @abstractmethod
-    def _unique(self) -> str:
+    def _new_unique_name(self) -> str:
         """Return a unique name."""
 
     def _value_key(self, key: str) -> str:
@@ -73,8 +73,6 @@ class RoundKeys(ABC):
 
 class Operations(RoundKeys):
     """The methods of `torch.distributed.Store` that make requests."""
-
-    # ------------------------------------------------------------------------------------------ values
 
     async def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
@@ -164,12 +162,10 @@ class Operations(RoundKeys):
         """Return the number of this round's keys that hold values."""
         return len(await _keys_of_values(self._begin(), self.prefix))
 
-    # ------------------------------------------------------------------------------------------ queues
-
     async def queue_push(self, key: str, value: str | bytes) -> None:
         """Append an item to a queue."""
         mark = self._value_key(key)
-        item = Put(self._queue_prefix(key) + self._unique(), valid_value(value), lease=self.lease)
+        item = Put(self._queue_prefix(key) + self._new_unique_name(), valid_value(value), lease=self.lease)
         writes = item, Put(mark, MARK, lease=self.lease)
         ask = self._begin()
         starts = True  # assume an empty queue; otherwise the transaction writes nothing
@@ -180,7 +176,7 @@ class Operations(RoundKeys):
                 return
             (there,) = result.results
             if isinstance(there, Entry) and there.value != MARK:
-                raise _no_queue(key)
+                raise _not_a_queue(key)
             starts = there is None
 
     async def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -207,8 +203,6 @@ class Operations(RoundKeys):
     async def queue_len(self, key: str) -> int:
         """Return the number of items in a queue, 0 without one."""
         return (await self._begin()(Count(prefix=self._queue_prefix(key)))).count
-
-    # ------------------------------------------------------------------------------------------ barrier
 
     async def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         """Wait for `world_size` callers of this barrier. Each key serves one barrier; timed-out callers still count."""
@@ -243,7 +237,7 @@ class Operations(RoundKeys):
         except OutOfTime:
             if is_last:
                 raise
-            # All callers came in time, so this one passes, although the store has not counted it out in time.
+            # All callers arrived in time, so this call succeeds, although the store has not counted its exit in time.
 
 
 async def _get_all(ask: FencedCall, names: tuple[str, ...], held: tuple[str, ...]) -> list[bytes]:
@@ -284,18 +278,18 @@ async def _pop(ask: FencedCall, item: Entry, mark: str, *, is_last: bool) -> byt
     unchanged = when.mod_revision(item.key) == item.mod_revision
     take = Get(item.key), Delete(item.key)
     if not is_last:
-        return _taken(await ask(Transact(when=(unchanged,), then=take)))
+        return _taken_value(await ask(Transact(when=(unchanged,), then=take)))
     untouched = when.mod_revision(mark) == item.mod_revision
     look = Get(item.key), Get(mark)
     result = await ask(Transact(when=(unchanged, untouched), then=(*take, Delete(mark)), otherwise=look))
     if result.succeeded:
-        return _taken(result)
+        return _taken_value(result)
     still_there, there = result.results
     if still_there is None:
         return None
     # The mark was written after this item, by a later push or by `set`, or was deleted: take only the item.
     seen = when.mod_revision(mark) == (there.mod_revision if isinstance(there, Entry) else 0)
-    return _taken(await ask(Transact(when=(unchanged, seen), then=take)))
+    return _taken_value(await ask(Transact(when=(unchanged, seen), then=take)))
 
 
 async def _wait_for_push(ask: FencedCall, key: str, mark: str) -> None:
@@ -305,7 +299,7 @@ async def _wait_for_push(ask: FencedCall, key: str, mark: str) -> None:
         message = f"nothing was pushed to the queue {shown(key)} within {ask.seconds:g} s"
         ask.raise_timeout(message, keys=(key,))
     if any(entry is not None and entry.value != MARK for entry in listing.entries):
-        raise _no_queue(key)
+        raise _not_a_queue(key)
 
 
 def _escaped(key: str) -> str:
@@ -349,15 +343,15 @@ def _common_prefix(keys: Iterable[str]) -> str:
     return first
 
 
-def _taken(result: TransactionResult) -> bytes | None:
+def _taken_value(result: TransactionResult) -> bytes | None:
     return result.results[0].value if result.succeeded and isinstance(result.results[0], Entry) else None
 
 
 def _raise_timeout(ask: FencedCall, names: tuple[str, ...], missing: tuple[str, ...]) -> NoReturn:
     of_all = f" ({len(missing)} of {len(names)} keys)" if len(names) > 1 else ""
-    message = f"wait timed out after {ask.seconds:g} s, still missing: {named(missing)}{of_all}"
+    message = f"wait timed out after {ask.seconds:g} s, still missing: {first_names(missing)}{of_all}"
     ask.raise_timeout(message, keys=missing)
 
 
-def _no_queue(key: str) -> ValueError:
+def _not_a_queue(key: str) -> ValueError:
     return ValueError(f"{shown(key)} holds a value that was set, not a queue; give the queue a key of its own")

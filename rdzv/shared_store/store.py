@@ -112,7 +112,7 @@ class _Twin(RoundKeys, Generic[C]):
         """Return a context to make a request in; a request that waits for other members is reported as a wait."""
         return self._company.waiting(partial(keys_awaited, self.prefix, request)) if waits(request) else nullcontext()
 
-    def _unique(self) -> str:
+    def _new_unique_name(self) -> str:
         return secrets.token_hex(16)
 
     @property
@@ -128,7 +128,7 @@ class _Twin(RoundKeys, Generic[C]):
         """Return another object for the same keys, with its own timeout."""
         return copy.copy(self)
 
-    def waiting_through_losses(self) -> Self:
+    def ignoring_losses(self) -> Self:
         """Return another object for the same keys, whose waits continue when members are lost."""
         copied = self.clone()
         copied._company = replace(self._company, lost=None)

@@ -406,7 +406,7 @@ class Cluster:
         self.say(f"{info.node_id} is rank {info.rank} of {info.world_size} in round {info.round} of {info.run_id}")
 
     def _start(self, node: ClusterNode, body: Callable[[ClusterNode], Awaitable[object]]) -> None:
-        node.start(body).add_done_callback(partial(self._ended, node))
+        node.start(body).add_done_callback(partial(self._body_ended, node))
 
     def _exit(self, node: ClusterNode, *, until: float) -> None:
         if self.now < until and not node.is_idle:
@@ -414,7 +414,7 @@ class Cluster:
         else:
             node.process.exit()
 
-    def _ended(self, node: ClusterNode, task: asyncio.Task[Any]) -> None:
+    def _body_ended(self, node: ClusterNode, task: asyncio.Task[Any]) -> None:
         if not node.alive:
             return
         node.ended = True

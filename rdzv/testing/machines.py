@@ -96,7 +96,7 @@ class Process:
         if self.alive:
             self.host.die()
             for source in self.sources:
-                self.world.network.died(source, silently=silently)
+                self.world.network.end_process(source, silently=silently)
             for thread in self.threads.values():
                 thread.die()
 
@@ -224,7 +224,7 @@ class StoreMachine:
         world.say(f"the store is killed{', and its machine with it' if silently else ''}")
         self.host.die()
         self.host = self.server = None
-        world.network.died(STORE, silently=silently)
+        world.network.end_process(STORE, silently=silently)
         self._close_listener()
         if self.disk is not None:
             self.disk.lose_power()

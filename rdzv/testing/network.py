@@ -9,7 +9,7 @@ A fault applies to one connection (`links.Link`), or to a name: of a link ("node
 present and future links), of a listener ("store"), or to `EVERYTHING`.
 
 The ends of a link may be in different loops. The network's own loop stands for the wire and for both ends' operating
-systems: these still accept connections and bytes for a stopped process, and close a dead one's connections (`died`).
+systems: these still accept connections and bytes for a stopped process, and close a dead one's connections.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class MemoryNetwork:
         for link in self.links(which):
             link.reset()
 
-    def died(self, name: str, *, silently: bool = False) -> None:
+    def end_process(self, name: str, *, silently: bool = False) -> None:
         """End the links of a dead process, a dialer or a listener; a dead dialer can dial no more.
 
         The process's system delivers the sent bytes, closes the connections, and answers later bytes with a reset. With
@@ -166,7 +166,7 @@ class MemoryNetwork:
         """Refuse dials to or from this name; open links stay."""
         self._refused.add(name)
 
-    def accept(self, name: str) -> None:
+    def stop_refusing(self, name: str) -> None:
         """End a `refuse`."""
         self._refused.discard(name)
 

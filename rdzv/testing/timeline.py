@@ -117,7 +117,7 @@ class Timeline:
         while self._timers and self._timers[0][0] <= self.now:
             _, _, host, handle = heapq.heappop(self._timers)
             if not handle.cancelled() and not host.dead:
-                host.due(handle)
+                host.timer_fired(handle)
 
     def _remove_dead_hosts(self) -> None:
         while self.corpses:
@@ -125,14 +125,14 @@ class Timeline:
             if host in self.runnable:
                 self.runnable.remove(host)
             self.hosts.remove(host)
-            host.bury()
+            host.close_coroutines()
 
     def _take_turn(self) -> None:
         runnable = self.runnable
         index = self.rng.randrange(len(runnable)) if len(runnable) > 1 else 0
         host = runnable[index]
         del runnable[index]
-        host.turn()
+        host.run_turn()
 
 
 @contextlib.contextmanager
@@ -165,10 +165,12 @@ class Host(asyncio.BaseEventLoop):
         self.rate = rate
         self._epoch = START - START * rate  # all clocks begin at `START`
         self._late: list[asyncio.Handle] = []  # timers that fired while it was stopped
-        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = None  # its timers, while `bury` runs
+        self._grave: list[tuple[float, int, asyncio.TimerHandle]] | None = (
+            None  # its timers, while coroutines are closed
+        )
         self._grave_time = 0.0
         self._queued = False
-        # The tasks in order of creation, in which `bury` cancels them.
+        # The tasks in order of creation, in which `close_coroutines` cancels them.
         self._tasks: weakref.WeakKeyDictionary[asyncio.Task[Any], None] = weakref.WeakKeyDictionary()
         self.paused: bool = False
         self.dead: bool = False
@@ -178,8 +180,6 @@ class Host(asyncio.BaseEventLoop):
 
     def __repr__(self) -> str:
         return f"<host {self.name}>"
-
-    # ------------------------------------------------------------------------------------------ life
 
     def start(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Run a coroutine in this process."""
@@ -207,7 +207,7 @@ class Host(asyncio.BaseEventLoop):
             self.dead = True
             self._timeline.corpses.append(self)
 
-    def bury(self) -> None:
+    def close_coroutines(self) -> None:
         """Close all coroutines of a dead process."""
         self._grave_time, self._grave = self.time(), []
         self.paused = False
@@ -229,9 +229,7 @@ class Host(asyncio.BaseEventLoop):
         """Return the unfinished tasks."""
         return [task for task in list(self._tasks) if not task.done()]
 
-    # ------------------------------------------------------------------------------------------ for the timeline
-
-    def due(self, handle: asyncio.Handle) -> None:
+    def timer_fired(self, handle: asyncio.Handle) -> None:
         """Called when a timer fires."""
         if self.paused:
             self._late.append(handle)
@@ -239,7 +237,7 @@ class Host(asyncio.BaseEventLoop):
             self._ready.append(handle)
             self._enqueue()
 
-    def turn(self) -> None:
+    def run_turn(self) -> None:
         """Run all ready callbacks; those that they add run in the next turn."""
         self._queued = False
         if self.paused or self.dead:
@@ -275,8 +273,6 @@ class Host(asyncio.BaseEventLoop):
         if not self._queued and not self.paused and not self.dead and self._ready:
             self._queued = True
             self._timeline.runnable.append(self)
-
-    # ------------------------------------------------------------------------------------------ the loop's interface
 
     def time(self) -> float:
         """Return the seconds of this process's clock."""

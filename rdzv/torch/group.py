@@ -82,7 +82,7 @@ class RoundGroup:
                 )
         if not self._uses_gloo or set_group_timeout is None:
             # One attempt with the full timeout: PyTorch cannot change the timeout of this group later.
-            self._make_once(self.store, self.timeout)
+            self._try_making(self.store, self.timeout)
             if self._aborted.is_set():
                 self.abort()  # `abort` was called while PyTorch was making the group: end the group
             return
@@ -95,18 +95,18 @@ class RoundGroup:
             store = dist.PrefixStore(f"attempt{attempt}", self.store) if attempt else self.store
             failure = None
             try:
-                self._make_once(store, timedelta(seconds=within * 2**attempt / GLOO_WAITS))
+                self._try_making(store, timedelta(seconds=within * 2**attempt / GLOO_WAITS))
             except RuntimeError as error:
                 failure = error
             if failure is not None and self._aborted.is_set():
                 raise failure
-            if self._all_are_ready(store, made=failure is None):
+            if self._made_by_all(store, made=failure is None):
                 set_group_timeout(self.timeout)
                 return
             self.close()
         raise failure or RuntimeError(f"another member has failed {ATTEMPTS} times to connect to all of its peers")
 
-    def _make_once(self, store: Any, timeout: timedelta) -> None:
+    def _try_making(self, store: Any, timeout: timedelta) -> None:
         count_groups_anew()
         self._wait_for_all(store)
         bottom = underlying_store(store)
@@ -127,7 +127,7 @@ class RoundGroup:
             store.set("rdzv.group/all", "1")
         store.wait(["rdzv.group/all"])
 
-    def _all_are_ready(self, store: Any, *, made: bool) -> bool:
+    def _made_by_all(self, store: Any, *, made: bool) -> bool:
         """Return True if all members have made the group: a member that tried again alone would wait for the others."""
         if not made:
             store.compare_set(VERDICT, "", AGAIN)

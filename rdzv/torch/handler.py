@@ -164,7 +164,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
             raise
         self._graceful_exit: Exception | None = None
         self._screen = Screen(self._run_id)
-        self._signals = EndSignals(self._hosts, partial(self._screen.log_signal, serves_for=None), self._note_signal)
+        self._signals = EndSignals(self._serves, partial(self._screen.log_signal, serves_for=None), self._note_signal)
         self._tcp_store: Any = None  # this round's TCPStore; rank 0's serves until it is deleted
         self._workers_store: WorkersStore | None = None  # at rank 0
         self._taken: set[int] = set()  # ports chosen for the workers' store, but in use by other processes
@@ -201,7 +201,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _begin_monitoring(self, handler: sync.Handler) -> None:
         assert handler.membership is not None, "next_rendezvous has just made it a member"
         agent = agent_above()
-        self._life = monitor = RoundMonitor(handler.own_node, handler.membership, partial(self._hear_of_ending, agent))
+        self._life = monitor = RoundMonitor(handler.own_node, handler.membership, partial(self._handle_ending, agent))
         monitor.start()
         handler.start(monitor.listen())
         if agent is not None:
@@ -215,7 +215,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         forget_beats(self._beats)
         start_to_follow(handler, self._beats)
 
-    def _hear_of_ending(self, agent: Agent | None, ending: Ending) -> None:
+    def _handle_ending(self, agent: Agent | None, ending: Ending) -> None:
         """Log a round's end, in a thread: standard error may block."""
         handler = self._handler
         if handler is not None:
@@ -458,7 +458,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
         except ours.RendezvousError as error:
             log.warning("run %s: the node did not leave properly: %s", self._run_id, error)
 
-    def _hosts(self) -> bool:
+    def _serves(self) -> bool:
         return self._handler is not None and self._handler.hosts_store
 
     def _note_signal(self, name: str) -> None:
@@ -470,7 +470,7 @@ class TorchRendezvousHandler(torch_api.RendezvousHandler):
     def _end_by_signal(self, name: str) -> None:
         """Leave, and serve the store until the others have gone; exit handlers could not start the threads for this."""
         self._signals.leave(name)
-        self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._hosts() else None)
+        self._screen.log_signal(name, serves_for=self._settings.close_timeout if self._serves() else None)
         self._note_signal(name)
         if self._handler is not None and not self._over:
             self._leave_at_exit()

@@ -106,7 +106,7 @@ class _Joined:
         """Return store, rank and world size of the next round, or of the current one if the segments are new in it."""
         if self._round is None or segments in self._used:
             self._used.clear()
-            self._round = self._met(timeout)
+            self._round = self._join_round(timeout)
         self._used.add(segments)
         info, store = self._round
         for name, expected, got in (("rank", expected_rank, info.rank), ("world_size", expected_size, info.world_size)):
@@ -117,7 +117,7 @@ class _Joined:
                 )
         return dist.PrefixStore(segments, store) if segments else store, info.rank, info.world_size
 
-    def _met(self, timeout: timedelta) -> tuple[sync.RendezvousInfo, dist.Store]:
+    def _join_round(self, timeout: timedelta) -> tuple[sync.RendezvousInfo, dist.Store]:
         try:
             info = self._handler.next_rendezvous()
             if self._round is not None and isinstance(self._round[1], TorchStore):

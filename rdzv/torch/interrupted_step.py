@@ -107,7 +107,7 @@ class InterruptedStep:
             copy_all(_parameters(optimizer), values)
             optimizer.state.clear()
             optimizer.state.update(state)
-        elif not _steps_at_once(optimizer):
+        elif not _calls_closure_first(optimizer):
             log.warning(
                 f"a loss has interrupted a step of {type(optimizer).__name__}, and the parameters that it has changed "
                 f"stay changed; read the last checkpoint, or give `step` a closure: then such a step is undone"
@@ -140,7 +140,7 @@ class InterruptedStep:
         # Any callable argument is a closure; the optimizer may be an argument, too, but is not callable.
         has_closure = any(map(callable, (*arguments, *named.values())))
         before = None
-        if has_closure and not _steps_at_once(optimizer):
+        if has_closure and not _calls_closure_first(optimizer):
             values = [one.detach().clone() for one in _parameters(optimizer)]
             before = values, {one: deepcopy(state) for one, state in optimizer.state.items()}
         self._begun[optimizer] = before
@@ -154,7 +154,7 @@ def _parameters(optimizer: Any) -> list[torch.Tensor]:
     return [one for group in getattr(optimizer, "param_groups", ()) for one in group["params"]]
 
 
-def _steps_at_once(optimizer: Any) -> bool:
+def _calls_closure_first(optimizer: Any) -> bool:
     """Return True for PyTorch's optimizers but LBFGS: they call a closure before any change, and use no collectives."""
     own = type(optimizer).__module__.startswith("torch.optim.")
     return own and not isinstance(optimizer, torch.optim.LBFGS)

@@ -212,7 +212,7 @@ def agent_above() -> Agent | None:
             agent, problem = frame.f_locals.get("self"), ""
             with contextlib.suppress(AttributeError, KeyError, ValueError):  # no workers have ended yet
                 failures = frame.f_locals["run_result"].failures.values()
-                problem = in_words(min(failures, key=lambda failure: failure.timestamp))
+                problem = describe_failure(min(failures, key=lambda failure: failure.timestamp))
             return Agent(problem, getattr(agent, "_worker_group", None), agent)
     return None
 
@@ -255,7 +255,7 @@ def end_of_agent() -> AgentEnd:
     error, agent, how = sys.exception(), agent_above(), ""
     if isinstance(error, ChildFailedError):
         first = getattr(error, "get_first_failure", None)
-        how = str(error).strip().splitlines()[0] if first is None else in_words(first()[1])
+        how = str(error).strip().splitlines()[0] if first is None else describe_failure(first()[1])
     elif error is None and agent is not None:  # 2.4 shuts the handler down before it raises the workers' failure
         how = agent.problem
     why = f"an agent has failed: {how}" if how else "an agent has ended"
@@ -263,7 +263,7 @@ def end_of_agent() -> AgentEnd:
     return AgentEnd(signal_of(error), why, has_failed, isinstance(error, AttributeError))
 
 
-def in_words(failure: Any) -> str:
+def describe_failure(failure: Any) -> str:
     """Describe a worker's failure, PyTorch's `ProcessFailure`."""
     return describe_worker_end(failure.local_rank, failure.exitcode, exception_in(failure.error_file))
 
@@ -282,7 +282,7 @@ def underlying_store(store: Any) -> Any:
 
 
 @functools.cache
-def teach_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
+def patch_prefix_store(kind: type, prefix_of: Callable[[Any], str]) -> None:
     """Let `PrefixStore` call a store's Python methods for queues and `list_keys`, for which C++ raises an error.
 
     A `PrefixStore` over another kind of store is unchanged. `prefix_of` returns the prefix of a `PrefixStore`'s keys.

@@ -194,9 +194,9 @@ class TorchRound(_GroupOfRound, blocking.Round):
     async def _make(self) -> None:
         self.group.make()
 
-    def _ended(self, ending: Ending) -> None:
+    def _end_body(self, ending: Ending) -> None:
         """Abort the group after a loss, in the node's thread; at an agreed leave no member is in a collective."""
-        super()._ended(ending)
+        super()._end_body(ending)
         if ending.is_abrupt:
             self.group.abort()
 
@@ -256,13 +256,13 @@ class AsyncTorchRound(_GroupOfRound, awaited.Round):
     async def _make(self) -> None:
         await self.in_thread(self.group.make)
 
-    def _ended(self, ending: Ending) -> None:
+    def _end_body(self, ending: Ending) -> None:
         """Abort the group after a loss, and cancel the body; runs in the node's thread."""
         if ending.is_abrupt:
             self._end_thread_waits()
         elif self.monitor.phase is WorkPhase.AT_WORK:
             return  # an agreed stop: the body leaves at its next `check`, and may be in a collective now
-        super()._ended(ending)
+        super()._end_body(ending)
 
     def _end_thread_waits(self) -> None:
         self.blocking_store.end_waits()

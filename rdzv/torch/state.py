@@ -43,7 +43,7 @@ def synchronize(source: int, *, rank: int, lags: bool, model: Any, optimizer: An
         told = [(_without_tensors(own, tensors), _without_tensors(rest, tensors), extra)]
     dist.broadcast_object_list(told, src=source)
     places, rest, extra = told[0]
-    _agree(_difference(places, _without_tensors(own, [])))
+    _raise_if_any_differs(_difference(places, _without_tensors(own, [])))
     with torch.no_grad():
         later: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, place in places.items():
@@ -123,7 +123,7 @@ def _difference(there: dict[str, _Place], here: dict[str, _Place]) -> str | None
     return None
 
 
-def _agree(difference: str | None) -> None:
+def _raise_if_any_differs(difference: str | None) -> None:
     """Raise at every member if any model differs: a member that raised alone would leave the others in a broadcast."""
     found: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(found, difference)

@@ -18,7 +18,7 @@ from rdzv.config.config_errors import shown
 from rdzv.config.endpoint import split_url
 from rdzv.loop import BlockingSharedStore, Keys
 from rdzv.loop.rounds import handler_of
-from rdzv.torch.pytorch import QueueEmptyError, dist, teach_prefix_store
+from rdzv.torch.pytorch import QueueEmptyError, dist, patch_prefix_store
 from store import StoreError, StoreUsageError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _with_torch_errors(method: Callable[Concatenate[TorchStore, P], T]) -> Calla
     return call
 
 
-def _passed_on(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
+def _forwarded(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Callable[Concatenate[TorchStore, P], T]:
     @_with_torch_errors
     @functools.wraps(method)
     def call(self: TorchStore, /, *arguments: P.args, **keywords: P.kwargs) -> T:
@@ -102,14 +102,14 @@ def _passed_on(method: Callable[Concatenate[BlockingSharedStore, P], T]) -> Call
     return call
 
 
-class _Probed(threading.local):
+class _ProbedKeys(threading.local):
     """Per thread: the keys that a `PrefixStore` asks for while `_prefix_of` runs; None at other times."""
 
     keys: list[str] | None = None
 
 
-_probed: Final = _Probed()
-_kept: set[TorchStore] = set()  # see `TorchStore`
+_probed_keys: Final = _ProbedKeys()
+_instances: set[TorchStore] = set()  # see `TorchStore`
 
 
 class TorchStore(dist.Store):
@@ -148,7 +148,7 @@ class TorchStore(dist.Store):
     def __init__(self, url: str | BlockingSharedStore, timeout: timedelta = DEFAULT_TIMEOUT, **overrides: Any) -> None:
         super().__init__()
         os.environ.setdefault(GLOO_EXTENDED_API, "1")
-        teach_prefix_store(TorchStore, _prefix_of)
+        patch_prefix_store(TorchStore, _prefix_of)
         self.overheard_by: Callable[[str | bytes], object] | None = None
         self._origin: Origin | None = None
         self._owns_client = isinstance(url, str)
@@ -165,7 +165,7 @@ class TorchStore(dist.Store):
         self._pid = os.getpid()
         self._last_timeout = timeout
         self.set_timeout(timeout)  # the base class keeps the timeout for PrefixStore and C++
-        _kept.add(self)
+        _instances.add(self)
 
     @classmethod
     def of_round(cls, shared: BlockingSharedStore, timeout: timedelta, settings: Settings) -> TorchStore:
@@ -199,15 +199,15 @@ class TorchStore(dist.Store):
             )
         return _unpickled, (origin, shared.prefix, shared.fence, shared.lease, self.timeout)
 
-    add = _passed_on(BlockingSharedStore.add)
-    append = _passed_on(BlockingSharedStore.append)
-    compare_set = _passed_on(BlockingSharedStore.compare_set)
-    delete_key = deleteKey = _passed_on(BlockingSharedStore.delete_key)  # noqa: N815  C++'s name
-    num_keys = getNumKeys = _passed_on(BlockingSharedStore.num_keys)  # noqa: N815  C++'s name
-    list_keys = _passed_on(BlockingSharedStore.list_keys)
-    queue_push = _passed_on(BlockingSharedStore.queue_push)
-    queue_pop = _passed_on(BlockingSharedStore.queue_pop)
-    queue_len = _passed_on(BlockingSharedStore.queue_len)
+    add = _forwarded(BlockingSharedStore.add)
+    append = _forwarded(BlockingSharedStore.append)
+    compare_set = _forwarded(BlockingSharedStore.compare_set)
+    delete_key = deleteKey = _forwarded(BlockingSharedStore.delete_key)  # noqa: N815  C++'s name
+    num_keys = getNumKeys = _forwarded(BlockingSharedStore.num_keys)  # noqa: N815  C++'s name
+    list_keys = _forwarded(BlockingSharedStore.list_keys)
+    queue_push = _forwarded(BlockingSharedStore.queue_push)
+    queue_pop = _forwarded(BlockingSharedStore.queue_pop)
+    queue_len = _forwarded(BlockingSharedStore.queue_len)
 
     @_with_torch_errors
     def set(self, key: str, value: str | bytes) -> None:
@@ -258,8 +258,8 @@ class TorchStore(dist.Store):
     @_with_torch_errors
     def check(self, keys: Iterable[str]) -> bool:
         """Return True if all keys exist."""
-        if _probed.keys is not None:  # called by `_prefix_of`: only record the keys
-            _probed.keys.extend(keys)
+        if _probed_keys.keys is not None:  # called by `_prefix_of`: only record the keys
+            _probed_keys.keys.extend(keys)
             return True
         return self._shared_here().check(keys)
 
@@ -286,7 +286,7 @@ class TorchStore(dist.Store):
 
     def end(self, of_what: str) -> None:
         """Free the store, and let all calls raise that the round is over: a process makes a store per round."""
-        self._shared = cast("BlockingSharedStore", _Over(f"{of_what} is over, and so is the store of its members"))
+        self._shared = cast("BlockingSharedStore", _OverStore(f"{of_what} is over, and so is the store of its members"))
 
     def close(self) -> None:
         """Disconnect this store and its clones. A round closes its own store."""
@@ -294,7 +294,7 @@ class TorchStore(dist.Store):
             self._shared.close()
 
 
-class _Over:
+class _OverStore:
     def __init__(self, message: str) -> None:
         self._message = message
 
@@ -327,10 +327,10 @@ _PREFIX_PROBE: Final = "rdzv/which-prefix-is-this"
 
 def _prefix_of(store: Any) -> str:
     """Return the prefix of a `PrefixStore` over a `TorchStore`, taken from a key that the `PrefixStore` asks for."""
-    _probed.keys = []
+    _probed_keys.keys = []
     try:
         store.check([_PREFIX_PROBE])
-        (seen,) = _probed.keys
+        (seen,) = _probed_keys.keys
     finally:
-        _probed.keys = None
+        _probed_keys.keys = None
     return seen.removesuffix(_PREFIX_PROBE)

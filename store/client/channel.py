@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from store.calls import DisconnectReports
-from store.client.connection_health import Action, ConnectionHealth, Traffic
+from store.client.connection_health import Action, ConnectionHealth, ConnectionState
 from store.client.timeouts import FAREWELL_WITHIN, HEARTBEAT, LASTED, SILENCE, Timeouts
 from store.errors import ProtocolError, StoreError, WaitEnded, unsent
 from store.messages import Cancel, Failed, KeepAlive, Ping, Pong, Request, Response, waits
@@ -32,7 +32,7 @@ from store.net.absence import Outages
 from store.net.callers import check_blocking_caller
 from store.net.process import check_made_here, process_identity
 from store.net.racing import Addresses, connect_blocking
-from store.net.sockets import close_in_children, outstanding, prepare, raised_by_handler
+from store.net.sockets import close_in_children, prepare, raised_by_handler, unacknowledged
 from store.protocol import wire
 from store.protocol.connection import ClientConnection, InFlight, error_of
 from store.protocol.wire import Bye, Events, Lagged, Reply, Welcome
@@ -80,7 +80,7 @@ class ClientState:
     _made_in: bytes = field(default_factory=process_identity)
 
     def __post_init__(self) -> None:
-        self.outages = Outages(self.name, lambda: self.problem + self.addresses.where(), log)
+        self.outages = Outages(self.name, lambda: self.problem + self.addresses.in_brackets(), log)
         self.cuts = DisconnectReports(time.monotonic, self._check_connections)
 
     def seen_revision(self) -> int:
@@ -100,7 +100,7 @@ class ClientState:
             sock = channel.sock
             if sock is not None and sock not in self._closed and _is_closed(sock):
                 self._closed.add(sock)
-                self.cuts.ended()
+                self.cuts.note_end()
 
     def fail(self, error: StoreError) -> StoreError:
         """Make all later calls raise this error, unless the client has failed before; return the error."""
@@ -217,7 +217,7 @@ class Channel:
             raise _Expired
         # Pause also if the last connection ended early: a server may close each one soon after its welcome.
         if self._attempt or now - self._welcomed_at < LASTED:
-            pause = self._timeouts.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.lasts_for(now))
+            pause = self._timeouts.retry_pause(max(self._attempt - 1, 0), away=self._shared.outages.outage_seconds(now))
             if now + pause >= deadline:
                 time.sleep(deadline - now)
                 raise _Expired
@@ -235,13 +235,13 @@ class Channel:
         except OSError as error:
             if raised_by_handler(error):
                 raise
-            self._shared.cuts.attempted(error)
+            self._shared.cuts.note_attempt(error)
             if not isinstance(error, TimeoutError) or time.monotonic() < deadline:
                 raise
             if self._problem == dialing.NEVER_ANSWERED:
                 self._problem = dialing.describe(TimeoutError())
             raise _Expired from None
-        self._shared.cuts.attempted(None)
+        self._shared.cuts.note_attempt(None)
         self._timeouts.note_connected(time.monotonic() - began)
         try:
             prepare(sock)
@@ -360,7 +360,7 @@ class Channel:
         return health
 
     def _check_connection(self, sock: socket.socket, health: ConnectionHealth, now: float) -> None:
-        line = Traffic(*outstanding(sock), welcomed=self.connection.welcomed is not None)
+        line = ConnectionState(*unacknowledged(sock), welcomed=self.connection.welcomed is not None)
         say, _ = health.check(now, line)
         if say is Action.PING:
             health.expect_answer(now)
@@ -429,7 +429,7 @@ class Channel:
         if self.sock is not None and self.connection.welcomed is not None:
             return None
         lost = "the connection is lost, " if self.connection.store_id is not None else ""
-        return f"{lost}{self._problem}{self._shared.addresses.where()}"
+        return f"{lost}{self._problem}{self._shared.addresses.in_brackets()}"
 
     def _abandon(self, item: InFlight) -> None:
         self.connection.abandon(item)
@@ -445,7 +445,7 @@ class Channel:
             raise error
         self._problem = self._shared.problem = dialing.describe(error)
         if self.connection.welcomed is not None:
-            self._shared.cuts.ended()
+            self._shared.cuts.note_end()
         self._drop()
 
     def reset(self) -> None:
@@ -463,7 +463,7 @@ class Channel:
         """Close the socket; the next call opens another one."""
         if farewell and self.sock is not None and self.connection.abandoned_grants:
             with contextlib.suppress(StoreError):
-                self.call(Ping(), FAREWELL_WITHIN)  # their answers come before, and their leases are revoked
+                self.call(Ping(), FAREWELL_WITHIN)  # late grants are answered before it, and their leases revoked
         self._drop(farewell=farewell)
         self._close_previous()
 

@@ -229,7 +229,7 @@ class Client(Reconnecting):
             return  # a forked child must not touch the parent's socket and task
         if self.connected and self._connection.abandoned_grants:
             with anyio.move_on_after(FAREWELL_WITHIN, shield=True), contextlib.suppress(StoreError):
-                await self.call(Ping())  # their answers come before, and their leases are revoked
+                await self.call(Ping())  # late grants are answered before it, and their leases revoked
         if self.connected and self._link is not None:
             self._flush()
             self._link.write(wire.encode_bye("done"))
@@ -250,7 +250,7 @@ class Client(Reconnecting):
             watch.end(error)
         if self._link is not None and self._link.transport is not None:
             self._link.transport.close()
-        self.tell(False)
+        self.notify_connection(False)
 
     def received(self, link: Connection, data: bytes) -> None:
         """Decode bytes received on a connection, and handle the messages."""
@@ -295,7 +295,7 @@ class Client(Reconnecting):
             self._send(item)
         for watch in self.watching:
             watch.resume()
-        self.tell(True)
+        self.notify_connection(True)
 
     def _disconnected(self) -> None:
         self._out.clear()
@@ -370,7 +370,7 @@ class Client(Reconnecting):
 
     @property
     def _has_room(self) -> bool:
-        most = self._connection.limits.get("session_replies_max", math.inf)  # half may be unacknowledged
+        most = self._connection.limits.get("session_replies_max", math.inf)  # the server's limit; use half of it
         asked = len(self._connection.in_flight) - len(self._parked)
         return self._failed is not None or (self._writable and asked < min(IN_FLIGHT_MAX, max(most // 2, 1)))
 

@@ -15,7 +15,7 @@ import anyio
 
 from store import interface
 from store.calls import DisconnectReports
-from store.client.connection_health import Action, ConnectionHealth, Traffic
+from store.client.connection_health import Action, ConnectionHealth, ConnectionState
 from store.client.timeouts import LASTED, Timeouts
 from store.errors import AuthenticationError, ConnectionLost
 from store.net.absence import Outages, log_absence
@@ -29,7 +29,7 @@ from store.net.dialing import (
     untrusted,
 )
 from store.net.process import process_identity
-from store.net.sockets import close_in_children, forget, outstanding
+from store.net.sockets import close_in_children, unacknowledged, unregister
 from store.net.tasks import cancel_and_wait, running_loop
 from store.protocol.connection import ClientConnection
 
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         # True once the server has sent bytes, False if the connection ended without any
         self.spoken: asyncio.Future[bool] = self._loop.create_future()
         self.over: bool = False
-        self.turn: asyncio.Event = asyncio.Event()  # set once the connection has ended, or the server is silent
+        self.changed: asyncio.Event = asyncio.Event()  # set once the connection has ended, or the server is silent
         self.search: anyio.CancelScope | None = None  # cancels the search for another connection; None without a search
         self.farewell: str = ""
         self._error: Exception | None = None
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note the end of the connection."""
-        forget(self)
+        unregister(self)
         self._socket, self._error = None, error
         if not self.spoken.done():
             self.spoken.set_result(False)
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
         self.over = True
-        self.turn.set()
+        self.changed.set()
         self.end_search()
 
     def end_search(self) -> None:
@@ -183,12 +183,12 @@ class Connection(asyncio.Protocol):
         late, self._timer = now - self._look_due, None
         buffered = 0 if self.transport is None else self.transport.get_write_buffer_size()
         owner = self._owner
-        line = Traffic(*outstanding(self._socket, buffered), welcomed=owner.connected, has_watches=bool(owner.watches))
+        line = ConnectionState(*unacknowledged(self._socket, buffered), owner.connected, bool(owner.watches))
         say, until = self.health.check(now, line, late=late)
         if say is Action.PING:
             self._owner.send_ping()
         elif say is Action.SEEK:
-            self.turn.set()
+            self.changed.set()
         elif say is Action.HANG_UP:
             self.farewell = f"it has been silent for {now - self.health.heard_at:.0f} s"
             self.abort()
@@ -274,7 +274,7 @@ class Reconnecting(interface.Store):
     def _current_problem(self) -> str:
         mute = self._trying is not None and not self.met
         problem = SAYS_NOTHING[self._secure] if mute and self.last_problem == NEVER_ANSWERED else self.last_problem
-        return problem + ("" if self._addresses is None else self._addresses.where())
+        return problem + ("" if self._addresses is None else self._addresses.in_brackets())
 
     @property
     def _addresses(self) -> Addresses | None:
@@ -341,14 +341,14 @@ class Reconnecting(interface.Store):
                     self.fail(untrusted(self.name, error))
                     raise untrusted(self.name, error) from None
                 self.last_problem = describe(error)
-                self._cuts.attempted(error)
+                self._cuts.note_attempt(error)
                 if exhausted_limit(error) and not self.met:  # this process has no file or thread left
                     lost = ConnectionLost(f"{self.name} cannot be asked: {self.last_problem}", maybe_applied=False)
                     self.fail(lost)
                     raise lost from None
                 await self._pause()
             else:
-                self._cuts.attempted(None)
+                self._cuts.note_attempt(None)
                 if link is not None:
                     return link
 
@@ -387,8 +387,8 @@ class Reconnecting(interface.Store):
         try:
             link.start_delivery()
             while successor is None and not link.over:
-                await link.turn.wait()
-                link.turn.clear()
+                await link.changed.wait()
+                link.changed.clear()
                 if link.health.seeking and not link.over:
                     with anyio.CancelScope() as link.search:
                         successor = await self._new_connection()
@@ -407,8 +407,8 @@ class Reconnecting(interface.Store):
             self._disconnected()
             if welcomed:
                 log.debug("the connection to %s is lost: %s", self.name, self.last_problem)
-                self._cuts.ended()
-                self.tell(False)
+                self._cuts.note_end()
+                self.notify_connection(False)
                 if self._failed is None:
                     self._outages.note_loss(self._loop)
         if successor is not None:

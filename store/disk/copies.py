@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from store.disk import rows
 from store.disk.diagnosis import explaining_errors
-from store.disk.directory import FILE, UNFINISHED, holder, make_file, put_in_place, release_lock, take_lock
+from store.disk.directory import FILE, UNFINISHED, make_file, put_in_place, release_lock, serving_process, take_lock
 from store.disk.verification import check_format, migrate, open_to_read, verify
 from store.errors import StoreUsageError
 
@@ -56,7 +56,7 @@ def _unfinished(path: Path) -> Path:
 def check(directory: Path) -> Report:
     """Verify all of a store; raise `StoreUsageError` with the problem and the remedy."""
     path = directory / FILE
-    with explaining_errors(path), holder(directory) as process:
+    with explaining_errors(path), serving_process(directory) as process:
         _find(path)
         version = verify(directory, served=process is not None)
         if version != rows.FORMAT:
@@ -69,7 +69,7 @@ def check(directory: Path) -> Report:
 def back_up(directory: Path, target: Path) -> Report:
     """Copy a store, as of one moment, into one file; `StoreUsageError` if that is impossible."""
     path = directory / FILE
-    with explaining_errors(path, written=target), holder(directory) as process:
+    with explaining_errors(path, written=target), serving_process(directory) as process:
         _find(path)
         if target.exists():
             raise StoreUsageError(f"{target} exists: name a file that does not, or move it away")

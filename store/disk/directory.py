@@ -52,7 +52,7 @@ REMEDIES = {
 }
 
 
-def in_words(error: OSError) -> str:
+def error_text(error: OSError) -> str:
     """Return an error of the system in words, with the remedy."""
     remedy = REMEDIES.get(error.errno or 0)
     return f"{error.strerror or error}" + (f" ({remedy})" if remedy else "")
@@ -64,7 +64,7 @@ def take_lock(directory: Path) -> IO[str]:
         _make(directory, mode=0o700)
         file = open(directory / LOCK, "a+", encoding="utf-8", opener=partial(os.open, mode=0o600))  # noqa: SIM115
     except OSError as error:
-        raise StoreUsageError(f"data_dir {directory} cannot be used: {in_words(error)}") from error
+        raise StoreUsageError(f"data_dir {directory} cannot be used: {error_text(error)}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(OSError):  # a full disk must not prevent the lock
@@ -81,7 +81,7 @@ def take_lock(directory: Path) -> IO[str]:
         ) from None
     except OSError as error:  # for example, a network file system has no locks
         file.close()
-        raise StoreUsageError(f"data_dir {directory} cannot be locked: {in_words(error)}") from error
+        raise StoreUsageError(f"data_dir {directory} cannot be locked: {error_text(error)}") from error
     return file
 
 
@@ -93,7 +93,7 @@ def release_lock(file: IO[str]) -> None:
 
 
 @contextlib.contextmanager
-def holder(directory: Path) -> Iterator[str | None]:
+def serving_process(directory: Path) -> Iterator[str | None]:
     """Yield the id of the process that serves a directory; if there is none, yield None, and lock the directory."""
     try:
         file = open(directory / LOCK, encoding="utf-8")  # noqa: SIM115 - held open

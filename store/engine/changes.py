@@ -94,7 +94,7 @@ class Changes:
 
     def _changing(self, key: str, before: Entry | None, *, index_changes: bool) -> None:
         unread = self._snapshots.unread
-        is_read = unread and self._snapshots.changing(key, before, index_changes=index_changes)
+        is_read = unread and self._snapshots.keep_for(key, before, index_changes=index_changes)
         if is_read or self._postponed.heaps:
             self._past.keep(key, before, self._keys.revision + 1)
 

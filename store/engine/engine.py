@@ -115,11 +115,11 @@ class Engine:
         """Open a session; return its number and its earlier connection, if any; None if there are too many sessions."""
         self._note_forgotten(self._sessions.expire(now) + self._sessions.evict_for(session_id, now))
         made = self._sessions.made
-        opened = self._sessions.open(session_id, peer=peer)
+        opened = self._sessions.open_session(session_id, peer=peer)
         if opened is None:
             return None
         session, previous = opened
-        self._leases.processes.connected(peer, process, previous=previous)
+        self._leases.processes.note_connected(peer, process, previous=previous)
         if self._changes.facts is not None and self._sessions.made != made:
             self._changes.facts.note_opened(session.id, session.number)
         self._session_of[peer] = session
@@ -249,7 +249,7 @@ class Engine:
         """
         self._leases.advance(now)
         room = self.state.writes_max
-        for lease in self._leases.due(most=LAPSES_AT_ONCE):
+        for lease in self._leases.expired(most=LAPSES_AT_ONCE):
             if room <= 0:
                 self._leases.make_due_again(lease)
                 continue

@@ -5,7 +5,7 @@ between two readings: clients cannot renew leases while the server is stopped, s
 
 The *keeper* of a lease is the connection that last granted or renewed it.
 
-`due` looks at a lease when its slot of served time, about a millisecond long, has come.
+`expired` looks at a lease when its slot of served time, about a millisecond long, has come.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 STALL_AFTER = 0.3  # seconds; the clock is read every 0.1 s, so a longer gap is a stall
 SOONEST = 1e-6  # seconds; a shorter wait may be lost when added to a clock's time
 LOOK_AGAIN_AFTER = 0.1  # seconds until an expired lease is checked again if its keeper has unread requests
-LOOKED_AT_ONCE = 4096  # leases that `due` looks at in one call: a few milliseconds
+LOOKED_AT_ONCE = 4096  # leases that `expired` looks at in one call: a few milliseconds
 SHORTENED_AT_ONCE = 512  # leases that get an earlier deadline in one step: 0.5 ms
 SLOTS_A_SECOND = 1024  # a power of two, so that a time in slots is exact
 LEASE_OVERHEAD = 1024  # bytes counted per lease
@@ -150,12 +150,12 @@ class Leases:
 
     def _detach_keeper(self, lease: LeaseRecord) -> None:
         self._keep(lease, None)
-        self.processes.lease_released(lease.id)
+        self.processes.note_lease_released(lease.id)
         lease.process = None
 
     def peer_closed(self, peer: int, how: ConnectionEnd) -> Iterator[None]:
         """Set earlier deadlines, in steps, for the leases that a closed connection kept."""
-        return self._shorten(peer, self.processes.closed(peer, how, now=self._served), self._served)
+        return self._shorten(peer, self.processes.note_closed(peer, how, now=self._served), self._served)
 
     def _shorten(self, peer: int, dead: Process | None, closed_at: float) -> Iterator[None]:
         kept = self._kept_by.get(peer, set())  # `kept` loses each lease that another peer renews between steps
@@ -192,7 +192,7 @@ class Leases:
         """Return the seconds until the lease lapses."""
         return max(lease.ends_at - self._served, 0.0)
 
-    def due(self, *, most: int = 2**62) -> list[LeaseRecord]:
+    def expired(self, *, most: int = 2**62) -> list[LeaseRecord]:
         """Return up to `most` expired leases, earliest first."""
         over: list[LeaseRecord] = []
         for _ in range(LOOKED_AT_ONCE):
@@ -212,11 +212,11 @@ class Leases:
         return self._served - lease.ends_at
 
     def make_due_again(self, lease: LeaseRecord) -> None:
-        """Let the next `due` return an expired lease again."""
+        """Let the next `expired` return an expired lease again."""
         self._schedule(lease, math.floor(self._served * SLOTS_A_SECOND))
 
     def recheck_soon(self, lease: LeaseRecord) -> None:
-        """Let `due` return an expired lease again in 0.1 s, unless an unread request renews it."""
+        """Let `expired` return an expired lease again in 0.1 s, unless an unread request renews it."""
         self._schedule(lease, _slot_of(self._served + LOOK_AGAIN_AFTER))
 
     def next_due_in(self) -> float | None:
@@ -271,7 +271,7 @@ class Leases:
         if peer is not None:
             self._kept_by.setdefault(peer, set()).add(lease.id)
             if lease.terms.gone_ttl is not None and not lease.terms.anonymous:
-                lease.process = self.processes.lease_kept(peer, lease.id)
+                lease.process = self.processes.note_lease_kept(peer, lease.id)
 
 
 def _slot_of(at: float) -> int:

@@ -49,7 +49,7 @@ class Processes:
         self._holders = 0  # processes with leases
         self._fallen: dict[Process, float] = {}  # processes that seemed to die in the last `AT_ONCE` seconds, and when
 
-    def connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
+    def note_connected(self, peer: int, id: bytes, *, previous: int | None) -> None:
         """Note a new connection, which replaces the connection `previous`, if any."""
         if previous is not None:  # so that the end of the replaced connection is not taken for a death
             self._detach(previous)
@@ -61,7 +61,7 @@ class Processes:
         process.cut = False
         process.died_at = None
 
-    def closed(self, peer: int, how: ConnectionEnd, *, now: float) -> Process | None:
+    def note_closed(self, peer: int, how: ConnectionEnd, *, now: float) -> Process | None:
         """Handle the end of a connection, at `now` in served time; return the process if it seems dead."""
         process = self._detach(peer)
         if process is None:
@@ -86,9 +86,9 @@ class Processes:
         all_of_them = self._holders + sum(not process.leases for process in self._fallen)
         return fallen >= MANY or (fallen > 1 and 2 * fallen > all_of_them)
 
-    def lease_kept(self, peer: int, lease: int) -> Process | None:
+    def note_lease_kept(self, peer: int, lease: int) -> Process | None:
         """Note that the process of a connection holds a lease; return the process, None if it is unknown."""
-        self.lease_released(lease)
+        self.note_lease_released(lease)
         process = self._of_peer.get(peer)
         if process is not None:
             self._holders += not process.leases
@@ -96,7 +96,7 @@ class Processes:
             self._of_lease[lease] = process
         return process
 
-    def lease_released(self, lease: int) -> None:
+    def note_lease_released(self, lease: int) -> None:
         """Note that no process holds this lease."""
         process = self._of_lease.pop(lease, None)
         if process is not None:

@@ -152,7 +152,7 @@ class Requests:
             f"{self._limits.operations_max}: split it"
         )
 
-    def _unknown(self, request: messages.Unknown) -> messages.Failed:
+    def _unknown(self, request: messages.UnknownRequest) -> messages.Failed:
         message = f"this server does not know {request.what}: it is of an older release than the client; upgrade it"
         return messages.Failed(kind=messages.FailureKind.UNSUPPORTED, message=message)
 
@@ -258,7 +258,7 @@ class Requests:
         return messages.Granted(lease=lease.id, ttl=lease.terms.ttl)
 
     def _keep_alive(self, request: messages.KeepAlive) -> messages.Granted:
-        lease = self._state.lease(request.lease)
+        lease = self._state.find_lease(request.lease)
         if request.note:
             if len(request.note) > messages.NOTE_BYTES_MAX:
                 raise LimitExceeded(
@@ -270,12 +270,12 @@ class Requests:
         return messages.Granted(lease=lease.id, ttl=lease.terms.ttl)
 
     def _revoke(self, request: messages.Revoke) -> messages.Done:
-        lease = self._state.lease(request.lease)
+        lease = self._state.find_lease(request.lease)
         self._changes.end_lease(lease, most=self._watches.affordable([*islice(lease.keys, self._state.writes_max)]))
         return messages.Done()
 
     def _time_to_live(self, request: messages.TimeToLive) -> messages.LeaseState:
-        lease = self._state.lease(request.lease)
+        lease = self._state.find_lease(request.lease)
         self._state.check_limit("operations_max", len(lease.keys), "keys, those of the lease")
         self._state.check_limit("frame_bytes_max", sum(map(len, lease.keys)))
         return messages.LeaseState(
@@ -397,7 +397,7 @@ class Requests:
                 self._check_wait(watcher, entries, revision)
                 return looks
             if looks > most:  # the next step continues from this revision
-                self._postponed.again(watcher, revision)
+                self._postponed.requeue(watcher, revision)
                 return looks
         place = parked.next_missing(self._keys.entries)
         assert place is not None, "it is not over"
@@ -445,7 +445,7 @@ _HANDLERS: dict[type, Callable[[Requests, Any], Response | None]] = {
     messages.ListGroups: Requests._list_groups,
     messages.ListNotes: Requests._list_notes,
     messages.TooManyElements: Requests._excessive,
-    messages.Unknown: Requests._unknown,
+    messages.UnknownRequest: Requests._unknown,
     messages.Put: Requests._put,
     messages.Delete: Requests._delete,
     messages.DeletePrefix: Requests._delete_prefix,

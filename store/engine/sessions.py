@@ -95,7 +95,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def open(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
+    def open_session(self, id: bytes, *, peer: int) -> tuple[Session, int | None] | None:
         """Open a session for a connection; return it and its earlier connection, if any; None if there is no room."""
         session = self._sessions.get(id)
         if session is None:

@@ -165,7 +165,7 @@ class Snapshots:
         if self.unread.pop(snapshot, self) is None:
             self._own -= snapshot.bytes
 
-    def changing(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
+    def keep_for(self, key: str, before: Entry | None, *, index_changes: bool) -> bool:
         """Keep a changing key's index chunk for snapshots; return True if they may still read its entry `before`."""
         newest = next(reversed(self.unread)).revision
         if index_changes:

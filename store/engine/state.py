@@ -114,8 +114,6 @@ class State:
         given_up = max(self.snapshots.held_bytes - self.limits.outbox_bytes_max, 0)
         self.check_limit("memory_bytes_max", held - given_up + more, for_keys=for_keys, spare=spare)
 
-    # -------------------------------------------------------------------------------------- writes
-
     def admit(self, write: Write, *, in_branch: bool = False) -> bytes:
         """Check a write, but not its room; return the new value. `in_branch`: the caller checks the lease's room."""
         key = write.key
@@ -251,9 +249,7 @@ class State:
         if size > 0:
             self.check_memory(size, names)
 
-    # -------------------------------------------------------------------------------------- leases
-
-    def lease(self, id: int) -> LeaseRecord:
+    def find_lease(self, id: int) -> LeaseRecord:
         """Return the lease of this id; `LeaseNotFound` if it lapsed or was revoked."""
         lease = self.leases.get(id)
         if lease is None:
@@ -263,7 +259,7 @@ class State:
     def _check_lease(self, lease: int, write: Write) -> None:
         if isinstance(write, Add | Append) and self.keys.get(write.key) is not None:
             return  # `Add` and `Append` leave an existing key on its lease
-        record = self.lease(lease)
+        record = self.find_lease(lease)
         if write.key in record.keys:
             return
         if record.terms.anonymous:  # an anonymous lease ends with its only key, which this transaction may delete
@@ -300,8 +296,6 @@ class State:
         if leases:
             self.check_limit("leases_max", len(self.leases) + leases, for_keys=for_keys)
             self.check_memory(leases * LEASE_OVERHEAD, for_keys)
-
-    # -------------------------------------------------------------------------------------- replies, watches and waits
 
     def check_reply(self, session: Session, request: Request[Any]) -> None:
         """Refuse a request if its reply could not be kept."""

@@ -163,6 +163,6 @@ class PostponedWaits:
                 self.heaps.popleft()
         return watcher, revision
 
-    def again(self, watcher: Watcher, revision: int) -> None:
+    def requeue(self, watcher: Watcher, revision: int) -> None:
         """Let the next step check a wait from this revision on."""
         self.heaps.appendleft((revision, [{watcher: None}]))

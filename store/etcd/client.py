@@ -158,7 +158,7 @@ class Client(interface.Store):
             self._failed = error
             for scope in tuple(self._scopes):
                 scope.cancel()
-            self.tell(False)
+            self.notify_connection(False)
 
     @property
     def connected(self) -> bool:

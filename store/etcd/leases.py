@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from store.etcd.reads import Reads
     from store.messages import KeepAlive, ListNotes
 
-TTL_MAX = 9_000_000_000.0  # seconds that etcd grants
+TTL_MAX = 9_000_000_000.0  # seconds; the longest TTL that etcd grants
 
 NOTES = "notes/"  # the prefix of notes
 

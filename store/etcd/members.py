@@ -127,7 +127,7 @@ class Members:
         elif self.identity.cluster_id is not None:
             self._outages.note_loss(asyncio.get_running_loop())
         for client in tuple(self.clients):
-            client.tell(connected)
+            client.notify_connection(connected)
 
     def _met(self, header: pb.ResponseHeader, *, floor: int = 0) -> None:
         try:
@@ -189,10 +189,10 @@ class Members:
         """Open watches that are read together, at a member that answers; raise the errors of `ask`."""
 
         async def attempt(connection: Connection, token: str | None, limit: float) -> Subscription:
-            subscription = connection.watches(token).subscribe(requests)
+            subscription = connection.watch_stream(token).subscribe(requests)
             try:
                 with anyio.fail_after(limit):
-                    await subscription.opened()
+                    await subscription.wait_until_open()
             except BaseException as error:
                 subscription.close()
                 if not isinstance(error, TimeoutError):
@@ -204,7 +204,7 @@ class Members:
 
     async def stream_failed(self, subscription: Subscription, failure: Failure) -> None:
         """Handle the end of a stream, and pause, so that streams that always end cause little load."""
-        self.login.refused(failure, subscription.stream.token, 1)
+        self.login.note_refusal(failure, subscription.stream.token, 1)
         if self._current is not None and self._current.carries(subscription):
             await self.replace_connection(self._current, failure)
         if failure.trouble is not FailureKind.REOPEN:
@@ -236,7 +236,7 @@ class Members:
                     self.choice.note_answer(connection.place)
                     raise
                 tokens += failure.trouble is FailureKind.TOKEN
-                self.login.refused(failure, token, tokens)
+                self.login.note_refusal(failure, token, tokens)
                 failures += 1
                 told = told if failure.silent else str(failure)
                 # If a silent member answers other requests, it is only busy: leave it at the second failure.
@@ -321,7 +321,7 @@ class Members:
             reply = await connection.ask("KV/Range", self._probe_fields, token=token, limit=limit)
         except Failure as failure:
             self._probes_refused += failure.trouble is FailureKind.TOKEN
-            self.login.refused(failure, token, self._probes_refused)
+            self.login.note_refusal(failure, token, self._probes_refused)
             raise
         self._probes_refused = 0
         self._met(reply.header, floor=floor)
@@ -367,7 +367,7 @@ class Members:
     async def _keep_checking(self) -> None:
         while True:
             connection = self._current
-            heard_at = connection.heard_at if connection is not None and connection.watching else self._time()
+            heard_at = connection.heard_at if connection is not None and connection.has_watches else self._time()
             await anyio.sleep(max(min(heard_at + IDLE, self._balance_at) - self._time(), 0.001))
             connection = self._current
             if connection is None:
@@ -375,7 +375,7 @@ class Members:
             if self._time() >= self._balance_at:
                 self.choice.forget_failures()
                 await self._leave(Failure("the client chooses a member anew", FailureKind.REOPEN))
-            elif connection.watching and self._time() >= connection.heard_at + IDLE:
+            elif connection.has_watches and self._time() >= connection.heard_at + IDLE:
                 try:
                     await self._probe(connection, self._attempt_limit(0))
                 except Failure as failure:

@@ -126,7 +126,7 @@ class WriteAttempts:
             if self._renewed or receipt.lease != self._receipts.lease:
                 raise
             self._renewed = True
-            self._lapsed(receipt)
+            self._drop_lapsed(receipt)
             return None
         if reply.succeeded:
             self._free(receipt, reply.header.revision)
@@ -137,7 +137,7 @@ class WriteAttempts:
             if found is None and receipt.revision:
                 if doubt.any:
                     raise self._outcome_unknown()
-                self._lapsed(receipt)  # the receipt's lease expired during a pause, and nothing was done
+                self._drop_lapsed(receipt)  # the receipt's lease expired during a pause, and nothing was done
                 return None
             revision = found.mod_revision if found is not None else 0
             self._free(receipt, revision)
@@ -162,7 +162,7 @@ class WriteAttempts:
         self._receipts.release(replace(receipt, revision=revision))
         self._receipt = None
 
-    def _lapsed(self, receipt: Receipt) -> None:
+    def _drop_lapsed(self, receipt: Receipt) -> None:
         self._receipts.drop_lease(receipt)
         self._receipt = None
 

@@ -78,7 +78,7 @@ class Addresses:
             with SystemErrorsSuppressed(OSError):  # some systems reject it
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SMALL_SEGMENT)
 
-    def where(self) -> str:
+    def in_brackets(self) -> str:
         """Return the last known addresses, for an error message."""
         found = list(dict.fromkeys(str(one[4][0]) for one in tuple(self._resolved)))
         if self.literal or not found:
@@ -123,14 +123,14 @@ class Addresses:
         self._resolved = list(found)
         self._holds_until = time.monotonic() + HOLDS_FOR
 
-    def worked(self, address: Any) -> None:
+    def note_success(self, address: Any) -> None:
         """Note that a connection to this address was made."""
         self._has_worked = True
         tried = self._standing.copy()  # atomic, for other threads
         self._standing = {one: standing for one, standing in tried.items() if standing != WORKED}
         self._standing[address] = WORKED
 
-    def did_not_work(self, addresses: Iterable[Any]) -> None:
+    def note_failures(self, addresses: Iterable[Any]) -> None:
         """Note that these addresses have failed, or not answered in time."""
         self._standing.update(dict.fromkeys(addresses, SILENT))
         # Use a set: a generator may swallow the exception of a signal's handler.
@@ -139,7 +139,7 @@ class Addresses:
 
 
 class Race:
-    """One race to connect: the caller calls `begin_next` at intervals, and `won` with each writable socket."""
+    """One race to connect: the caller calls `begin_next` at intervals, and `is_won` with each writable socket."""
 
     def __init__(self, addresses: Addresses, order: Iterable[Resolved]) -> None:
         self._addresses = addresses
@@ -175,13 +175,13 @@ class Race:
         self._check_over()
         return None
 
-    def won(self, sock: socket.socket) -> bool:
+    def is_won(self, sock: socket.socket) -> bool:
         """Return True if a writable socket is connected: the caller owns it. `OSError` if all attempts have failed."""
         address = self.connecting.pop(sock)
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if not number:
             self._tried.remove(address)
-            self._addresses.worked(address)
+            self._addresses.note_success(address)
             return True
         sock.close()
         self._failed(OSError(number, os.strerror(number)))
@@ -193,7 +193,7 @@ class Race:
         for sock in self.connecting:
             sock.close()
         self.connecting.clear()
-        self._addresses.did_not_work(self._tried)
+        self._addresses.note_failures(self._tried)
         self._tried.clear()
 
     def _failed(self, error: OSError) -> None:
@@ -228,7 +228,7 @@ def connect_blocking(addresses: Addresses, until: float, check: Callable[[], Non
             wake_at = min(until, now + CHECK_EVERY, next_at if race.left else math.inf)
             ready = {number for number, _ in waiting.poll((wake_at - now) * 1000 + 1)}
             for sock in [sock for sock in race.connecting if sock.fileno() in ready]:
-                if race.won(sock):
+                if race.is_won(sock):
                     return sock
                 next_at = now
 
@@ -259,7 +259,7 @@ async def connect_async(addresses: Addresses) -> socket.socket:
             come.clear()
             while writable:
                 sock = writable.pop()
-                if race.won(sock):
+                if race.is_won(sock):
                     return sock
     finally:
         for sock in race.connecting:

@@ -74,12 +74,12 @@ class SystemErrorsSuppressed(contextlib.suppress):
 
 def prepare(sock: Any) -> None:
     """Set the options of a TCP socket: no delays; notice a dead peer in half a minute."""
-    with SystemErrorsSuppressed(OSError):  # closed
+    with SystemErrorsSuppressed(OSError):  # the socket is closed
         for level, option, value in OPTIONS:
             sock.setsockopt(level, option, value)
 
 
-def outstanding(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
+def unacknowledged(sock: Any, buffered: int = 0) -> tuple[int, bool, bool]:
     """Return the unacknowledged bytes, `buffered` ones included, and two flags.
 
     The first flag is True if the bytes only wait for the peer to read. The second flag is True if the peer's system has
@@ -114,7 +114,7 @@ def _unanswered_probes(sock: Any) -> int:
 
 def _has_out_of_order_data(sock: Any) -> bool:
     held = b""
-    with SystemErrorsSuppressed(OSError, ValueError):  # closed
+    with SystemErrorsSuppressed(OSError, ValueError):  # the socket is closed
         held = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_BYTES)
     return any(held) and not unread_bytes(sock)
 
@@ -127,11 +127,11 @@ def unread_bytes(sock: Any) -> float:
 
 
 def close_in_children(owner: object, *socks: Any) -> None:
-    """Register the open sockets of `owner`: forked children replace them by `/dev/null`. See `forget`."""
+    """Register the open sockets of `owner`: forked children replace them by `/dev/null`. See `unregister`."""
     _owned[owner] = socks
 
 
-def forget(owner: object) -> None:
+def unregister(owner: object) -> None:
     """Unregister closed sockets, whose numbers may be reused."""
     _owned.pop(owner, None)
 
@@ -147,7 +147,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
         try:
             for family, address in addresses:
                 one_port = bound[0].getsockname()[1] if bound else port
-                sock = _bound(family, (address[0], one_port, *address[2:]))
+                sock = _bind_socket(family, (address[0], one_port, *address[2:]))
                 if sock is not None:
                     bound.append(sock)
         except OSError as error:
@@ -163,7 +163,7 @@ def bound_sockets(host: str, port: int) -> list[socket.socket]:
     raise OSError(errno.EADDRNOTAVAIL, f"{host!r} is no address of this machine: {os.strerror(errno.EADDRNOTAVAIL)}")
 
 
-def _bound(family: int, address: tuple[Any, ...]) -> socket.socket | None:
+def _bind_socket(family: int, address: tuple[Any, ...]) -> socket.socket | None:
     try:
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError:

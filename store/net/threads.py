@@ -123,10 +123,10 @@ class Call(Generic[T]):
     def _begin(self) -> asyncio.Task[T]:
         if self._task is None:
             self._task = self._there.create_task(self._work)
-            self._task.add_done_callback(self._ended)
+            self._task.add_done_callback(self._task_ended)
         return self._task
 
-    def _ended(self, task: asyncio.Task[T]) -> None:
+    def _task_ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
             task.exception()  # read the error, or asyncio reports it as never retrieved
         self.over.set()

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 import msgpack
 
 from store.errors import ProtocolError, StoreUsageError
-from store.messages import REQUESTS, RESPONSES, Event, EventKind, Request, Response, TooManyElements, Unknown, checked
+from store.messages import (
+    REQUESTS,
+    RESPONSES,
+    Event,
+    EventKind,
+    Request,
+    Response,
+    TooManyElements,
+    UnknownRequest,
+    checked,
+)
 from store.printable import printable
 from store.protocol.element_budget import count_elements
 from store.protocol.frames import frame
@@ -237,7 +247,7 @@ def decode_request(body: memoryview | bytes) -> tuple[int, int, Request[Any]] | 
     try:
         return fields[0], fields[1], _asked.read(fields[2])
     except UnknownWord as error:
-        return fields[0], fields[1], Unknown(str(error))
+        return fields[0], fields[1], UnknownRequest(str(error))
     except Unfit as error:
         raise ProtocolError(str(error)) from None
 
@@ -260,7 +270,7 @@ def decode_request_in_steps(
     try:
         return fields[0], fields[1], (yield from _asked.read_in_steps(fields[2]))
     except UnknownWord as error:
-        return fields[0], fields[1], Unknown(str(error))
+        return fields[0], fields[1], UnknownRequest(str(error))
     except Unfit as error:
         raise ProtocolError(str(error)) from None
 

@@ -38,14 +38,14 @@ ANNOUNCEMENTS_MOST = 256  # requests wait while this many changes have pending n
 
 
 class Dispatcher:
-    """The pending notifications, and the peers to write to. `have_pass` schedules the next pass that sends."""
+    """The pending notifications, and the peers to write to. `request_pass` schedules the next pass that sends."""
 
-    def __init__(self, peers: Peers, *, stopwatch: Callable[[], float], have_pass: Callable[[], None]) -> None:
+    def __init__(self, peers: Peers, *, stopwatch: Callable[[], float], request_pass: Callable[[], None]) -> None:
         self._peers = peers
         self._durability = peers.durability
         self._outbox_bytes_max = peers.durability.engine.limits.outbox_bytes_max
         self._stopwatch = stopwatch
-        self._have_pass = have_pass
+        self._request_pass = request_pass
         # For each change: its pending notifications, by peer, and the function that queues one.
         self._announcements: deque[tuple[OrderedDict[int, Sequence[Any]], Callable[[Peer, Any], None]]] = deque()
         self._owed = Counter[int]()  # the number of pending notifications, by peer
@@ -83,8 +83,6 @@ class Dispatcher:
         self._later.pop(peer, None)
         self._holding.pop(peer, None)
 
-    # ------------------------------------------------------------------------------------------ a change
-
     def deliver(self, deliveries: tuple[Delivery | Answer | WatchLost, ...], *, opening: bool = False) -> None:
         """Queue the notifications of a change."""
         number = self._durability.pending_commits.appended  # notifications wait until this step is durable
@@ -108,7 +106,7 @@ class Dispatcher:
         if not self._announcements:
             self._ended.clear()
         if self._durability.engine.has_chores:
-            self._have_pass()
+            self._request_pass()
 
     def _announce(self, by_peer: Mapping[int, Sequence[Any]], tell: Callable[[Peer, Any], None]) -> None:
         """Queue a few notifications now, the others in the next passes of the loop."""
@@ -124,7 +122,7 @@ class Dispatcher:
         if late:
             self._owed.update({peer_id: len(items) for peer_id, items in late.items()})
             self._announcements.append((OrderedDict(late), tell))
-            self._have_pass()
+            self._request_pass()
 
     def _catch_up(self, peer: Peer) -> None:
         if self._owed.pop(peer.id, 0):
@@ -132,19 +130,17 @@ class Dispatcher:
                 for what in left.pop(peer.id, ()):
                     tell(peer, what)
 
-    # ------------------------------------------------------------------------------------------ in the next passes
-
     def run_turn(self, turn: float) -> None:
         """Do one turn of each kind of pending work: chores, notifications, and writes to sockets."""
         self._queued_in = self._later
         try:
-            self._for_a_turn(self._do_postponed_work, turn)
-            self._for_a_turn(self._announce_more, turn)
+            self._repeat_for(self._do_postponed_work, turn)
+            self._repeat_for(self._announce_more, turn)
         finally:
             self._queued_in = self.dirty
-        self._for_a_turn(self._flush_later, turn)
+        self._repeat_for(self._flush_later, turn)
 
-    def _for_a_turn(self, step: Callable[[], bool], turn: float) -> None:
+    def _repeat_for(self, step: Callable[[], bool], turn: float) -> None:
         until = self._stopwatch() + turn
         while step() and self._stopwatch() < until:
             pass
@@ -189,9 +185,7 @@ class Dispatcher:
     def write_later(self, peer: Peer) -> None:
         """See `PeerHandler.write_later`."""
         self._later[peer] = None
-        self._have_pass()
-
-    # ------------------------------------------------------------------------------------------ one peer
+        self._request_pass()
 
     def _answer(self, number: int, peer: Peer, answer: Answer) -> None:
         frame = self.encode(answer.request_id, answer.response)
@@ -303,7 +297,7 @@ class Dispatcher:
             for peer in waiting:
                 peer.resume_requests()
         else:
-            self._have_pass()
+            self._request_pass()
 
 
 def _flush(peer: Peer) -> int:

@@ -49,7 +49,7 @@ class Durability:
     ended: Callable[[asyncio.Task[None]], None]  # called with each ended background task
     leaving: bool = False
     _probing: asyncio.Task[None] | None = field(default=None, init=False)
-    _goes_back: bool = field(default=False, init=False)  # the store is being read back; no client is accepted
+    _restoring: bool = field(default=False, init=False)  # the store is being read back; no client is accepted
 
     def __post_init__(self) -> None:
         self._limits = self.engine.limits
@@ -83,7 +83,7 @@ class Durability:
 
     def refusal(self) -> str | None:
         """Return why no client can be accepted now; None if clients can."""
-        if self._goes_back:
+        if self._restoring:
             return f"the store is read from its disk again: {self.engine.read_only}"
         if self.journal is not None and self.journal.in_doubt:
             return f"no client is accepted now: {self.engine.read_only}, and its contents are in doubt"
@@ -136,7 +136,7 @@ class Durability:
         what = "accepts no client, as the disk's contents are in doubt," if self.journal.in_doubt else "refuses writes"
         log.error("store %s cannot write: %s; it %s until it can", self.engine.store_id, reason, what)
         self.engine.read_only = f"the disk does not take it ({reason})"  # `record` appends nothing more
-        self._goes_back = True
+        self._restoring = True
         self.cut()
         if self.leaving:
             return
@@ -150,7 +150,7 @@ class Durability:
         engine = await self.in_thread(lambda: Engine.restore(journal.load(), limits=self._limits, now=self.clock()))
         engine.read_only = why
         self.engine = engine
-        self._goes_back = False
+        self._restoring = False
         self.pending_commits = PendingCommits(durable=journal.appended, revision=engine.revision)
         self.on_restored(engine)
         if not journal.answered:  # the disk failed, not just the content of one step

@@ -118,4 +118,4 @@ class Handshakes:
         if not self._by_id:
             self.empty.set()
         if self._has_no_clients():
-            self.end_when_alone.note()
+            self.end_when_alone.check_clients()

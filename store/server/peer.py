@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from store.engine.processes import ConnectionEnd
 from store.net.address import host_and_port
-from store.net.sockets import close_in_children, forget, unread_bytes
+from store.net.sockets import close_in_children, unread_bytes, unregister
 from store.protocol import wire
 from store.server.outbox import Outbox
 
@@ -135,7 +135,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Handle the end of the connection."""
-        forget(self)
+        unregister(self)
         if not self.gone and (error is None or isinstance(error, FROM_THEIR_SIDE)):
             self.closing = ConnectionEnd.DROPPED
         self._free_bytes()

@@ -58,7 +58,7 @@ class RequestScheduler:
         self._slow_lines = RationedLog(self.clock)
         self._turns: RoundRobin[Peer] = RoundRobin()
         self._pass_comes = False
-        self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, have_pass=self._schedule_pass)
+        self.dispatcher: Dispatcher = Dispatcher(self.peers, stopwatch=self.stopwatch, request_pass=self._schedule_pass)
         self.accepted: Callable[[Peer], None] = self.handshakes.accepted
         self.write_later: Callable[[Peer], None] = self.dispatcher.write_later
         # Peers that are not read until the disk has caught up, or their notifications are queued.
@@ -66,8 +66,6 @@ class RequestScheduler:
         # Peers whose next request waits until the journal's next group has room.
         self._for_disk: OrderedDict[Peer, None] = OrderedDict()
         self.buffer: memoryview[int] = memoryview(bytearray(RECEIVE_BYTES))
-
-    # ------------------------------------------------------------------------------------------ called by peers
 
     def lost(self, peer: Peer) -> None:
         """See `PeerHandler.lost`."""
@@ -89,14 +87,14 @@ class RequestScheduler:
         data = bytes(self.buffer[:size])  # copied: all peers share the buffer
         if self._pass_comes and (self._busy or self.dispatcher.is_behind(peer.id)):
             peer.unread = peer.connection.receive(data)
-        elif not self._done_at_once(peer, data, now):
+        elif not self._try_at_once(peer, data, now):
             is_read = peer.work is not None or peer.stalled is not None
             peer.unread = iter(()) if is_read else peer.connection.receive(data)
         if peer.unread is None:
             return
         peer.batch_bytes = size
         peer.count_inbox(peer.connection.held_bytes + size, progress=False)
-        self._go_on(peer)
+        self._continue_requests(peer)
         self.peers.close_costliest_inboxes(now)
         if peer.connection.held_bytes > PIECE_BYTES and self._durability.behind and not peer.gone:
             self._slow_down(peer)
@@ -110,13 +108,11 @@ class RequestScheduler:
             self._slowed[peer] = None
             return
         peer.lags = False
-        self._go_on(peer)
+        self._continue_requests(peer)
         if peer.unread is None:
             peer.resume_reading(self.clock())
 
-    # ------------------------------------------------------------------------------------------ turns
-
-    def _done_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
+    def _try_at_once(self, peer: Peer, data: bytes, now: float) -> bool:
         """Carry out `data` if it is one request; else return False."""
         began = self.stopwatch()
         try:
@@ -139,14 +135,14 @@ class RequestScheduler:
             self._note(peer, asked[2], response, took)
         return peer.work is None
 
-    def _go_on(self, peer: Peer) -> None:
+    def _continue_requests(self, peer: Peer) -> None:
         if self._durability.leaving or peer.unread is None or peer in self._turns or peer in self._for_disk:
             return
         if self.dispatcher.is_behind(peer.id):
             self._slow_down(peer)
             return
         if self._busy:
-            self._wait_for_turn(peer, used=False)
+            self._queue_for_turn(peer, used=False)
             return
         began = self.stopwatch()
         try:
@@ -199,7 +195,7 @@ class RequestScheduler:
                     return
             began = self.stopwatch()
             if began >= until:
-                self._wait_for_turn(peer, used=True)
+                self._queue_for_turn(peer, used=True)
                 return
 
     def _welcome(self, peer: Peer, welcome: bytes) -> None:
@@ -210,7 +206,7 @@ class RequestScheduler:
     def _busy(self) -> bool:
         return self._turns.over or self.dispatcher.behind
 
-    def _wait_for_turn(self, peer: Peer, *, used: bool) -> None:
+    def _queue_for_turn(self, peer: Peer, *, used: bool) -> None:
         self._turns.enqueue(peer, used=used)
         peer.pause_reading()
         self._schedule_pass()
@@ -240,7 +236,7 @@ class RequestScheduler:
                 self._resume_slowed()
         self.dispatcher.flush()
         while not self._busy and (peer := self._turns.next()) is not None:
-            self._go_on(peer)
+            self._continue_requests(peer)
             peer.resume_requests()
         while self._for_disk and not self._busy and not self._durability.delays_large_writes:
             self._for_disk.popitem(last=False)[0].resume_requests()
@@ -253,12 +249,10 @@ class RequestScheduler:
         while self._turns.is_unserved(came):
             await anyio.lowlevel.checkpoint()  # one pass of the loop, which gives waiting peers turns
 
-    def waiting_seconds(self, now: float) -> dict[int, float]:
+    def seconds_waiting_by_peer(self, now: float) -> dict[int, float]:
         """Map the id of each peer with waiting requests to their seconds of waiting."""
         waiting = chain(self._turns, self._slowed, self._for_disk, self.dispatcher.peers_awaiting_disk())
         return {peer.id: peer.waiting_for(now) for peer in waiting if peer.reading_paused}
-
-    # ------------------------------------------------------------------------------------------ one request
 
     def _apply(
         self, peer: Peer, asked: tuple[int, int, Request[Any]], now: float, *, alone: bool = False
@@ -298,8 +292,6 @@ class RequestScheduler:
             self.on_request(type(asked).__name__, outcome, took)
         if took > SLOW:
             self._slow_lines.write(log, logging.WARNING, SLOW_LINE, peer.name, type(request).__name__, took * 1000)
-
-    # ------------------------------------------------------------------------------------------ the disk
 
     def became_durable(self, number: int) -> None:
         """Send the frames that waited for step `number`, now on disk, and read paused peers again."""

@@ -21,7 +21,7 @@ from store.errors import StoreUsageError
 from store.net.address import Address, host_and_port, token_bytes
 from store.net.callers import forget_served, note_serving
 from store.net.process import process_identity
-from store.net.sockets import bound_sockets, close_in_children, forget, is_ctrl_c, open_files, raised_file_limit
+from store.net.sockets import bound_sockets, close_in_children, is_ctrl_c, open_files, raised_file_limit, unregister
 from store.net.standard_streams import open_before_uvloop
 from store.net.tasks import cancel_and_wait, running_loop
 from store.net.threads import in_thread
@@ -191,7 +191,7 @@ class Server:
 
     async def _expire_leases(self) -> None:
         """Let due leases lapse, except those that pending requests may renew."""
-        unheard = self._scheduler.waiting_seconds(self._clock())
+        unheard = self._scheduler.seconds_waiting_by_peer(self._clock())
         # Two passes of the event loop read every socket, so that a keep-alive that has arrived counts.
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
@@ -200,7 +200,7 @@ class Server:
         if not self._may_expire_leases():
             return
         now = self._clock()
-        deliveries = self._engine.tick(now=now, unheard=unheard | self._scheduler.waiting_seconds(now))
+        deliveries = self._engine.tick(now=now, unheard=unheard | self._scheduler.seconds_waiting_by_peer(now))
         self._durability.record()
         self._scheduler.dispatcher.deliver(deliveries)
         self._scheduler.dispatcher.flush()
@@ -340,7 +340,7 @@ async def serve(
             engine = Engine.restore(journal.load(), limits=limits, now=loop.time())
         server = Server(engine, token=wanted, clock=loop.time, secure=tls is not None, journal=journal)
         allowed = files - open_files() - SPARE_FILES
-        server.table.allow(allowed)
+        server.table.set_limit(allowed)
         # The libuv threads in which uvloop resolves a host crash a forked child at its end.
         listening = socks or await anyio.to_thread.run_sync(bound_sockets, host, port)
         async with _running(server, listening, bound_host, tls):
@@ -381,7 +381,7 @@ async def _running(
         if made_in is process_identity():  # a forked child leaves the server to its parent
             listener.close()
             forget_served(server.port)
-            forget(server)
+            unregister(server)
             if asyncio.get_running_loop() is not loop:  # connections and timers are of a loop that no longer runs
                 raise StoreUsageError("close the server in the event loop that opened it: its clients were not told")
             try:

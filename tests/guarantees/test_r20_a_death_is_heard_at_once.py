@@ -85,7 +85,7 @@ async def deaths(watch: Watch, count: int) -> list[float]:
 def let_back(network: FaultyNetwork, *names: str) -> None:
     """Let these processes connect again."""
     for name in names:
-        network.accept(name)
+        network.stop_refusing(name)
 
 
 def kill(network: FaultyNetwork, *names: str) -> None:

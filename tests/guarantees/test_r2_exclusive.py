@@ -38,7 +38,7 @@ async def test_r2_a_failed_member_that_rejoins_is_noticed() -> None:
         a, _ = await run.met("ab")
         run.crash("b")
         assert await counted_by(a) == 0
-        run.network.accept("b")
+        run.network.stop_refusing("b")
         await run.join(run.handler("b"))
         assert await counted_by(a) == 1
 

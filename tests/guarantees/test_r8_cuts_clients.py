@@ -127,7 +127,7 @@ async def test_r8_pauses_between_attempts_leave_time_for_a_short_lease() -> None
         network.refuse("store")
         network.reset("store")
         await asyncio.sleep(1.5)
-        network.accept("store")
+        network.stop_refusing("store")
         await asyncio.sleep(0.5)
         assert all(client.connected for client in clients)
 

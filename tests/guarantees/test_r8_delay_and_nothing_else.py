@@ -134,7 +134,7 @@ async def test_r8_a_network_cut_shorter_than_the_ttl_costs_delay_and_nothing_els
             run.network.refuse("store")
             run.network.cut("store")
             await asyncio.sleep(0.5)
-            run.network.accept("store")
+            run.network.stop_refusing("store")
             return
         which = "store" if way == "partition" else "a"
         run.network.partition(which)

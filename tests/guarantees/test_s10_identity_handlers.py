@@ -60,8 +60,8 @@ async def test_s10_a_group_in_the_new_store_hears_of_nodes_from_the_old_one() ->
         first = await run.meet(*new)
         assert {info.round for info in first} == {0}
         heard = await listen(run, new[0])
-        run.network.accept("a")
-        run.network.accept("b")
+        run.network.stop_refusing("a")
+        run.network.stop_refusing("b")
         joining = [await run.join(node) for node in old]
         await heard.until(NodesWaiting(2))
         await asyncio.sleep(60)

@@ -176,7 +176,7 @@ async def history_gone(network: FaultyNetwork, watcher: store.Client, writer: st
     yield
     for _ in range(100):
         await writer.put("other", b"")
-    network.accept("watcher")
+    network.stop_refusing("watcher")
     await watcher.ping()
 
 

@@ -145,7 +145,7 @@ async def test_s5_a_closed_connection_is_noticed_after_the_disconnect_ttl_and_a_
             started = now()
             assert least <= await deletion(watch) - started <= least + 0.1 + 1e-6
             network.heal("node")
-            network.accept("node")
+            network.stop_refusing("node")
             await client.aclose()
 
 

@@ -112,7 +112,7 @@ class Story:
         self.run.crash(name)
         await asyncio.gather(*self.run._burials)
         await asyncio.sleep(self.rng.uniform(0, 5))
-        self.run.network.accept(name)
+        self.run.network.stop_refusing(name)
         self.begin(name)
 
     async def tell(self) -> None:

@@ -51,12 +51,15 @@ def _a_closed_run_has_no_coordinator() -> Iterator[None]:
             raise ConditionFailed("planted: the run is closed, and so is its office")
         return decide(picture, rules, now=now)
 
-    is_free = Election._is_free.fget  # type: ignore[attr-defined]  # it is a property
+    is_free = Election._role_is_free.fget  # type: ignore[attr-defined]  # it is a property
 
     def open_and_free(self: Election) -> bool:
         return self.link.follower.head.closed is None and is_free(self)
 
-    with patch.object(coordinator, "decide", resigning), patch.object(Election, "_is_free", property(open_and_free)):
+    with (
+        patch.object(coordinator, "decide", resigning),
+        patch.object(Election, "_role_is_free", property(open_and_free)),
+    ):
         yield
 
 
@@ -68,14 +71,14 @@ def _an_early_departure_is_not_noticed() -> Iterator[None]:
 
 @contextmanager
 def _nothing_is_heard_after_newcomers() -> Iterator[None]:
-    then = StopAgreement.next
+    then = StopAgreement.next_record
 
     def next_once(self: StopAgreement, round: int, standing: Stop | None, **more: Any) -> tuple[Stop, int] | None:
         if standing is not None and standing.decided and standing.round == round:
             return None
         return then(self, round, standing, **more)
 
-    with patch.object(StopAgreement, "next", next_once):
+    with patch.object(StopAgreement, "next_record", next_once):
         yield
 
 
@@ -147,7 +150,7 @@ def _two_expels_of_one_picture() -> Iterator[None]:
         before = act.progress.replace(lost=act.progress.lost - 1, lost_ids=act.progress.lost_ids[:-1])
         for node_id in view._stuck.keys() & view.live - {act.node_id}:
             record = view.records[node_id]
-            progress = before.once_expelled(node_id, address=record.address, why=act.why)
+            progress = before.after_expulsion(node_id, address=record.address, why=act.why)
             more = replace(act, node_id=node_id, arrival=record.arrival, progress=progress)
             revision = await expel(self, more) or revision
         return revision

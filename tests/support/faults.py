@@ -201,10 +201,10 @@ class FaultyHost(Host):
         """Keep one task of this process from running for some true seconds."""
         self._held_up[task] = self._timeline.now + seconds
 
-    def bury(self) -> None:
+    def close_coroutines(self) -> None:
         """Close all coroutines of a dead process, also of delayed tasks."""
         self._ready.extend(one for _, one in timers_of(self) if not isinstance(one, asyncio.TimerHandle))
-        super().bury()
+        super().close_coroutines()
 
     def _call(self, handle: asyncio.Handle) -> None:
         task = getattr(_callback_of(handle), "__self__", None)

@@ -26,7 +26,7 @@ from rdzv.core.keys import Keys
 from rdzv.loop.member import Options
 from rdzv.loop.rounds import Round, rounds_made_by
 from rdzv.node.handler import Handler
-from rdzv.node.link.head_watcher import following
+from rdzv.node.link.head_watcher import follow_head
 from rdzv.node.link.node_loop import NodeLoop
 from rdzv.node.node import Node
 from rdzv.node.run.run import Run
@@ -195,7 +195,7 @@ class VirtualRun:
     async def looked_at(self) -> AsyncIterator[Run]:
         """Return the run, read by a client that is no node of it."""
         keys = Keys("/rdzv", self._run_id)
-        async with self.client("observer", PATIENCE) as client, following(client, keys) as follower:
+        async with self.client("observer", PATIENCE) as client, follow_head(client, keys) as follower:
             yield Run(client, keys, head=lambda: follower.head)
 
     def start(self, work: Any, name: str = "") -> asyncio.Task[Any]:

@@ -61,13 +61,13 @@ DOCUMENTED: dict[str, tuple[type[BaseException], ...]] = {
 
 NO_ACTS: dict[str, str] = {
     "handler": "call start share check_usable node_here open_blocking_store connect",  # for drivers of rounds
-    "round": "begin check_left",  # of the loop
-    "shared": "blocking end_calls end_waits listening waiting_through_losses reopened",  # of handlers and adapters
+    "round": "begin check_was_left",  # of the loop
+    "shared": "blocking end_calls end_waits listening ignoring_losses reopened",  # of handlers and adapters
     "changes": "",
     "info": "count index of",  # of tuples; and of the rooms that make it
     "client": (
         "abandon ask send_ping is_pending limit_pauses call notify check_usable fail interrupt end_waits set_writable "
-        "on_connection received tell time"
+        "on_connection received notify_connection time"
     ),  # of watches, leases, recipes and nodes
     "watch": "",
     "lease": "",

@@ -11,7 +11,7 @@ signal. But after a signal that is meant to end the group, the guard first waits
 launcher sends SIGKILL. A process that leaves the group is not followed.
 
 FILES is the command's soft limit of open files, as a launcher that hosts a store has raised its own limit. SIGNALS are
-the signals that the launcher blocks and ignores (`signals_here`), as uvloop unblocks and restores them in its children.
+the signals that the launcher blocks and ignores (`signal_state`), as uvloop unblocks and restores them in its children.
 
 This file runs as a script, without the rest of rdzv, and imports little, as one guard starts per process.
 """
@@ -48,7 +48,7 @@ def main(control: int, files: int, command: list[str], signals: str = "") -> NoR
         os.write(2, f"rdzv run: no process can be started: {error.strerror}; see ulimit -u\n".encode())
         os._exit(CANNOT_EXECUTE)
     try:
-        os.execvp(command[0], command)  # noqa: S606  its purpose
+        os.execvp(command[0], command)  # noqa: S606  the guard exists to run this command
     except OSError as error:
         import shutil
 
@@ -68,7 +68,7 @@ def close_inherited_files(keep: int) -> None:
                     os.close(file)
 
 
-def signals_here() -> str:
+def signal_state() -> str:
     """Return the signals that this process blocks and ignores, but two that Python ignores, for `restore_signals`."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     of_python = {signal.SIGPIPE, signal.SIGXFSZ}
@@ -77,7 +77,7 @@ def signals_here() -> str:
 
 
 def restore_signals(signals: str) -> None:
-    """Block and ignore the signals that `signals_here` has returned in the launcher."""
+    """Block and ignore the signals that `signal_state` has returned in the launcher."""
     blocked, ignored = ([int(number) for number in some.split(",") if number] for some in signals.split("/"))
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -118,14 +118,14 @@ def fork_guarded(control: int, files: int, *, report: int | None = None) -> None
     status = _watch(group, control, child_ended)
     if report is not None:
         os.write(report, status.to_bytes(4, sys.byteorder))
-    _exit_like(status)
+    _exit_with_status(status)
 
 
 def _reset_process(
     *, guard: int, files: int, as_inherited: Mapping[signal.Signals, object], mask: Iterable[int]
 ) -> None:
     os.setpgid(0, 0)
-    _die_with(guard)
+    _die_with_guard(guard)
     os.close(signal.set_wakeup_fd(-1))  # otherwise the child's signals would wake the guard
     for number, handler in as_inherited.items():
         signal.signal(number, signal.SIG_IGN if handler is signal.SIG_IGN else signal.SIG_DFL)
@@ -136,7 +136,7 @@ def _reset_process(
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-def _die_with(guard: int) -> None:
+def _die_with_guard(guard: int) -> None:
     if sys.platform != "linux":
         return
     import ctypes
@@ -191,7 +191,7 @@ def _signal(group: int, number: int) -> bool:
     return True
 
 
-def _exit_like(status: int) -> NoReturn:
+def _exit_with_status(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # only one core dump

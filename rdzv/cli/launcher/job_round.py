@@ -177,8 +177,6 @@ class JobRound:
         await process.wait()
         self._heard.put_nowait(process)
 
-    # -------------------------------------------------------------------------------------- the round's end
-
     async def _end(self) -> signal.Signals | GiveUp | str | None:
         wait: CheckpointWait | None = None
         while wait is None or not self._is_over(wait):
@@ -200,7 +198,7 @@ class JobRound:
                         return None
                 case _ if self._job.on_change is not OnChange.TERM:
                     wait = await self._wait(heard, wait)
-                case _ if (why := self._why_to_rejoin(heard)) is not None:
+                case _ if (why := self._rejoin_reason(heard)) is not None:
                     wait = CheckpointWait(wished=heard, why=why, until=-math.inf, checkpoint=-1)
         if not self._reports_own_end:
             await self.report_end()
@@ -217,7 +215,7 @@ class JobRound:
 
     async def _wait(self, wished: Wished, wait: CheckpointWait | None) -> CheckpointWait | None:
         """Begin or continue a wait for a checkpoint; a drain limits the wait to the time that the drain has left."""
-        why = self._why_to_rejoin(wished)
+        why = self._rejoin_reason(wished)
         if why is None:
             gone = isinstance(wished, NodesWaiting) and wait is not None and isinstance(wait.wished, NodesWaiting)
             return None if gone and not self._reports_own_end else wait
@@ -236,7 +234,7 @@ class JobRound:
     def _is_over(self, wait: CheckpointWait) -> bool:
         return not self._running or anyio.current_time() >= wait.until or self._checkpoint() != wait.checkpoint
 
-    def _why_to_rejoin(self, change: Wished) -> str | None:
+    def _rejoin_reason(self, change: Wished) -> str | None:
         match change:
             case NodesWaiting(count=count):
                 return f"{count} waiting to join" if count else None
@@ -280,8 +278,6 @@ class JobRound:
         except OSError:
             return -1
 
-    # ------------------------------------------------------------------------------------------ processes
-
     def _running_now(self) -> list[Process]:
         return [process for process in self._processes if process.status is None]
 
@@ -295,7 +291,7 @@ class JobRound:
         return bool(running)
 
     def ask_to_end(self, number: int) -> None:
-        """Send the processes a signal that ends them, but for 0; then they get no other one but SIGKILL."""
+        """Send the processes a signal that ends them (0 sends none); later signals except SIGKILL are not sent."""
         for process in self._processes:
             process.ask_to_end(number)
 

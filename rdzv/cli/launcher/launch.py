@@ -32,7 +32,7 @@ from rdzv.cli.launcher.preload import preloading
 from rdzv.cli.launcher.stacks import WorkerStacks
 from rdzv.config.settings import parse
 from rdzv.display.standard_error import say_error
-from rdzv.loop import KILL, STACKS, EndKind, Outcome, Tally, cancel_and_wait
+from rdzv.loop import KILL, STACKS, EndKind, Outcome, RunTally, cancel_and_wait
 from rdzv.loop.own_folder import own_folder
 from rdzv.loop.rounds import handler_of
 from store.printable import escaping, printable, without_durations
@@ -88,7 +88,7 @@ class _Launcher:
             stacks=WorkerStacks(folder) if job.stacks else None,
             files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],  # hosting a store raises this process's limit later
         )
-        self._tally = Tally()
+        self._tally = RunTally()
         self._signal: signal.Signals | None = None
         self._wish = SignalFilter()
         self._scope = anyio.CancelScope()  # a signal cancels this scope
@@ -135,8 +135,6 @@ class _Launcher:
         attributes = {**chosen.attributes, NPROC: mine}
         check = chosen.bootstrap_check is not False
         return handler_of(self._job.url, {"attributes": attributes, "bootstrap_check": check})
-
-    # ------------------------------------------------------------------------------------------ signals
 
     def _handle_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -188,7 +186,7 @@ class _Launcher:
             self._stop(number)
 
     def _forward_signal(self, number: signal.Signals) -> None:
-        """Pass a signal on to the processes, unless it repeats one; wait `PAIR_WITHIN` for a SIGTERM before it."""
+        """Pass a signal on to the processes unless it repeats one; first wait `PAIR_WITHIN` for a SIGTERM."""
         if number in ENDING and self._signal is not None:
             self._asked_to_stop(number)
         elif number in ENDING:  # wait for SIGTERM: of two signals, the system delivers the lower number first
@@ -205,8 +203,6 @@ class _Launcher:
             self._leave(number)
         else:
             log.warning("%s came while no process was running: nothing was passed on", number.name)
-
-    # ------------------------------------------------------------------------------------------ operators
 
     async def _run_rounds_and_answer(self, handler: Handler) -> int:
         await handler.is_closed()  # connects to the store, before any question is answered
@@ -247,8 +243,6 @@ class _Launcher:
             return "killed" if self._job.allow_chaos else "refused: this launcher was not started with --allow-chaos"
         return None
 
-    # ------------------------------------------------------------------------------------------ rounds
-
     async def _run_rounds(self, handler: Handler) -> int:
         was_open = not await handler.is_closed()
         while True:
@@ -266,7 +260,7 @@ class _Launcher:
                 if not was_open:
                     say_error("rdzv run: rdzv reopen opens a closed run again; or give the job a run of its own")
                 raise
-            await self._count(handler, lambda tally: tally)
+            await self._change_tally(handler, lambda tally: tally)
             if 0 < self._job.no_progress <= self._tally.fruitless:
                 verdict = (
                     f"{self._tally.fruitless} rounds have failed, one after the other, without a checkpoint or a step "
@@ -300,10 +294,10 @@ class _Launcher:
         assert isinstance(outcome, Outcome)
         return current, outcome
 
-    async def _count(self, handler: Handler, change: Callable[[Tally], Tally]) -> None:
+    async def _change_tally(self, handler: Handler, change: Callable[[RunTally], RunTally]) -> None:
         """Change or read the run's tally of restarts; if the store is out of reach, change this launcher's copy."""
         try:
-            self._tally = Tally.of(await handler.change_tally(lambda was: change(Tally.of(was)).pack()))
+            self._tally = RunTally.of(await handler.change_tally(lambda was: change(RunTally.of(was)).pack()))
         except RendezvousError as error:
             self._tally = change(self._tally)
             log.warning("the restarts of the run cannot be read: %s", error)
@@ -327,7 +321,8 @@ class _Launcher:
             why = f"{how} because others have gone" if how else monitor.ending.reason
             log.warning("%s: %s; %s", where, why, then)  # log this before the next requests, as the store may be lost
         failed = is_ours or monitor.has_failed
-        await self._count(handler, lambda was: was.after(info.round, restart=is_ours, failed=failed, achieved=achieved))
+        ended = {"restart": is_ours, "failed": failed, "achieved": achieved}
+        await self._change_tally(handler, lambda was: was.after(info.round, **ended))
         if not is_ours:
             return self._job.status_for(ExitAction.REPLACE, 0) if leaves else None
         if self._tally.restarts <= self._job.max_restarts:

@@ -134,7 +134,7 @@ class PreloadServer:
                     sys.executable,
                     *command.options,
                     *(preload_server.__file__, str(theirs.fileno()), command.folder, ",".join(modules), str(standby)),
-                    guard.signals_here(),
+                    guard.signal_state(),
                     stdin=asyncio.subprocess.DEVNULL,
                     env={**os.environ, **({"PYTHONUNBUFFERED": "1"} if unbuffered else {})},
                     pass_fds=(theirs.fileno(),),

@@ -77,7 +77,7 @@ class Process:
                 guarded = await asyncio.create_subprocess_exec(
                     sys.executable,
                     *("-I", "-S", str(Path(guard.__file__))),
-                    *(str(control), f"{files}/{guard.signals_here()}"),
+                    *(str(control), f"{files}/{guard.signal_state()}"),
                     *job.command,
                     stdin=None if reads_ours else asyncio.subprocess.DEVNULL,
                     env=environment,

@@ -22,7 +22,7 @@ EXPECTED_MOST: Final = 1024  # node names that fit into a URL; for a larger step
 NODES_MOST: Final = 65_536  # node names per list
 
 
-def is_meant_by(word: str) -> bool:
+def is_slurm_word(word: str) -> bool:
     """Return True if this word, in place of a URL, is `slurm`, with or without parameters."""
     return word.partition("?")[0] == SCHEME
 
@@ -47,14 +47,14 @@ def url_of(word: str, environment: Mapping[str, str]) -> str:
             f"SLURM_STEP_TASKS_PER_NODE is {tasks[:40]}; a node takes one launcher: srun --ntasks-per-node=1, and "
             f"--nproc says how many processes it starts"
         )
-    nodes = list(expand(names))
+    nodes = list(expand_nodes(names))
     size = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_JOB_NUM_NODES") or str(len(nodes))
     parameters = {"min_nodes": size, "max_nodes": size}
     if len(nodes) <= EXPECTED_MOST:
         parameters["expected"] = ",".join(nodes)
     if node := environment.get("SLURMD_NODENAME"):
         parameters["node_id"] = node
-    if switch := _switch(environment):
+    if switch := _nearest_switch(environment):
         parameters["attributes"] = f"switch:{switch}"
     given = {name: values[-1] for name, values in parse_qs(word.partition("?")[2], keep_blank_values=True).items()}
     if "attributes" in given and switch:
@@ -86,13 +86,13 @@ def _refuse_an_open_store(url: str, environment: Mapping[str, str]) -> None:
         )
 
 
-def processes_of(environment: Mapping[str, str]) -> int:
+def process_count(environment: Mapping[str, str]) -> int:
     """Return the default number of processes per node: the number of GPUs that Slurm names, at least one."""
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     return max(int(gpus), 1) if gpus.isdecimal() else 1
 
 
-def _switch(environment: Mapping[str, str]) -> str:
+def _nearest_switch(environment: Mapping[str, str]) -> str:
     parts = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
     kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
     if len(parts) != len(kinds):
@@ -103,7 +103,7 @@ def _switch(environment: Mapping[str, str]) -> str:
 _PIECE = re.compile(r"([^,\[]*)(?:\[([0-9,-]+)\])?([^,\[]*)(?:,|$)")
 
 
-def expand(names: str) -> Iterator[str]:
+def expand_nodes(names: str) -> Iterator[str]:
     """Yield the nodes of a list of Slurm's: `gpu[001-003,7],login` is gpu001, gpu002, gpu003, gpu7 and login."""
     count = position = 0
     while position < len(names):
@@ -113,14 +113,14 @@ def expand(names: str) -> Iterator[str]:
                 f"{names[:80]!r} is no list of nodes as Slurm writes it: {names[position:][:20]!r}"
             )
         position = piece.end()
-        for number in _numbers(piece[2]) if piece[2] is not None else ("",):
+        for number in _expand_ranges(piece[2]) if piece[2] is not None else ("",):
             count += 1
             if count > NODES_MOST:
                 raise RendezvousSettingsError(f"{names[:80]!r} names more than {NODES_MOST} nodes")
             yield f"{piece[1]}{number}{piece[3]}"
 
 
-def _numbers(ranges: str) -> Iterator[str]:
+def _expand_ranges(ranges: str) -> Iterator[str]:
     for part in ranges.split(","):
         first, _, last = part.partition("-")
         if not first.isdecimal() or (last and not last.isdecimal()):

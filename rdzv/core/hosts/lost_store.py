@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from rdzv.core.round import Round
-    from rdzv.core.state import Ban, Head, Hosted, NodeRecord, Progress
+    from rdzv.core.state import Ban, Head, HostedNode, NodeRecord, Progress
 
 
 class LastKnownRun(NamedTuple):
@@ -51,7 +51,7 @@ def last_known_run(head: Head, *, revision: int, settings: bytes, host: str, now
     )
 
 
-def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, Hosted]) -> int:
+def _gone_from(round: Round, progress: Progress | None, hosted: Mapping[str, HostedNode]) -> int:
     told = progress if progress is not None and progress.round == round.number else None
     named = (*told.lost_ids, *told.departed_ids) if told is not None else ()
     gone = told.lost + told.departed if told is not None else 0

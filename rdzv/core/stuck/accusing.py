@@ -3,7 +3,7 @@
 The store does not see whether nodes reach each other. But a collective that fails may name an unreachable peer. One
 accusation proves nothing: the accuser may be cut off itself. If two members accuse the same member, it is expelled, and
 its own accusations do not count. One accuser is enough to expel a member with which the store has lost contact: see
-`AccusationWatch`. If a connection closes and its peer is unknown, the accused is `SOMEBODY`, and the store is asked
+`AccusationWatch`. If a connection closes and its peer is unknown, the accused is `UNNAMED`, and the store is asked
 about all members, unless they are many.
 
 Accusations are keys below the nodes' prefix: the coordinator's watch delivers them in order with the nodes' records,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from store.messages import Event
 
 ACCUSERS: Final = 2  # this many accusers of one member are believed
-SOMEBODY: Final = ""  # `Accusation.accused` if the member's name is unknown
+UNNAMED: Final = ""  # `Accusation.accused` if the member's name is unknown
 WHY_MOST: Final = 120  # characters of `why`
 
 
@@ -53,10 +53,10 @@ class Accusations(dict[str, Accusation]):
         """Return an accusation's reason; empty if the accusation was deleted."""
         return self[key].why if key in self else ""
 
-    def of_somebody(self, *, round: int, live: Collection[str]) -> list[Accusation]:
-        """Return the accusations of `SOMEBODY` by live members of a round."""
+    def of_unnamed(self, *, round: int, live: Collection[str]) -> list[Accusation]:
+        """Return the accusations of `UNNAMED` by live members of a round."""
         every = self.values()
-        return [one for one in every if one.round == round and one.accused == SOMEBODY and one.by in live]
+        return [one for one in every if one.round == round and one.accused == UNNAMED and one.by in live]
 
     def by_live_members(self, *, round: int, live: Collection[str]) -> list[Accusation]:
         """Return the accusations of live members of a round by other live members."""
@@ -66,7 +66,7 @@ class Accusations(dict[str, Accusation]):
             if one.round == round and one.accused in live and one.by in live and one.by != one.accused
         ]
 
-    def believed(self, *, round: int, live: Collection[str]) -> tuple[str, str] | None:
+    def member_to_expel(self, *, round: int, live: Collection[str]) -> tuple[str, str] | None:
         """Return the live member with the most accusers, and their reasons; None if there are too few.
 
         Expel this member before the next call: its own accusations must not count.

@@ -40,7 +40,7 @@ class StallRules:
     notes_every: float  # seconds between two keep-alives of a member
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """True if `stall_timeout` or `first_step_timeout` is set."""
         return self.stall_timeout is not None or self.first_step_timeout is not None
 
@@ -59,7 +59,7 @@ class LastNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class StuckVerdict:
     """The result of `StallDetector.judge`."""
 
     stuck: Mapping[str, str] = field(default_factory=dict)  # the stuck members, and why
@@ -75,7 +75,7 @@ class StallDetector:
         self._excused_at = -math.inf  # time without a step counts only from this moment on
         self._looked_at = -math.inf
 
-    def judge(self, heard: Mapping[str, LastNote], *, round: int, now: float, every: float) -> Verdict:
+    def judge(self, heard: Mapping[str, LastNote], *, round: int, now: float, every: float) -> StuckVerdict:
         """Judge a round's live members by their last notes; call this about every `every` seconds."""
         late = now - self._looked_at > every + AWAY_AFTER  # as after an outage: silence until now is excused
         if round != self._round or late:
@@ -94,8 +94,8 @@ class StallDetector:
         # A stuck member that waits in the round's store is not the cause if another stuck member does not wait there.
         stuck = {node_id: why for node_id, why in stuck.items() if not quiet[node_id].note.waits} or stuck
         if quiet and len(quiet) == len(members) and not stuck:
-            return Verdict(standstill=self._standstill(list(members.values())))
-        return Verdict(stuck=stuck)
+            return StuckVerdict(standstill=self._standstill(list(members.values())))
+        return StuckVerdict(stuck=stuck)
 
     def _excuses(self, one: LastNote) -> bool:
         return one.note.away or one.note.busy > one.ago or one.ago > self._rules.notes_every + AWAY_AFTER

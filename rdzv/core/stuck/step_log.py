@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rdzv.core.stopping import step_of
+from rdzv.core.stopping import as_step
 from rdzv.core.stored import Prose, Stored, check_text
 
 if TYPE_CHECKING:
@@ -81,23 +81,23 @@ class StepLog:
         return self._last[0]
 
     def beat(self, step: SupportsIndex) -> int:
-        """Record that the member begins this step; return the step as an `int` (see `step_of`)."""
-        before, step = self._last, step_of(step)
+        """Record that the member begins this step; return the step as an `int` (see `as_step`)."""
+        before, step = self._last, as_step(step)
         if step != before[0]:
             self._last = (step, self.clock(), before[2] + 1)
             self.counts = True
         return step
 
-    def be_busy(self, seconds: float, label: str) -> object:
-        """Record that the member is busy for at most `seconds`; return a token for `be_free`. Calls may overlap."""
+    def begin_busy(self, seconds: float, label: str) -> object:
+        """Record that the member is busy for at most `seconds`; return a token for `end_busy`. Calls may overlap."""
         token = object()
         stretch = (token, self.clock() + seconds, check_text("what", label, most=LABEL_BYTES_MOST))
         self._busy = (*self._busy, stretch)
         self.counts = True
         return token
 
-    def be_free(self, token: object) -> None:
-        """Record a busy time's end: the `token` is from `be_busy`."""
+    def end_busy(self, token: object) -> None:
+        """Record a busy time's end: the `token` is from `begin_busy`."""
         self._busy_ended = self.clock()
         self._busy = tuple(one for one in self._busy if one[0] is not token)
 
@@ -112,7 +112,7 @@ class StepLog:
             return self.clock() - since, wait.what()
         return None
 
-    def waiting(self, what: Callable[[], str]) -> _WaitMark:
+    def mark_wait(self, what: Callable[[], str]) -> _WaitMark:
         """Mark the member as waiting in the round's store, inside this context; `what` returns the key."""
         return _WaitMark(self, what)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from rdzv.core.stored import Stored
 
 
-class Tally(Stored, kw_only=True):
+class RunTally(Stored, kw_only=True):
     """The counters."""
 
     called = "the tally of the run"
@@ -23,11 +23,11 @@ class Tally(Stored, kw_only=True):
     round: int = -1  # the last counted round
 
     @classmethod
-    def of(cls, value: bytes) -> Tally:
+    def of(cls, value: bytes) -> RunTally:
         """Unpack the key's value, if any; an unreadable tally begins anew."""
         return (cls.unpack_at("tally", value) if value else None) or cls()
 
-    def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> Tally:
+    def after(self, round: int, *, restart: bool = False, failed: bool = False, achieved: bool = False) -> RunTally:
         """Return the tally after a node's part in a round has ended.
 
         `round` counts once, although several nodes report it. `restart`: a process of this node failed by itself.

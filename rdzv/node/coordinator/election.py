@@ -53,7 +53,7 @@ class Election:
 
     def notify(self) -> None:
         """Start an election if the run has no coordinator. The follower calls this when the head has changed."""
-        if self._is_free and self._running is None:
+        if self._role_is_free and self._running is None:
             self._run(None)
 
     async def _step_down(self, within: float) -> None:
@@ -62,28 +62,28 @@ class Election:
             await cancel_and_wait(self._running, within=within)
 
     @property
-    def _is_free(self) -> bool:
+    def _role_is_free(self) -> bool:
         head = self.link.follower.head
         # A closed run needs a coordinator while it has members.
         is_wanted = head.closed is None or self.part.is_member
         return head.coordinator is None and is_wanted and self.link.follower.error is None
 
     def _run(self, role: CoordinatorRole | None) -> None:
-        self._running = self.link.spawn(self._run_until_taken(role), f"run for coordinator of {self.part.keys.run_id}")
+        self._running = self.link.spawn(self._elect_or_lead(role), f"run for coordinator of {self.part.keys.run_id}")
 
-    async def _run_until_taken(self, role: CoordinatorRole | None) -> None:
+    async def _elect_or_lead(self, role: CoordinatorRole | None) -> None:
         try:
-            while role is not None or self._is_free:
+            while role is not None or self._role_is_free:
                 if role is None:
                     pause = election_pause(self._nodes_known, lost_terms=self._lost_terms)
                     await anyio.sleep(self.part.rng.uniform(0, pause))
                 if role is not None or self.link.follower.head.coordinator is None:
-                    await self._lead_and_survive(role)
+                    await self._lead_or_log(role)
                 role = None
         finally:
             self._running = None
 
-    async def _lead_and_survive(self, role: CoordinatorRole | None) -> None:
+    async def _lead_or_log(self, role: CoordinatorRole | None) -> None:
         """Coordinate until the term ends. After an error, stay a candidate, as this node may be the only one."""
         try:
             if role is None:
@@ -91,7 +91,7 @@ class Election:
             else:
                 await self._lead_with_role(role, None)
         except SettingsChangedError as error:
-            self.part.settings_changed(error.settings)
+            self.part.note_settings_changed(error.settings)
             await anyio.sleep_forever()  # this node is about to leave the run, which cancels the task
         except (StoreTimeoutError, ConnectionLost, LeaseNotFound, ConditionFailed) as error:
             log.debug("run %s: the role of coordinator was lost: %s", self.part.keys.run_id, error)
@@ -135,10 +135,10 @@ class Election:
             return
         if adopt_settings(taken, agreed):
             return
-        self.link.follower.take_coordinator(taken.results[0], revision=taken.revision)
+        self.link.follower.note_coordinator(taken.results[0], revision=taken.revision)
         known = Wakeup()
         with self.link.follower.listeners.listening(known), anyio.move_on_after(ELECTION_MOST):
-            while self._is_free:  # until the watch delivers that another node has the role
+            while self._role_is_free:  # until the watch delivers that another node has the role
                 await known.sleep_until(None)
 
     @property

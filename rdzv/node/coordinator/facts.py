@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rdzv.core.stopping import BegunStep
-from rdzv.core.stuck.accusing import SOMEBODY
+from rdzv.core.stuck.accusing import UNNAMED
 from rdzv.core.stuck.judging import StallDetector, StallRules
-from rdzv.core.view import Answered, Standstill, Stuck
+from rdzv.core.view import Standstill, StopAnswer, Stuck
 from rdzv.errors import RendezvousStateError
 from rdzv.node.run.status import read_beats
 from store import LeaseNotFound, StoreError
@@ -41,10 +41,10 @@ async def gather_answers(context: TermContext, asking: asyncio.Event) -> None:
     async with context.store.watch(begun, snapshot=True) as watch:
         async for event in watch:
             if event.kind == "synced":
-                context.queue_facts(Answered())
+                context.queue_facts(StopAnswer())
             elif event.kind == "put":
                 with contextlib.suppress(RendezvousStateError):  # another program wrote the key
-                    context.queue_facts(Answered(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
+                    context.queue_facts(StopAnswer(event.key.removeprefix(begun), BegunStep.unpack(event.value)))
 
 
 async def look_for_stalls(context: TermContext, settings: Settings) -> None:
@@ -55,7 +55,7 @@ async def look_for_stalls(context: TermContext, settings: Settings) -> None:
         notes_every=settings.ttl / RENEWALS_PER_TTL,
     )
     stalls, view = StallDetector(rules), context.view
-    while rules.on:
+    while rules.enabled:
         every = max(LOOKS_EVERY, LOOKS_EVERY_PER_NODE * len(view.members))
         await anyio.sleep(every)
         round, members = view.round, view.members
@@ -89,14 +89,14 @@ class AccusationWatch:
 
     def check_accusations(self) -> None:
         """Schedule requests to the store about new accusations."""
-        if self._new():
+        if self._new_accusations():
             self._news.set()
 
-    def _new(self) -> list[tuple[int, str, str]]:
+    def _new_accusations(self) -> list[tuple[int, str, str]]:
         view, number = self.context.view, self.context.view.number
         said = view.accusations.by_live_members(round=number, live=view.live)
         if len(view.live) <= ASKED_ABOUT_MOST:
-            said += view.accusations.of_somebody(round=number, live=view.live)
+            said += view.accusations.of_unnamed(round=number, live=view.live)
         return [one for one in ((number, one.accused, one.by) for one in said) if one not in self._asked]
 
     async def run(self) -> None:
@@ -104,33 +104,33 @@ class AccusationWatch:
         while True:
             await self._news.wait()
             self._news.clear()
-            new = self._new()
+            new = self._new_accusations()
             self._asked = {one for one in self._asked if one[0] == self.context.view.number} | set(new)
             for pause in LOOKS_AFTER:
                 await anyio.sleep(pause)
                 for number, accused, by in new:
                     with contextlib.suppress(StoreError):  # if the store does not answer, make no decision
-                        self.context.queue_facts(*await self._doubted(number, accused, by))
+                        self.context.queue_facts(*await self._find_unrenewed(number, accused, by))
 
     def _why(self, accused: str, by: str) -> str:
         said = self.context.view.accusations.reason_at(self.context.keys.accusation(accused, by))
-        if accused == SOMEBODY:
+        if accused == UNNAMED:
             return f"its process ended, as {by} noticed first"
         return f"accused by {by}{f': {said}' if said else ''}; and the store does not hear from it"
 
-    async def _doubted(self, number: int, accused: str, by: str) -> list[Stuck]:
+    async def _find_unrenewed(self, number: int, accused: str, by: str) -> list[Stuck]:
         """Return the accused members whose leases are not being renewed.
 
-        If the accuser could not name the lost member (`SOMEBODY`), return the members whose leases end within
+        If the accuser could not name the lost member (`UNNAMED`), return the members whose leases end within
         `gone_ttl`: their processes have ended. A longer lease may be of a live member whose connection broke.
         """
         view, why = self.context.view, self._why(accused, by)
-        named, at_most = (view.live & {accused}, math.inf) if accused != SOMEBODY else (view.live - {by}, self.gone_ttl)
+        named, at_most = (view.live & {accused}, math.inf) if accused != UNNAMED else (view.live - {by}, self.gone_ttl)
         meant = [Stuck(number, view.records[one].arrival, one, why) for one in sorted(named)]
-        found = await run_together(*(self._remaining(one.node_id, at_most=at_most) for one in meant))
+        found = await run_together(*(self._share_left(one.node_id, at_most=at_most) for one in meant))
         return [one for one, remaining in zip(meant, found, strict=True) if remaining < DOUBTED_BELOW]
 
-    async def _remaining(self, node_id: str, *, at_most: float) -> float:
+    async def _share_left(self, node_id: str, *, at_most: float) -> float:
         """Return the share of its TTL that a node's lease has left; 1 without a lease, or over `at_most` seconds."""
         record = await self.context.store.get(self.context.keys.node(node_id))
         if record is None or record.lease is None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from rdzv.core.decision import TRY_AGAIN_AFTER, Ask, Complete, Expel, Report, Resize, Wait, blocked, decide, explain
+from rdzv.core.decision import RETRY_AFTER, Ask, Complete, Expel, Report, Resize, Wait, add_problem, decide, explain
 from rdzv.core.history import History, HistoryWriter, pack_history
 from rdzv.core.ranks import newest_of
 from rdzv.core.round import BUCKET_SIZE, SINCE_MOST, Member, Participant, Round, bucket_of, name_arrivals
@@ -59,7 +59,7 @@ ORDER_WITHIN = 1.0  # seconds after which a user's rank order is reported as the
 MARKERS = 1  # operations of a commit beside its puts: the delete of the marker
 SHARED_TTL_LEAST = 30.0  # seconds, at least, that the keys of a round's shared store stay without a coordinator
 SHARED_TTL_FACTOR = 3  # the keys of a round's shared store outlive their readers: they stay for three member TTLs
-KEEP_HOUR_EVERY = 60.0  # seconds between notes of the run's time of day; a store loses the note when it restarts
+KEEP_TIME_EVERY = 60.0  # seconds between notes of the run's time of day; a store loses the note when it restarts
 REFUSED_PAUSE = 0.2  # seconds until the coordinator decides anew after a refused write, if no event comes
 OVERHEAD_BYTES = 40  # the size of a condition or a write in a transaction, beside its key and value
 WRITE_BYTES_MOST = 1024 * 1024  # bytes that the coordinator puts into one transaction; etcd accepts 1.5 MiB
@@ -85,8 +85,8 @@ class CoordinatorTerm:
         self._made_room_of: Round | None = None
         self._failed_with: str | None = None
         self._shared = SharedLease(self._store, ttl=max(SHARED_TTL_LEAST, SHARED_TTL_FACTOR * part.settings.ttl))
-        self._chronicle = HistoryWriter()
-        self._accusations = AccusationWatch(self._context, gone_ttl=max(part.settings.gone_ttl, link.reconnects_in))
+        self._history_writer = HistoryWriter()
+        self._accusations = AccusationWatch(self._context, gone_ttl=max(part.settings.gone_ttl, link.reconnect_seconds))
         self._hour_changed = asyncio.Event()
         self._asking = asyncio.Event()  # set once members were asked where to stop
 
@@ -105,8 +105,8 @@ class CoordinatorTerm:
         try:
             with self._follower.listeners.listening(self._context.wakeup):
                 await self._take_over(round, progress_entry, history)
-                tasks.append(begin("keep the hour of the run", self._keep_time_of_day))
-                await self._decide_for_ever()
+                tasks.append(begin("keep the run's time of day", self._keep_time_of_day))
+                await self._decide_repeatedly()
         finally:
             await cancel_and_wait(*tasks)
             with anyio.CancelScope(shield=True):
@@ -134,18 +134,18 @@ class CoordinatorTerm:
         remembered = (History.unpack_at(history.key, history.value) if history else None) or History()
         waited = progress.absent.waited if progress is not None else None
         own = self._part.membership
-        self._chronicle.take_over(
+        self._history_writer.take_over(
             remembered,
             began=self._follower.round_at,
             now=self._store.time(),
             ended=own.over_at if own is not None and round is not None and own.round.number == round.number else None,
             waited=waited or 0.0,
-            hour=self._role.hour() if said_at else None,
+            hour=self._role.time_of_day() if said_at else None,
         )
 
     def _set_time_of_day(self, hour: float, *, at: float) -> None:
         """Set the run's time of day to `hour` at the time `at` on this node's clock, and send it at once."""
-        self._role.hour_offset = hour - at
+        self._role.day_offset = hour - at
         self._role.lease.renew_now()
         self._hour_changed.set()
 
@@ -155,7 +155,7 @@ class CoordinatorTerm:
             self._hour_changed.clear()
             with contextlib.suppress(StoreError):  # try again later
                 await self._context.run_lease.keep_alive(note=self._role.note(False))
-            with anyio.move_on_after(KEEP_HOUR_EVERY):
+            with anyio.move_on_after(KEEP_TIME_EVERY):
                 await self._hour_changed.wait()
 
     async def _watch_nodes(self) -> None:
@@ -163,17 +163,17 @@ class CoordinatorTerm:
             async for events in watch.batches():
                 self._context.queue_facts(*events)
 
-    async def _decide_for_ever(self) -> None:
+    async def _decide_repeatedly(self) -> None:
         await self._fold_until(0)
         while True:
             head = self._follower.head
             self._update_picture(head=head)
             self._accusations.check_accusations()
-            if head.stop is not None or self._view.agreement.listens:
+            if head.stop is not None or self._view.agreement.has_written:
                 self._asking.set()
             act = await self._decide()
             if not isinstance(act, Resize | Expel):
-                self._chronicle.observe(act.progress, now=self._store.time())
+                self._history_writer.observe(act.progress, now=self._store.time())
             seen = await self._carry_out(act)
             if seen is None:  # the store refused the write, as a key has changed: wait until a watch delivers that
                 deadline = self._store.time() + REFUSED_PAUSE
@@ -235,7 +235,7 @@ class CoordinatorTerm:
             if done:
                 return deciding.result()
             slow = f"rank_order has been running for more than {ORDER_WITHIN:g} s"
-            progress = blocked(self._picture.told or Progress(phase=Phase.GATHERING), slow)
+            progress = add_problem(self._picture.told or Progress(phase=Phase.GATHERING), slow)
             if progress != self._picture.told:
                 await self._report(Report(progress=progress))
             act = await deciding
@@ -280,11 +280,11 @@ class CoordinatorTerm:
         self._say(explain(progress))
         writes: list[Put | Delete] = [self._put_progress(progress)]
         writes.extend(Delete(self._keys.unbans + name) for name in unbans)
-        history = self._chronicle.continued(
+        history = self._history_writer.with_incidents(
             progress,
             self._picture.head.closed,
             now=now,
-            at=self._role.hour(),
+            at=self._role.time_of_day(),
             why=self._view.why,
             unbans=unbans.values(),
         )
@@ -293,13 +293,13 @@ class CoordinatorTerm:
         if await self._context.write(*writes, also=(self._context.round_unchanged,)) is None:
             raise ConditionFailed("the run was forgotten under way: its round's record is gone")
         if history is not None:
-            self._chronicle.written(history, now=now)
+            self._history_writer.note_written(history, now=now)
         unbanned_at = max([self._picture.unbanned_at, *(unban.revision for unban in unbans.values())])
         self._update_picture(told=progress, told_at=now, unbanned_at=unbanned_at)
         return 0
 
     def _put_progress(self, progress: Progress, *, hour: float | None = None) -> Put:
-        said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.hour()))
+        said = progress.replace(absent=progress.absent.replace(said_at=hour or self._role.time_of_day()))
         return self._context.put(self._keys.progress, said.pack())
 
     def _report_error(self, error: BaseException | None) -> None:
@@ -324,7 +324,7 @@ class CoordinatorTerm:
             attempt = self._keys.attempt(decision.number, self._context.term)
             await self._store.delete_prefix(attempt, when=self._context.term_holds)
             if no_more_room:
-                self._update_picture(obstacle=Obstacle(self._store.time() + TRY_AGAIN_AFTER, error))
+                self._update_picture(obstacle=Obstacle(self._store.time() + RETRY_AFTER, error))
             else:
                 await self._clear_shared()
             return 0
@@ -362,7 +362,7 @@ class CoordinatorTerm:
         round = await self._round_of(decision, members)
         nodes = {record.node_id: record.address for record in decision.members}
         now, hour = self._store.time(), time.time()
-        history = self._chronicle.completed(
+        history = self._history_writer.with_round(
             round.number,
             nodes,
             known=self._view.members,
@@ -375,7 +375,7 @@ class CoordinatorTerm:
             context.put(keys.round, round.pack()),
             context.put(keys.history, pack_history(history)),
         ]
-        progress = decision.progress.once_committed(decision.number, size=len(members))
+        progress = decision.progress.after_commit(decision.number, size=len(members))
         if progress is not None:
             commit.append(self._put_progress(progress, hour=hour))
         ranks = _buckets(context, round, members, decision.members)
@@ -409,11 +409,11 @@ class CoordinatorTerm:
         log.info("run %s: round %d is complete with %d nodes, %s", keys.run_id, round.number, round.size, rank_0)
         now = self._store.time()
         self._view.note_round(committed, members, now=now)
-        self._chronicle.written(history, now=now)
+        self._history_writer.note_written(history, now=now)
         if progress is not None:
             self._update_picture(told=progress, told_at=now)
             self._say(explain(progress))
-        self._follower.take_round(committed)
+        self._follower.note_round(committed)
         if last is not None:
             await self._store.delete_prefix(keys.attempt(last.number, last.term), when=context.term_holds)
         return 0

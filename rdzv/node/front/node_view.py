@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from rdzv.config.settings import Settings
-    from rdzv.core.state import Closed, Leaving
+    from rdzv.core.state import AnnouncedDrain, Closed
     from rdzv.interface import RendezvousHandler
     from rdzv.membership import Membership
     from rdzv.node.link.node_loop import NodeLoop
@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def at_once(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[NodeView, P], T]:
+def immediate_method(verb: Callable[Concatenate[Node, P], T]) -> Callable[Concatenate[NodeView, P], T]:
     """Make a handler's method of a verb (a call of a node) that returns at once, in any thread."""
 
     @functools.wraps(verb)
@@ -127,7 +127,7 @@ class NodeView:
         """Describe what this node knows of a lost or departed node; empty if nothing."""
         return absence_of(self.own_node, node_id)
 
-    def draining(self) -> dict[str, Leaving]:
+    def draining(self) -> dict[str, AnnouncedDrain]:
         """Return the members of this round whose drains were announced since it completed."""
         membership, head = self.own_node.membership, self.own_node.head  # read the head once, as the node replaces it
         progress = head.progress
@@ -138,5 +138,5 @@ class NodeView:
         since, leaving = membership.round.revision, head.drains
         return {one: leaving[one] for one in progress.draining if one in leaving and leaving[one].revision > since}
 
-    num_nodes_changed = at_once(verbs.num_nodes_changed)
-    leaves_because = at_once(verbs.leaves_because)
+    num_nodes_changed = immediate_method(verbs.num_nodes_changed)
+    leaves_because = immediate_method(verbs.leaves_because)

@@ -29,7 +29,7 @@ def shared_store(node: Node, membership: Membership, client: ClientAtFirstUse | 
         company=MembershipQueries(
             superseded=lambda: membership.over,
             lost=(lambda: membership.lost_ids) if node.settings.waits_end_on_loss else None,
-            waiting=membership.beats.waiting,
+            waiting=membership.beats.mark_wait,
             interrupted=membership.gate.interrupt,
             roster=MemberNames(
                 rank=membership.rank,

@@ -23,7 +23,7 @@ from rdzv.errors import (
     SharedStoreTimeoutError,
     exit_status,
 )
-from rdzv.membership import too_large
+from rdzv.membership import exceeds_maximum
 from rdzv.node.front.queries import Changes
 from rdzv.node.front.sharing import shared_store
 from rdzv.node.run.run import Run
@@ -44,8 +44,8 @@ T = TypeVar("T")
 Verb = TypeVar("Verb", bound="Callable[..., Any]")
 
 WHY_BYTES_MOST = 200
-CAME: Final = "rdzv/muster/came"
-ANSWER: Final = "rdzv/muster/answer"
+CAME: Final = "rdzv/counting/came"
+ANSWER: Final = "rdzv/counting/answer"
 GO_ON: Final = b"go on"
 MEET_AGAIN: Final = b"meet again"
 
@@ -100,7 +100,7 @@ def num_nodes_changed(node: Node, *, on_loss: bool = True) -> int:
     if membership.over is not None or has_lost_store:
         return int((membership.dropped or has_lost_store) and on_loss)
     head, progress = membership.head, membership.progress
-    announced = int(head.moves or too_large(membership.round, head.resized))
+    announced = int(head.moves or exceeds_maximum(membership.round, head.resized))
     if progress is None:
         return announced
     return announced + progress.waiting + (progress.lost + progress.departed if on_loss else 0)
@@ -117,7 +117,7 @@ def leaves_because(node: Node, why: str) -> None:
 
 async def roster(node: Node, membership: Membership) -> list[Participant]:
     """Return all members of a round, by rank, with address, payload and attributes."""
-    return await node.ask_the_store(lambda store: read_roster(store, node.keys, membership.round))
+    return await node.call_store(lambda store: read_roster(store, node.keys, membership.round))
 
 
 @runs_to_completion
@@ -141,7 +141,7 @@ async def keep(node: Node, key: str, data: bytes, *, in_round: int | None = None
         put = Put(keys.kept(key), data, lease=(await link.run_lease()).id)
         return (await store.transact(when=unchanged, then=(put,))).succeeded
 
-    if not await node.ask_the_store(write):
+    if not await node.call_store(write):
         raise RoundSupersededError(over)
 
 
@@ -177,7 +177,7 @@ async def accuse(node: Node, rank: int, why: str, *, in_round: int | None = None
             f"{membership.round.size - 1}"
         )
     accused = (await roster(node, membership))[rank].node_id
-    if not await node.ask_the_store(lambda store: _run(node, store).accuse(membership, accused, why)):
+    if not await node.call_store(lambda store: _run(node, store).accuse(membership, accused, why)):
         raise RoundSupersededError(over)
 
 
@@ -197,7 +197,7 @@ async def all_here(node: Node, *, timeout: float) -> bool:
         return True
     shared = shared_store(node, membership, link.store)
     membership.call_when_over(shared.end_calls)
-    store = shared.waiting_through_losses()  # waits in this store continue when members are lost
+    store = shared.ignoring_losses()  # waits in this store continue when members are lost
     store.set_timeout(timeout)
 
     async def answer_if_one_goes() -> None:
@@ -211,10 +211,10 @@ async def all_here(node: Node, *, timeout: float) -> bool:
     answering = asyncio.create_task(answer_if_one_goes(), name=f"notice members of {node.run_id} that leave early")
     try:
         # If this call is cancelled and repeated, count the member only once.
-        if membership.muster is None or _has_failed(membership.muster):
-            membership.muster = asyncio.create_task(store.add(CAME, 1), name=f"come to the muster of {node.run_id}")
-            membership.muster.add_done_callback(_has_failed)
-        if await asyncio.shield(membership.muster) >= membership.round.size:
+        if membership.counting is None or _has_failed(membership.counting):
+            membership.counting = asyncio.create_task(store.add(CAME, 1), name=f"come to the muster of {node.run_id}")
+            membership.counting.add_done_callback(_has_failed)
+        if await asyncio.shield(membership.counting) >= membership.round.size:
             await store.compare_set(ANSWER, "", GO_ON)
         return await store.get(ANSWER) == GO_ON
     except SharedStoreTimeoutError:
@@ -253,7 +253,7 @@ async def change_tally(node: Node, change: Callable[[bytes], bytes]) -> bytes:
             if (await store.transact(when=[when.mod_revision(key) == at], then=writes)).succeeded:
                 return after
 
-    return await node.ask_the_store(write)
+    return await node.call_store(write)
 
 
 # ------------------------------------------------------------------------------------------ the run
@@ -276,7 +276,7 @@ async def is_closed(node: Node) -> bool:
 
 async def store_host(node: Node) -> str:
     """Return in words which process serves the store; "" for `rdzv serve`, for etcd, and if unknown."""
-    entry = await node.ask_the_store(lambda store: store.get(node.keys.host))
+    entry = await node.call_store(lambda store: store.get(node.keys.host))
     return entry.value.decode(errors="replace") if entry is not None else ""
 
 
@@ -299,7 +299,7 @@ async def _close(node: Node, reason: str, **verdict: Any) -> None:
         with anyio.fail_after(node.settings.close_timeout):
             link = await node.connect()
             closed = await _run(node, link.store).set_closed(reason, lease=await link.run_lease(), **verdict)
-            link.follower.take_closing(closed)  # let the caller see the closing before the watch delivers it
+            link.follower.note_closing(closed)  # let the caller see the closing before the watch delivers it
     except (StoreError, TimeoutError) as error:
         raise node.connection_error(error) from error
 
@@ -318,7 +318,7 @@ def of_run(
 
     @functools.wraps(call)
     async def verb(node: Node, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await node.ask_the_store(lambda store: call(_run(node, store), *args, **kwargs))
+        return await node.call_store(lambda store: call(_run(node, store), *args, **kwargs))
 
     return runs_to_completion(verb) if must_end else verb
 

@@ -17,7 +17,7 @@ from rdzv.core.live.changes import summary_of, without_ages, without_jitter
 from rdzv.core.report import account, as_of, report
 from rdzv.listeners import Listeners
 from rdzv.node.link.head_watcher import HeadWatcher
-from rdzv.node.run.status import read_hour, read_run, read_steps, reason_of
+from rdzv.node.run.status import read_clock, read_run, read_steps, reason_of
 from store import StoreError
 from store.net.tasks import cancel_and_wait
 
@@ -40,7 +40,7 @@ class FollowedRun:
         self._keys = keys
         self._on_change = on_change
         self._follower = HeadWatcher(store, keys)
-        self._follower.on_change = self._mark
+        self._follower.on_change = self._mark_changed
         self._has_changed = True
         self._read: tuple[RunStatus, History] | None = None
         self._read_at = 0.0
@@ -61,18 +61,18 @@ class FollowedRun:
         """Stop following the run."""
         await cancel_and_wait(*self._tasks)
 
-    def _mark(self) -> None:
+    def _mark_changed(self) -> None:
         self._has_changed = True
         self._on_change()
 
     async def _watch(self, prefix: str) -> None:
         try:
             async with self._store.watch(prefix) as watch:
-                self._mark()  # the run may have changed before the watch was open
+                self._mark_changed()  # the run may have changed before the watch was open
                 async for _ in watch.batches():
-                    self._mark()
+                    self._mark_changed()
         except StoreError:
-            self._mark()
+            self._mark_changed()
 
     async def refresh(self) -> None:
         """Read the run again if changed; raise StoreError on failure."""
@@ -83,8 +83,8 @@ class FollowedRun:
         if self._has_changed or self._read is None:
             self._has_changed = False
             try:
-                hour = await read_hour(self._store, self._keys)
-                self._read = await read_run(self._store, self._keys, self._follower.head, hour=hour)
+                time_of_day = await read_clock(self._store, self._keys)
+                self._read = await read_run(self._store, self._keys, self._follower.head, time_of_day=time_of_day)
             except BaseException:
                 self._has_changed = True
                 raise
@@ -106,7 +106,7 @@ class FollowedRun:
         later = as_of(status, now - self._read_at, reason="")
         return replace(later, reason=reason_of(self._follower.head, later, now=now)), history
 
-    def hour(self) -> float:
+    def time_of_day(self) -> float:
         """Return the run's present time of day, in seconds since 1970."""
         assert self._read is not None, "it was refreshed"
         return self._read[0].now + self._store.time() - self._read_at
@@ -134,7 +134,7 @@ class FollowedRun:
 
     def summary(self) -> dict[str, Any]:
         """Return the run's numbers, for the metrics."""
-        return summary_of(self.report(), self.cost(), self.now()[1].chapters, self.hour())
+        return summary_of(self.report(), self.cost(), self.now()[1].chapters, self.time_of_day())
 
 
 class FollowedRuns:
@@ -151,7 +151,7 @@ class FollowedRuns:
         self.changed |= {"", run_id, f"{run_id}/"}  # names of pages: the list of runs, this run's report, its stream
         self.listeners.notify()
 
-    async def refreshed(self, run_id: str) -> FollowedRun:
+    async def refresh_run(self, run_id: str) -> FollowedRun:
         """Return a run, and follow it from now on; raise StoreError if that fails."""
         run = self._runs.get(run_id)
         if run is None or run.is_lost:
@@ -162,9 +162,9 @@ class FollowedRuns:
         await self._runs[run_id].refresh()
         return self._runs[run_id]
 
-    def hour(self, run_id: str) -> float:
+    def time_of_day(self, run_id: str) -> float:
         """Return a run's time of day, or this machine's if the run is not followed."""
-        return self._runs[run_id].hour() if run_id in self._runs else time.time()
+        return self._runs[run_id].time_of_day() if run_id in self._runs else time.time()
 
     async def summary_of(self, run_id: str) -> dict[str, Any]:
         """Return an ended run's numbers, for the metrics, without following the run."""

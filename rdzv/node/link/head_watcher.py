@@ -13,13 +13,13 @@ import anyio
 from rdzv.core.questions import Question
 from rdzv.core.round import Round
 from rdzv.core.state import (
+    AnnouncedDrain,
     Ban,
     Closed,
     Coordinator,
     Head,
-    Hosted,
+    HostedNode,
     LastCoordinator,
-    Leaving,
     LostStore,
     Progress,
     Unban,
@@ -72,7 +72,7 @@ class HeadWatcher:
         self.seen: int = 0  # the revision of the watch's last event
         self._anew: Head | None = None  # the incomplete head while a reset watch delivers its snapshot
 
-    def has_attributes(self, attributes: Mapping[str, str]) -> None:
+    def set_attributes(self, attributes: Mapping[str, str]) -> None:
         """Set this node's attributes, to notice bans of an attribute."""
         self._own_ban_keys = frozenset(self._keys.bans + name for name in ban_names(self._node_id, attributes))
 
@@ -111,27 +111,23 @@ class HeadWatcher:
                 self.unanswered = error
                 await anyio.sleep(ASK_AGAIN_AFTER)
 
-    # ------------------------------------------------------------------------------------ not from the watch
-
-    def take_round(self, round: Round) -> None:
+    def note_round(self, round: Round) -> None:
         """Replace the known round if this one is later."""
         if self._take_round(round):
             self.notify_listeners()
 
-    def take_coordinator(self, there: object, *, revision: int) -> None:
+    def note_coordinator(self, there: object, *, revision: int) -> None:
         """Set the coordinator from its key, read at `revision`, unless the watch has seen that revision."""
         if isinstance(there, Entry) and self.head.coordinator is None and revision > self.seen:
             coordinator = Coordinator(node_id=there.value.decode(errors="replace"), term=there.create_revision)
             self.head = replace(self.head, coordinator=coordinator)
             self.notify_listeners()
 
-    def take_closing(self, closed: Closed) -> None:
+    def note_closing(self, closed: Closed) -> None:
         """Record that the run is closed, before the watch delivers that."""
         if self.head.closed is None:
             self.head = replace(self.head, closed=closed, closed_over=self.head.progress)
             self.notify_listeners()
-
-    # ------------------------------------------------------------------------------------ from the watch
 
     def _take(self, event: Event) -> None:
         match event.kind:
@@ -180,11 +176,11 @@ class HeadWatcher:
                 there[key.removeprefix(prefix)] = read()
             return {field: there}
 
-        def leaving() -> Leaving:
+        def announced() -> AnnouncedDrain:
             drain, known = Drain.unpack(value), self.head.drains.get(key.removeprefix(keys.drains))
             if known is not None and known.revision == revision:
                 return known  # a reset watch delivers a known drain again
-            return Leaving(until=now + drain.within, reason=drain.reason, revision=revision)
+            return AnnouncedDrain(until=now + drain.within, reason=drain.reason, revision=revision)
 
         if key == keys.coordinator:
             if not put and head.coordinator is not None:
@@ -199,7 +195,7 @@ class HeadWatcher:
             found = self._anew is not None or not self.synced.is_set()
             progress = Progress.unpack(value) if put else None
             if progress is not None and head.progress is not None:
-                progress = progress.still_naming(self._node_id, head.progress)
+                progress = progress.keep_naming(self._node_id, head.progress)
             return {"progress": progress, "progress_at": now, "progress_found": found}
         if key == keys.stop:
             return {"stop": Stop.unpack(value, revision=revision) if put else None}
@@ -215,11 +211,11 @@ class HeadWatcher:
             over = self.head.moves_over if self.head.moves else self.head.progress
             return {"moves": put, "moves_over": over if put else None}
         if key.startswith(keys.hosted):
-            return of_many("hosted", keys.hosted, lambda: Hosted(arrival=revision, last_round=int(value)))
+            return of_many("hosted", keys.hosted, lambda: HostedNode(arrival=revision, last_round=int(value)))
         if key == keys.resized:
             return {"resized": Resized.unpack(value, revision=revision) if put else None}
         if key.startswith(keys.drains):
-            return of_many("drains", keys.drains, leaving)
+            return of_many("drains", keys.drains, announced)
         if key.startswith(keys.bans):
             if put and key in self._own_ban_keys:
                 self.own_ban = revision, Ban.unpack(value)
@@ -232,7 +228,7 @@ class HeadWatcher:
 
 
 @contextlib.asynccontextmanager
-async def following(store: Store, keys: Keys) -> AsyncIterator[HeadWatcher]:
+async def follow_head(store: Store, keys: Keys) -> AsyncIterator[HeadWatcher]:
     """Follow the head of a run without a node; yield once the head is read, or raise StoreError."""
     follower = HeadWatcher(store, keys)
     task = asyncio.create_task(follower.run(), name=f"follow run {keys.run_id}")

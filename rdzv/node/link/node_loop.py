@@ -106,16 +106,16 @@ class NodeThread(NodeLoop):
         held = [_turns]
         await held[0].acquire()
 
-        def give_back() -> None:
+        def release_turn() -> None:
             if held:
                 held.pop().release()
 
-        over = asyncio.get_running_loop().call_later(TURN_MOST, give_back)
+        over = asyncio.get_running_loop().call_later(TURN_MOST, release_turn)
         try:
             yield
         finally:
             over.cancel()
-            give_back()
+            release_turn()
 
     def leave(self) -> None:
         """Stop using the node thread; call this once. Thread-safe."""

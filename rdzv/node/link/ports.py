@@ -8,7 +8,7 @@ import socket
 
 from rdzv.errors import RendezvousConnectionError
 from store.net.dialing import lack_here
-from store.net.sockets import close_in_children, forget, lack_of_ports
+from store.net.sockets import close_in_children, lack_of_ports, unregister
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class HeldPort:
             NoFreePortError: No automatic port is free, or this process may open no more files.
         """
         if self._socket is None:
-            self._socket = next(filter(None, map(_bound, self._ports)), None)
+            self._socket = next(filter(None, map(_bind_to_port, self._ports)), None)
             if self._socket is None:
                 if not self._ports[0]:
                     why = lack_of_ports() or "no socket can be bound"
@@ -52,11 +52,11 @@ class HeldPort:
         """Free the port for rank 0's server."""
         held, self._socket = self._socket, None
         if held is not None:
-            forget(self)
+            unregister(self)
             held.close()
 
 
-def _bound(port: int) -> socket.socket | None:
+def _bind_to_port(port: int) -> socket.socket | None:
     """Return a socket bound to this port, in IPv6 and IPv4 if the system has both; None if the port is in use."""
     for family in (socket.AF_INET6, socket.AF_INET):
         try:

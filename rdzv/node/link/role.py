@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rdzv.core.history import HourNote
+from rdzv.core.history import TimeOfDayNote
 from store import Grant
 from store.keeping import HeldLease
 
@@ -39,23 +39,23 @@ class CoordinatorRole:
         self.grant: Grant = Grant(
             ttl=ttl,
             # If a coordinator disconnects, end its role no later than its record: its successor reports the loss.
-            disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnects_in, settings.disconnect_ttl)),
-            gone_ttl=max(settings.gone_ttl, link.reconnects_in),
+            disconnect_ttl=max(ROLE_DISCONNECT_TTL, min(link.reconnect_seconds, settings.disconnect_ttl)),
+            gone_ttl=max(settings.gone_ttl, link.reconnect_seconds),
             id=self.lease.id,
         )
         self.sent_at: float = link.store.time()  # when this node sent the request for the role, on its clock
         self.term: int = 0  # the revision that created the role's key; 0 until this node has the role
         # The run's time of day minus the time on this node's clock, in seconds; see `rdzv.core.history`.
-        self.hour_offset: float = time.time() - self.sent_at
+        self.day_offset: float = time.time() - self.sent_at
         self._clock = link.store.time
 
-    def hour(self) -> float:
+    def time_of_day(self) -> float:
         """Return the run's present time of day."""
-        return self._clock() + self.hour_offset
+        return self._clock() + self.day_offset
 
     def note(self, _: bool) -> bytes:
         """Return the note for a keep-alive: the run's time of day, to which readers add the note's age."""
-        return HourNote(hour=self.hour()).pack()
+        return TimeOfDayNote(hour=self.time_of_day()).pack()
 
 
 def election_pause(nodes: int, *, lost_terms: int) -> float:

@@ -64,7 +64,7 @@ class StoreSession:
         # If no process listens at the store's URL for this many seconds, the node gives the store up. The node never
         # gives up a store with a data directory, nor one whose host does not answer at all.
         self.gives_up_after: float = math.inf
-        self.was_told: bool = False  # True if this store has this node's knowledge of a lost store, or better
+        self.has_knowledge: bool = False  # True if this store has this node's knowledge of a lost store, or better
         self.has_arrived: bool = False  # True if the store has accepted an arrival: this node has the run's settings
         self._keys = keys
         self._closed_ttl = closed_ttl  # seconds: the TTL of the run's lease, if this node grants that lease
@@ -77,7 +77,7 @@ class StoreSession:
         self._is_counted: Callable[[], bool] = bool
         self._asks_share = rng.uniform(*ASK_SPREAD)
         self._asking: asyncio.TimerHandle | None = None
-        self._telling: asyncio.Task[None] | None = None  # the task that warns of a silent store
+        self._silence_task: asyncio.Task[None] | None = None  # the task that warns of a silent store
         self._silent = False  # True if the connected store has not answered a request for a while
         self._closed = False
         store.on_connection(self._note_connection)
@@ -87,10 +87,10 @@ class StoreSession:
         """Run a coroutine until the link is closed."""
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         with contextlib.suppress(asyncio.CancelledError):
             error = task.exception()
@@ -113,8 +113,6 @@ class StoreSession:
         with anyio.CancelScope(shield=True):
             await self.keeping.release_all()
 
-    # ------------------------------------------------------------------------------------------ connection
-
     @property
     def hosting_hint(self) -> str:
         """If no process listens at the store's address, a hint that a node may have hosted the store; else ""."""
@@ -135,10 +133,10 @@ class StoreSession:
         answers, once the coordinator has counted this node (`is_counted`).
         """
         self._who_waits, self._is_counted = who_waits, is_counted
-        self._schedule_ask(self._asks_every)
+        self._schedule_ask(self._ask_interval)
 
     @property
-    def _asks_every(self) -> float:
+    def _ask_interval(self) -> float:
         progress = self.follower.head.progress
         nodes = progress.live + progress.joined + progress.spares if progress is not None else 0
         return max(ASK_EVERY, ASK_EVERY_PER_NODE * nodes) * self._asks_share
@@ -148,7 +146,7 @@ class StoreSession:
 
     def _ask_for_reply(self) -> None:
         """If a caller waits and the store has sent nothing lately, send a keep-alive, which the store must answer."""
-        every, silent_for = self._asks_every, self.store.time() - self.follower.heard_at
+        every, silent_for = self._ask_interval, self.store.time() - self.follower.heard_at
         if silent_for < every - ASK_EARLY:
             self._schedule_ask(every - silent_for)
             return
@@ -170,9 +168,9 @@ class StoreSession:
             self._log_absence(since, 0.0)
 
     def _log_absence(self, since: float, first_after: float) -> None:
-        if not self._closed and (self._telling is None or self._telling.done()):
+        if not self._closed and (self._silence_task is None or self._silence_task.done()):
             what = f"notice the store's absence from {self._keys.run_id}"
-            self._telling = self.spawn(self._log_while_away(since, self.store.time() + first_after), what)
+            self._silence_task = self.spawn(self._log_while_away(since, self.store.time() + first_after), what)
 
     async def _log_while_away(self, since: float, say_at: float) -> None:
         """From `say_at` on, warn ever more rarely; log the store's return, or give it up if its process is gone."""
@@ -200,14 +198,12 @@ class StoreSession:
         if said and self.store.failure is None:
             log.warning("run %s: the store is back after %.0f s", run_id, self.store.time() - since)
 
-    # ------------------------------------------------------------------------------------------ answer times
-
     def note_answer_time(self, seconds: float) -> None:
         """Record the seconds that the store took for a request."""
         self._answered_in, self.release_within = [*self._answered_in, seconds][-ANSWERS_KEPT:], RELEASE_WITHIN
 
     @property
-    def reconnects_in(self) -> float:
+    def reconnect_seconds(self) -> float:
         """The seconds that a healthy client on a working network takes to reconnect."""
         return ROUND_TRIPS_TO_RECONNECT * self.round_trip
 
@@ -218,11 +214,9 @@ class StoreSession:
         opened_in = self.follower.opened_in if len(self._answered_in) < ANSWERS_KEPT else None
         return min((*self._answered_in, *(() if opened_in is None else (opened_in,))), default=0.0)
 
-    def slowness(self) -> str:
+    def describe_slowness(self) -> str:
         """Return words to add to a node's reason for waiting if the store is slow; else ""."""
         return f"; the store takes {self.round_trip:.1f} s to answer" if self.round_trip >= SLOW else ""
-
-    # ------------------------------------------------------------------------------------------ leases
 
     def new_lease_id(self) -> int:
         """Return a random id for a lease that a transaction will grant."""
@@ -234,7 +228,7 @@ class StoreSession:
             self.known_run_lease = await take_run_lease(self.store, self._keys, self._closed_ttl)
         return self.known_run_lease
 
-    def keep_run(self) -> None:
+    def start_renewing_run(self) -> None:
         """Renew the run's lease from now on, so that the run stays in the store while it has nodes."""
         if self._keeping_run is None or self._keeping_run.done():
             self._keeping_run = self.spawn(self._renew_run(), f"keep run {self._keys.run_id}")

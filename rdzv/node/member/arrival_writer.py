@@ -23,7 +23,7 @@ from rdzv.node.link.role import CoordinatorRole
 from rdzv.node.link.stopwatch import Stopwatch
 from rdzv.node.link.store_session import SAY_AWAY_AFTER, StoreEndingError
 from rdzv.node.link.wakeup import Wakeup
-from rdzv.node.run.lease import grant_of_run, note_of_run, refusal_of
+from rdzv.node.run.lease import lease_refusal, run_grant, run_lease_note
 from rdzv.node.run.run_settings import agree_on_settings
 from store import Create, Delete, Entry, Get, Grant, Lease, LeaseNotFound, LimitExceeded, Put, StoreError, when
 from store.keeping import RELEASE_SOON, RELEASE_WITHIN, HeldLease, renewed_if_old
@@ -71,7 +71,7 @@ class ArrivalWriter:
             role = None
             if link.follower.head.coordinator is None and link.resign is None:
                 role = CoordinatorRole(link, part.settings, nodes=part.agreed.rules.needed)
-            run = None if expected else grant_of_run(part.keys, part.settings.closed_ttl, most=link.store.lease_ttl_max)
+            run = None if expected else run_grant(part.keys, part.settings.closed_ttl, most=link.store.lease_ttl_max)
             try:
                 result, sent_at = await self._send(record, lease, role, run, expected=expected)
             except LeaseNotFound:
@@ -86,16 +86,16 @@ class ArrivalWriter:
                     await role.lease.release(within=RELEASE_WITHIN if in_time else RELEASE_SOON)
                 if isinstance(error, LimitExceeded):
                     part.arrival.refused()
-                    raise refusal_of(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
+                    raise lease_refusal(error, ttl=lease.ttl, closed_ttl=part.settings.closed_ttl) from error
                 raise
             if not result.succeeded:
-                expected = await self._after_refusal(me, result, is_newcomer=not expected)
+                expected = await self._wait_after_refusal(me, result, is_newcomer=not expected)
                 continue
             link.has_arrived = True
             if not lease.kept:
-                lease.keep(sent_at=sent_at, on_lapse=partial(part.lease_lost, lease), note=part.note)
+                lease.keep(sent_at=sent_at, on_lapse=partial(part.note_lease_lost, lease), note=part.note)
             if run is not None:
-                self._learn_of_run(run, result.results[2])
+                self._note_run(run, result.results[2])
             if role is not None and not await self._has_role(role, result, sent_at):
                 role = None
             if part.arrival.written(result.revision):
@@ -131,13 +131,13 @@ class ArrivalWriter:
         writes: list[Operation] = [Put(own, record.pack(), lease=lease.id)]
         grants: list[Grant] = []
         if not lease.kept:
-            settings, gone_ttl = part.settings, max(part.settings.gone_ttl, link.reconnects_in)
+            settings, gone_ttl = part.settings, max(part.settings.gone_ttl, link.reconnect_seconds)
             grants.append(Grant(ttl=lease.ttl, disconnect_ttl=settings.disconnect_ttl, gone_ttl=gone_ttl, id=lease.id))
         agreed = when.value(keys.settings) == part.agreed.value
         if run is not None:
             agreed = when.value_if_any(keys.settings) == part.agreed.value
             # Write the settings even if they exist: the new revision makes another node's concurrent rewrite fail.
-            writes += [Put(keys.settings, part.agreed.value, lease=run.id), note_of_run(keys, run)]
+            writes += [Put(keys.settings, part.agreed.value, lease=run.id), run_lease_note(keys, run)]
             grants.append(run)
         if part.node_id in link.follower.head.drains and not part.arrival.began:
             writes.append(Delete(keys.drains + part.node_id))  # the drain is of an earlier process
@@ -172,7 +172,7 @@ class ArrivalWriter:
         link.note_answer_time(stopwatch.seconds)
         return result, sent_at
 
-    def _learn_of_run(self, granted: Grant, noted: object) -> None:
+    def _note_run(self, granted: Grant, noted: object) -> None:
         id, ttl = granted.id or 0, granted.ttl
         if isinstance(noted, Entry) and noted.lease is not None:
             id, ttl = noted.lease, float(noted.value)
@@ -181,7 +181,7 @@ class ArrivalWriter:
     async def _has_role(self, role: CoordinatorRole, result: TransactionResult, sent_at: float) -> bool:
         there = result.results[-1]
         if isinstance(there, Entry):
-            self._link.follower.take_coordinator(there, revision=result.revision)
+            self._link.follower.note_coordinator(there, revision=result.revision)
             return False
         if sent_at != role.sent_at:  # the answer was slow: the role's short lease may have expired
             await role.lease.release()
@@ -189,7 +189,7 @@ class ArrivalWriter:
         role.term = result.revision
         return True
 
-    async def _after_refusal(self, me: Joiner, result: TransactionResult, *, is_newcomer: bool) -> int:
+    async def _wait_after_refusal(self, me: Joiner, result: TransactionResult, *, is_newcomer: bool) -> int:
         """Wait until the cause of a refused write is gone; return the revision that the next attempt replaces."""
         part, link = self._part, self._link
         part.arrival.refused()
@@ -215,7 +215,7 @@ class ArrivalWriter:
     async def _changed_record(self, there: Entry) -> Entry | None:
         part, link, clock, changed = self._part, self._link, self._clock, Wakeup()
 
-        async def first_change() -> None:
+        async def wait_for_change() -> None:
             with contextlib.suppress(StoreError):
                 async for event in watch:
                     if event.key == there.key:  # skip longer keys that begin with this key
@@ -226,7 +226,7 @@ class ArrivalWriter:
             entry = await link.store.get(there.key)  # the record may have changed before the watch was open
             if entry is None or entry.mod_revision != there.mod_revision:
                 return entry
-            noticing = asyncio.create_task(first_change())
+            noticing = asyncio.create_task(wait_for_change())
             try:
                 with part.listeners.listening(changed):
                     while not noticing.done():

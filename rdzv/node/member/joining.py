@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from rdzv.bootstrap_check import WITHIN, Verdict, check_reachability, is_reachable, judge
-from rdzv.core.absent import named
+from rdzv.core.absent import node_label
 from rdzv.core.decision import JoinClock, Joiner, KeepWaiting, Refused, follow
 from rdzv.core.round import Participant, Round
 from rdzv.core.state import ban_among
@@ -26,7 +26,7 @@ from rdzv.node.member.arrival_writer import ArrivalWriter, ending_error
 from rdzv.node.member.health import report_health
 from rdzv.node.member.lost_store import pass_on_knowledge
 from rdzv.node.member.node_state import NOT_WAITING
-from rdzv.node.run.lease import has_no_room
+from rdzv.node.run.lease import is_store_full
 from rdzv.node.run.run_settings import check_prefix
 from rdzv.node.run.status import find_member
 from store import ConnectionLost, Put, StoreError, StoreReplaced, StoreTimeoutError, when
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rdzv.membership import Membership
     from rdzv.node.link.role import CoordinatorRole
     from rdzv.node.link.store_session import StoreSession
-    from rdzv.node.member.leaving import Leaving
+    from rdzv.node.member.leaving import Withdrawal
     from rdzv.node.member.node_state import NodeState
 
 log: logging.Logger = escaping(logging.getLogger(__name__))
@@ -62,7 +62,7 @@ class Joining:
     """One call of `next_rendezvous` over one connection to a store: makes a node a member of the next round."""
 
     part: NodeState
-    leaving: Leaving
+    leaving: Withdrawal
     link: StoreSession
     clock: JoinClock
     start_candidacy: Callable[[StoreSession, NodeState, CoordinatorRole | None], None] = field(kw_only=True)
@@ -87,7 +87,7 @@ class Joining:
             await self._check_health(examine)
             while True:
                 membership = await self._join_once()
-                verdict = await self._why_not_reached(membership)
+                verdict = await self._reachability_verdict(membership)
                 if verdict is None:
                     part.unreached, part.cut_off, part.given_up, part.times_left_out = False, (), "", 0
                     return membership
@@ -99,7 +99,7 @@ class Joining:
                     part.times_left_out += 1
                 part.given_up = f"round {membership.round.number} was given up: {verdict.why}"
                 log.warning("run %s: %s", part.keys.run_id, part.given_up)
-                self.clock.set(suspended=False, now=anyio.current_time())
+                self.clock.set_suspended(suspended=False, now=anyio.current_time())
                 self._me = self._new_joiner(was_member=not is_left_out, left_out=part.given_up if is_left_out else "")
         except BaseException as error:
             if isinstance(error, StoreReplaced):
@@ -118,7 +118,7 @@ class Joining:
         """Write this node's record until a round contains it; wait while the store is away."""
         part, link, clock = self.part, self.link, self.clock
         part.lapses, told = 0, False
-        leaving = part.drained(link.follower.head)
+        leaving = part.announced_drain(link.follower.head)
         if leaving is not None:
             raise part.drained_error(leaving)
         while True:
@@ -131,13 +131,13 @@ class Joining:
                 # The record was lost during the wait: count a lost lease, and arrive again.
                 part.lapses += part.arrival.lease is None
             except (StoreError, NoFreePortError) as error:
-                lacks_room = has_no_room(error) and link.follower.head.round is not None
+                lacks_room = is_store_full(error) and link.follower.head.round is not None
                 is_away = isinstance(error, ConnectionLost | StoreTimeoutError) and link.store.failure is None
                 lacks_port = isinstance(error, NoFreePortError)
                 if not (lacks_room or is_away or lacks_port):
                     raise
                 now = anyio.current_time()
-                clock.set(suspended=False, now=now)
+                clock.set_suspended(suspended=False, now=now)
                 what = "takes no arrival" if lacks_room else "is away"
                 why = f"the store at {part.settings.endpoint.url} {what}: {error}"
                 part.wait_for(str(error) if lacks_port else why)
@@ -157,7 +157,7 @@ class Joining:
 
     async def _arrive(self) -> None:
         part, link, now = self.part, self.link, self.link.store.time()
-        self.clock.set(suspended=False, now=now)
+        self.clock.set_suspended(suspended=False, now=now)
         part.reason = "waiting for the store to take its arrival"
         with anyio.CancelScope(deadline=now + self.clock.seconds_left(now)):
             await pass_on_knowledge(part, link)
@@ -166,7 +166,7 @@ class Joining:
             # Only after the run has accepted this node and its settings may the node coordinate.
             if link.resign is None:
                 self.start_candidacy(link, part, role)
-            link.keep_run()
+            link.start_renewing_run()
             return
         raise part.timeout(link)
 
@@ -223,13 +223,13 @@ class Joining:
                         ban = ban_among(follower.head.bans, part.node_id, part.settings.attributes)
                         if ban is not None:
                             raise part.banned_error(ban)
-                        leaving = part.drained(follower.head)
+                        leaving = part.announced_drain(follower.head)
                         if leaving is not None:
                             raise part.drained_error(leaving)
                         if follower.head.moves:
                             raise ending_error(part, link, me)
-                        part.wait_for(reason + link.slowness(), lambda: self._parked_reason(loop.time()))
-                        self.clock.set(suspended=suspended, now=now)
+                        part.wait_for(reason + link.describe_slowness(), lambda: self._parked_reason(loop.time()))
+                        self.clock.set_suspended(suspended=suspended, now=now)
                         deadline = self.clock.deadline(now)
                         if await wakeup.sleep_until(until if deadline is None else deadline) or deadline is None:
                             continue
@@ -238,7 +238,7 @@ class Joining:
                         round_now = await self.leaving.give_up(link, me)
                         if round_now is None:
                             raise part.timeout(link)
-                        follower.take_round(round_now)  # a round committed just before the timeout
+                        follower.note_round(round_now)  # a round committed just before the timeout
 
     async def _until_rank_0_answers(self) -> None:
         """Return once rank 0 answers at an address where this node did not reach it before."""
@@ -257,7 +257,7 @@ class Joining:
 
     def _parked_reason(self, now: float) -> str | None:
         answer = follow(self._me, self.link.follower.head, now=now)
-        return answer.reason + self.link.slowness() if isinstance(answer, KeepWaiting) else None
+        return answer.reason + self.link.describe_slowness() if isinstance(answer, KeepWaiting) else None
 
     async def _read_rank(self, round: Round) -> int | None:
         part, arrival = self.part, self._me.arrival
@@ -265,9 +265,7 @@ class Joining:
             member = await find_member(self.link.store, part.keys, round, node_id=part.node_id, arrival=arrival)
         return None if member is None else member.rank
 
-    # ------------------------------------------------------------------------------------------ reaching rank 0
-
-    async def _why_not_reached(self, membership: Membership) -> Verdict | None:
+    async def _reachability_verdict(self, membership: Membership) -> Verdict | None:
         """Return rank 0's verdict if not all members reached rank 0; None if all did, or do not check."""
         part, round = self.part, membership.round
         if not round.checked:
@@ -297,7 +295,8 @@ class Joining:
             found: dict[int, str] = {}
             with anyio.move_on_after(NAMES_WITHIN), contextlib.suppress(StoreError):
                 for entry in await link.store.list(part.keys.roster(round.number, round.term)):
-                    found |= {one.rank: named(one.node_id, one.address) for one in Participant.unpack_all(entry.value)}
+                    for one in Participant.unpack_all(entry.value):
+                        found[one.rank] = node_label(one.node_id, one.address)
             return [f"{found[rank]}, rank {rank}," if rank in found else f"rank {rank}" for rank in ranks]
 
         key = part.keys.reached(round.number, round.term)

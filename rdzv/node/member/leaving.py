@@ -43,7 +43,7 @@ async def announce_move(part: NodeState, link: StoreSession, *, after: float = 0
     await link.store.put(part.keys.moving, b"", ttl=ttl)
 
 
-class Leaving:
+class Withdrawal:
     """Withdraws a node's record from the store."""
 
     def __init__(self, part: NodeState) -> None:

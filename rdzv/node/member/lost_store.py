@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log: logging.Logger = escaping(logging.getLogger(__name__))
 
 
-def keep_knowledge(part: NodeState, link: StoreSession) -> None:
+def remember_lost_store(part: NodeState, link: StoreSession) -> None:
     """Set `part.known` from this link, whose store is lost, unless the node knows of a later lost store."""
     head = link.follower.head
     settings, resized = part.agreed.value if part.settings.can_join else b"", head.resized
@@ -41,7 +41,7 @@ def keep_knowledge(part: NodeState, link: StoreSession) -> None:
 async def pass_on_knowledge(part: NodeState, link: StoreSession) -> None:
     """Write this node's knowledge of a lost store to the new store, unless the new store has better knowledge."""
     known, keys, store = part.known, part.keys, link.store
-    if known is None or known.store_id == store.store_id or link.was_told:
+    if known is None or known.store_id == store.store_id or link.has_knowledge:
         return
     lost = known.lost
     while True:
@@ -74,4 +74,4 @@ async def pass_on_knowledge(part: NodeState, link: StoreSession) -> None:
                 *(keys.run_id, part.node_id, lost.round),
             )
             break
-    link.was_told = True
+    link.has_knowledge = True

@@ -34,7 +34,7 @@ class MembershipWatcher:
         self._part = part
         self._link = link
         self._follower = link.follower
-        self._follower.has_attributes(part.settings.attributes)
+        self._follower.set_attributes(part.settings.attributes)
         self._resets, self._banned_at = self._follower.resets, 0
         self._seen = self._concerns_all
         self._answered: Membership | None = None  # the membership in which this node last answered where to stop
@@ -103,7 +103,7 @@ class MembershipWatcher:
         marked as `left`, so the others see a loss: they may be waiting for the member mid-step.
         """
         part = self._part
-        leaving, record = part.drained(link.follower.head), part.arrival.record
+        leaving, record = part.announced_drain(link.follower.head), part.arrival.record
         if leaving is not None and (left := leaving.until - link.store.time()) > 0:
             await announce_move(part, link, after=left)
             return leaving.until
@@ -111,7 +111,7 @@ class MembershipWatcher:
             return None  # if a record is being sent, its answer wakes this task
         if await self._delete(link, record) and membership.over is None and part.arrival.is_current(record.arrival):
             reason = f": {leaving.reason}" if leaving.reason else ""
-            part.removed_by_operator(link, f"it was to leave, and its time is over{reason}")
+            part.note_removal(link, f"it was to leave, and its time is over{reason}")
         return None
 
     async def _delete(self, link: StoreSession, record: NodeRecord) -> bool:
@@ -125,7 +125,7 @@ class MembershipWatcher:
         part = self._part
         if ban.now and part.arrival.state is State.TAKEN_IN:
             record = part.arrival.record
-            part.removed_by_operator(link, f"this node is {ban}")
+            part.note_removal(link, f"this node is {ban}")
             if record is not None:
                 await self._delete(link, record)  # delete the record, as the operator may have failed to
         else:

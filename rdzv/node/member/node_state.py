@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rdzv.config.settings import describe_difference
-from rdzv.core.addresses import with_zone_of
+from rdzv.core.addresses import add_zone_of
 from rdzv.core.decision import GIVEN_UP_MOST
 from rdzv.core.stuck.step_log import StepLog
 from rdzv.errors import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rdzv.core.hosts.lost_store import LastKnownRun
     from rdzv.core.keys import Keys
     from rdzv.core.round import Round
-    from rdzv.core.state import Ban, Closed, Head, Leaving
+    from rdzv.core.state import AnnouncedDrain, Ban, Closed, Head
     from rdzv.listeners import Listeners
     from rdzv.node.link.node_loop import NodeLoop
     from rdzv.node.link.ports import HeldPort
@@ -130,12 +130,12 @@ class NodeState:
         if head.closed is not None and not (head.round and head.round.revision > me.arrival > 0):
             raise self.closed_error(head.closed, spare=False)
 
-    def drained(self, head: Head) -> Leaving | None:
+    def announced_drain(self, head: Head) -> AnnouncedDrain | None:
         """Return this node's announced drain. Ignore a drain of an earlier process with its name."""
         leaving = head.drains.get(self.node_id)
         return leaving if leaving is not None and leaving.revision >= self.arrival.began > 0 else None
 
-    def drained_error(self, leaving: Leaving) -> RendezvousGracefulExitError:
+    def drained_error(self, leaving: AnnouncedDrain) -> RendezvousGracefulExitError:
         """Return the error for a drained node that joins a round."""
         reason = f": {leaving.reason}" if leaving.reason else ""
         return RendezvousGracefulExitError(
@@ -155,13 +155,13 @@ class NodeState:
             return RendezvousGracefulExitError(f"{message}; node {self.node_id} was a spare and is not needed any more")
         return RendezvousClosedError(message, reason=closed.reason, given_up=closed.given_up, status=closed.status)
 
-    def settings_changed(self, theirs: Mapping[str, object]) -> None:
+    def note_settings_changed(self, theirs: Mapping[str, object]) -> None:
         """End this node's wait with an error: the run now has settings `theirs`, which differ from this node's."""
         difference = describe_difference(self.settings.shared(), theirs)
         self.refusal = RendezvousSettingsError(f"run {self.keys.run_id} now has other settings: {difference}")
         self.listeners.notify()
 
-    def lease_lost(self, lease: HeldLease, reason: str) -> None:
+    def note_lease_lost(self, lease: HeldLease, reason: str) -> None:
         """Handle the loss of a lease. If this node's record was on it, that record and the membership are lost."""
         if self.arrival.lease is lease:
             self.arrival.lease_lost()
@@ -183,7 +183,7 @@ class NodeState:
         self.lapsed_in = -1
         ((host, _), *_) = self.settings.endpoint.hosts
         self.membership = membership = Membership(
-            round=round.replace(host=with_zone_of(host, round.host)),
+            round=round.replace(host=add_zone_of(host, round.host)),
             rank=rank,
             arrival=me.arrival,
             node_id=self.node_id,
@@ -214,7 +214,7 @@ class NodeState:
         if membership.record_gone:
             self._forget_record(link, by_decision=membership.expelled)
 
-    def removed_by_operator(self, link: StoreSession, why: str) -> None:
+    def note_removal(self, link: StoreSession, why: str) -> None:
         """Handle the removal of this node's record by a ban or a drain."""
         self.end_membership(why, dropped=True)
         self._forget_record(link, by_decision=True)

@@ -18,11 +18,11 @@ async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
     """Return the run's own lease; grant it if there is none. The key `keys.lease`, on that lease, has its TTL."""
     entry = await store.get(keys.lease)
     if entry is None:
-        grant = grant_of_run(keys, closed_ttl, most=store.lease_ttl_max)
+        grant = run_grant(keys, closed_ttl, most=store.lease_ttl_max)
         try:
-            made = await store.transact(then=(note_of_run(keys, grant),), grants=(grant,))
+            made = await store.transact(then=(run_lease_note(keys, grant),), grants=(grant,))
         except LimitExceeded as error:
-            raise refusal_of(error, closed_ttl=closed_ttl) from error
+            raise lease_refusal(error, closed_ttl=closed_ttl) from error
         (there,) = made.results
         entry = there if isinstance(there, Entry) else None
         if entry is None:
@@ -31,30 +31,30 @@ async def take_run_lease(store: Store, keys: Keys, closed_ttl: float) -> Lease:
     return Lease(store, id=entry.lease, ttl=float(entry.value))
 
 
-def grant_of_run(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
+def run_grant(keys: Keys, closed_ttl: float, *, most: float) -> Grant:
     """Return the grant of the run's own lease; `most` is the longest TTL that the store accepts."""
     return Grant(ttl=max(closed_ttl, min(RUN_TTL_LEAST, most)), id=keys.lease_id)
 
 
-def note_of_run(keys: Keys, grant: Grant) -> Create:
+def run_lease_note(keys: Keys, grant: Grant) -> Create:
     """Return the write of the key `keys.lease`, which has no effect if the key exists."""
     return Create(keys.lease, f"{grant.ttl:g}".encode(), lease=grant.id)
 
 
-def is_too_long(error: LimitExceeded) -> bool:
+def is_ttl_too_long(error: LimitExceeded) -> bool:
     """Return True if a lease was refused for its TTL, so that the message names the store's limit."""
     return "lease_ttl_max" in str(error)
 
 
-def has_no_room(error: Exception) -> bool:
+def is_store_full(error: Exception) -> bool:
     """Return True if a write was refused because the store, its disk, or the run's share of it is full."""
     text = str(error)
     return isinstance(error, LimitExceeded) and (" would hold " in text or text.startswith("nothing was written"))
 
 
-def refusal_of(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
+def lease_refusal(error: LimitExceeded, *, closed_ttl: float, ttl: float | None = None) -> StoreError | RendezvousError:
     """Return the error for a refused lease. If its TTL was too long, the error names the setting to lower."""
-    if not is_too_long(error):
+    if not is_ttl_too_long(error):
         return error  # the cause is not a setting, but a full store or disk
     if ttl is not None and f"ttl is {ttl:g} s" in str(error):
         return RendezvousSettingsError(f"ttl={ttl:g} s was refused: {error}; lower ttl")

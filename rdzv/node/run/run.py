@@ -24,10 +24,10 @@ from rdzv.core.report import account
 from rdzv.core.round import Round
 from rdzv.core.state import WITH, Ban, Closed, Head, Unban, ban_name, pack_settings, unpack_settings
 from rdzv.core.stopping import Drain, Resized
-from rdzv.core.stuck.accusing import SOMEBODY, WHY_MOST, Accusation
+from rdzv.core.stuck.accusing import UNNAMED, WHY_MOST, Accusation
 from rdzv.errors import RendezvousClosedError, RendezvousStateError
-from rdzv.node.run.lease import is_too_long, take_run_lease
-from rdzv.node.run.status import drain_ttl, find_member, read_history, read_hour, read_nodes, read_run, read_usage
+from rdzv.node.run.lease import is_ttl_too_long, take_run_lease
+from rdzv.node.run.status import drain_ttl, find_member, read_clock, read_history, read_nodes, read_run, read_usage
 from store import ConditionFailed, Delete, Entry, Get, LimitExceeded, Put, when
 from store.net.tasks import cancel_and_wait
 from store.printable import escaping, first_of
@@ -142,11 +142,9 @@ class Run:
         said = Accusation(round=membership.round.number, accused=accused, by=self.by, why=why[:WHY_MOST])
         put = Put(self.keys.accusation(accused, self.by), said.pack(), lease=record.lease)
         result = await self.store.transact(when=membership.fence(self.keys), then=(put,))
-        if result.succeeded and accused != SOMEBODY:
+        if result.succeeded and accused != UNNAMED:
             log.warning("run %s, round %d: %s accuses %s: %s", self.run_id, said.round, self.by, accused, why)
         return result.succeeded
-
-    # ------------------------------------------------------------------------------------------ bans
 
     async def ban(
         self,
@@ -204,7 +202,7 @@ class Run:
 
         async def write() -> set[str]:
             here = await find()  # list the nodes before writing the ban, at which waiting nodes leave
-            final, lease = await self._lease_of(ban)
+            final, lease = await self._lease_for(ban)
             await self.store.put(self.keys.bans + name, final.pack(), lease=lease)
             # No banned node arrives once the ban is written, so this loop ends.
             while found := await find():
@@ -240,7 +238,7 @@ class Run:
             if await find_member(self.store, self.keys, round, node_id=node_id, arrival=arrival) is None
         }
 
-    async def _lease_of(self, ban: Ban) -> tuple[Ban, Lease]:
+    async def _lease_for(self, ban: Ban) -> tuple[Ban, Lease]:
         """Return the ban and its lease: the run's, or if the ban expires, its own, with the granted TTL as `lasts`."""
         if ban.lasts is None:
             return ban, await take_run_lease(self.store, self.keys, self.keep)
@@ -249,12 +247,10 @@ class Run:
         try:
             lease = await self.store.grant(ban.lasts)
         except LimitExceeded as error:
-            if not is_too_long(error):
+            if not is_ttl_too_long(error):
                 raise
             refuse(f"a ban that lasts {ban.lasts:g} s was refused: {error}; without a time it stays until lifted")
         return ban.replace(lasts=lease.ttl), lease  # etcd raises short TTLs
-
-    # ------------------------------------------------------------------------------------------ state
 
     async def status(self) -> RunStatus:
         """Return the status."""
@@ -262,13 +258,13 @@ class Run:
 
     async def account(self) -> tuple[RunStatus, History, Account]:
         """Return the status, the history, and the cost until now."""
-        hour = await self.hour()
-        status, history = await read_run(self.store, self.keys, self.head(), hour=hour)
-        return status, history, account(self.run_id, history, now=hour, waited=status.waited)
+        time_of_day = await self.time_of_day()
+        status, history = await read_run(self.store, self.keys, self.head(), time_of_day=time_of_day)
+        return status, history, account(self.run_id, history, now=time_of_day, waited=status.waited)
 
-    async def hour(self) -> float:
+    async def time_of_day(self) -> float:
         """Return the run's present time, in seconds since 1970; see `rdzv.core.history`."""
-        return await read_hour(self.store, self.keys)
+        return await read_clock(self.store, self.keys)
 
     async def check_exists(self) -> None:
         """If the store has no key of this run, raise RendezvousStateError, with the ids of existing runs."""

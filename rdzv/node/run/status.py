@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rdzv.core.absent import NAMED_MOST, Absent
 from rdzv.core.decision import explain
-from rdzv.core.history import History, HourNote, gone_before
+from rdzv.core.history import History, TimeOfDayNote, nodes_gone_before
 from rdzv.core.keys import Keys
 from rdzv.core.report import RunStatus, closing_of
 from rdzv.core.round import Member, Participant, Round, bucket_of
 from rdzv.core.state import Ban, Head, NodeRecord, Phase, Progress, unpack_settings
 from rdzv.core.stopping import Drain
 from rdzv.core.stored import log_unreadable
-from rdzv.core.stuck.accusing import SOMEBODY, Accusation
+from rdzv.core.stuck.accusing import UNNAMED, Accusation
 from rdzv.core.stuck.judging import LastNote
 from rdzv.core.stuck.pace import StepOf
 from rdzv.core.stuck.step_log import StepNote
@@ -41,8 +41,8 @@ class Usage(NamedTuple):
     age: float | None = None  # seconds
 
 
-async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tuple[RunStatus, History]:
-    """Return a run's status at `hour`, its present time of day, and its history."""
+async def read_run(store: Store, keys: Keys, head: Head, *, time_of_day: float) -> tuple[RunStatus, History]:
+    """Return a run's status at `time_of_day`, its present time of day, and its history."""
     records = await read_nodes(store, keys)
     since = {node_id: record.since for node_id, record in records.items() if record.since}
     releases = Counter(record.release or "an unknown release" for record in records.values())
@@ -58,14 +58,14 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
     ]
     settings = _settings(await store.get(keys.settings))
     accusations = [Accusation.unpack_at(entry.key, entry.value) for entry in await store.list(keys.accusations)]
-    elapsed = _elapsed(head, store.time(), hour)
+    elapsed = _elapsed(head, store.time(), time_of_day)
     absent = _absent(head, elapsed=elapsed)
     all_bans = await _bans(store, keys)
     bans = {name: ban for name, ban in all_bans.items() if not ban.where}
     history = await read_history(store, keys) if head.round is not None else History()
     if head.round is not None and head.closed is None:
         known = {*addresses, *(one.node_id for one in absent.missing)}  # nodes in the run, or known to be missing
-        gone = gone_before(history, head.round.number, here=known, now=hour)
+        gone = nodes_gone_before(history, head.round.number, here=known, now=time_of_day)
         absent = absent.replace(missing=(*absent.missing, *gone)[:NAMED_MOST], count=absent.count + len(gone))
     counts = {"members": len(members), "waiting": len(waiting)}
     roster = await _last_roster(store, keys, head) if head.closed or absent.missing else {}
@@ -76,9 +76,9 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
     status = RunStatus(
         run_id=keys.run_id,
         round=head.round.number if head.round else None,
-        now=hour,
+        now=time_of_day,
         phase=_phase(head),
-        phase_for=_phase_for(head, history, settings, elapsed=elapsed, waited=absent.waited, hour=hour),
+        phase_for=_phase_for(head, history, settings, elapsed=elapsed, waited=absent.waited, at=time_of_day),
         last_call_left=_last_call_left(head, elapsed) if _phase(head) is Phase.LAST_CALL else None,
         closing=head.closed,
         closed_at=closing.at if closing else None,
@@ -114,7 +114,7 @@ async def read_run(store: Store, keys: Keys, head: Head, *, hour: float) -> tupl
             sorted(
                 (one.accused, one.by, one.why)
                 for one in accusations
-                if one is not None and head.round and one.round == head.round.number and one.accused != SOMEBODY
+                if one is not None and head.round and one.round == head.round.number and one.accused != UNNAMED
             )
         ),
         steps=steps,
@@ -234,13 +234,13 @@ async def read_beats(store: Store, keys: Keys) -> Mapping[str, LastNote]:
     return heard
 
 
-async def read_hour(store: Store, keys: Keys) -> float:
+async def read_clock(store: Store, keys: Keys) -> float:
     """Return the run's present time of day: from the coordinator's note, or the note on the run's lease.
 
     If the store has neither note, as after its restart, return the time of day in the last progress, or this machine's.
     """
     for one in (*await store.notes(keys.coordinator), *await store.notes(keys.lease)):
-        if one.note and (said := HourNote.unpack_at(one.key, one.note)) is not None:
+        if one.note and (said := TimeOfDayNote.unpack_at(one.key, one.note)) is not None:
             return said.hour + one.age
     entry = await store.get(keys.progress)
     progress = Progress.unpack_at(entry.key, entry.value) if entry is not None else None
@@ -354,7 +354,7 @@ def _last_call_left(head: Head, elapsed: float) -> float | None:
 
 
 def _phase_for(
-    head: Head, history: History, settings: Mapping[str, Any], *, elapsed: float, waited: float | None, hour: float
+    head: Head, history: History, settings: Mapping[str, Any], *, elapsed: float, waited: float | None, at: float
 ) -> float | None:
     last, began = history.chapters[-1] if history.chapters else None, None
     match _phase(head):
@@ -370,7 +370,7 @@ def _phase_for(
         case Phase.CLOSED:
             closing = closing_of(last) if last is not None else None
             began = None if closing is None else closing.at
-    return None if began is None else max(hour - began, 0.0)
+    return None if began is None else max(at - began, 0.0)
 
 
 async def _last_roster(store: Store, keys: Keys, head: Head) -> dict[str, Participant]:
@@ -395,11 +395,11 @@ def _absent(head: Head, *, elapsed: float) -> Absent:
     return absent.replace(missing=missing, waited=None if absent.waited is None else absent.waited + elapsed)
 
 
-def _elapsed(head: Head, now: float, hour: float) -> float:
+def _elapsed(head: Head, now: float, time_of_day: float) -> float:
     """Return the seconds since the run's progress was written, even if this node did not watch the run then."""
     since = max(now - head.progress_at, 0.0)
     said_at = head.progress.absent.said_at if head.progress is not None else 0.0
-    return max(since, hour - said_at) if head.progress_found and said_at else since
+    return max(since, time_of_day - said_at) if head.progress_found and said_at else since
 
 
 def _is_news(head: Head) -> bool:

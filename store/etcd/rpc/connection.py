@@ -137,15 +137,15 @@ class Connection:
         return Failure(words, verdict) if isinstance(verdict, FailureKind) else verdict
 
     @property
-    def watching(self) -> bool:
+    def has_watches(self) -> bool:
         """True if some watch is open."""
-        return self._watches is not None and self._watches.busy
+        return self._watches is not None and self._watches.has_watches
 
     def carries(self, subscription: Subscription) -> bool:
         """Return whether these watches are of this connection's stream."""
         return subscription.stream is self._watches
 
-    def watches(self, token: str | None) -> WatchStream:
+    def watch_stream(self, token: str | None) -> WatchStream:
         """Return the stream that all watches share; a new token opens another stream."""
         watches = self._watches
         if watches is None or watches.ended is not None or watches.token != token:

@@ -41,7 +41,7 @@ class WatchStream:
             yield request
 
     @property
-    def busy(self) -> bool:
+    def has_watches(self) -> bool:
         """True if the stream has watches."""
         return bool(self._subscriptions)
 
@@ -77,7 +77,7 @@ class WatchStream:
             del self._subscriptions[id]
             self.unsubscribe(subscription)  # the reader's other watches
             subscription.fail(self._refusal(message))
-        elif not subscription.take(message):
+        elif not subscription.hold(message):
             self.unsubscribe(subscription)
             subscription.fail(Failure("its reader has fallen behind", FailureKind.REOPEN))
 
@@ -115,13 +115,13 @@ class Subscription:
         self._problem: Exception | None = None
         self._news = asyncio.Event()
 
-    async def opened(self) -> None:
+    async def wait_until_open(self) -> None:
         """Wait until the member has opened every watch; raise `Failure` if it refuses, e.g. a compacted revision."""
         while self._opened < len(self.ids) or self._problem is not None:
             await self._more()
 
     async def read(self) -> list[pb.WatchResponse]:
-        """Return the next messages, or raise `Failure`, as `opened` does."""
+        """Return the next messages, or raise `Failure`, as `wait_until_open` does."""
         while not self._messages:
             await self._more()
         messages, self._messages, self._held_bytes = self._messages, [], 0
@@ -133,7 +133,7 @@ class Subscription:
         self._news.clear()
         await self._news.wait()
 
-    def take(self, message: pb.WatchResponse) -> bool:
+    def hold(self, message: pb.WatchResponse) -> bool:
         """Hold a message for the reader; return False if the held messages are too large."""
         if message.created:
             self._opened += 1

@@ -75,9 +75,9 @@ class ConnectionTable:
         self._slowest = 0.0  # seconds that the slowest recent hello of an honest client took
         self._slowest_at = -math.inf  # when that slowest hello arrived
         self._timer: asyncio.TimerHandle | None = None
-        self.allow(limits.connections_max)
+        self.set_limit(limits.connections_max)
 
-    def allow(self, most: int) -> None:
+    def set_limit(self, most: int) -> None:
         """Allow at most `most` connections, as the file limit does; half, or `STRANGERS_LEAST`, may be strangers."""
         self.connections_max: int = min(self.limits.connections_max, max(most, 1))
         self._strangers_max = min(self.limits.handshakes_max, max(self.connections_max // 2, STRANGERS_LEAST))

@@ -144,7 +144,7 @@ class EndWhenAlone:
         """Note the loop in which the server accepts connections."""
         self._loop = loop
 
-    def note(self) -> None:
+    def check_clients(self) -> None:
         """End the wait, in the server's loop, if no client is connected."""
         if self._wanted and self._alone():
             self.rejects_clients = True
@@ -158,7 +158,7 @@ class EndWhenAlone:
         """Wait, in another thread, until no client is connected, then reject new ones; return False on a timeout."""
         assert self._loop is not None, "only what is served can be left"
         self._wanted = True
-        self._loop.call_soon_threadsafe(self.note)
+        self._loop.call_soon_threadsafe(self.check_clients)
         return self._left.wait(within)
 
     def stop_waiting(self) -> None:

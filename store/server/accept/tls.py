@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from store.net.address import host_and_port
-from store.net.sockets import close_in_children, forget
+from store.net.sockets import close_in_children, unregister
 
 if TYPE_CHECKING:
     from store.server.accept.connection_table import ConnectionTable
@@ -133,7 +133,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Handle the end of the connection."""
-        forget(self)
+        unregister(self)
         self._table.unregister(self)
         if self._agreed:
             self._inner.connection_lost(error or self._error)
@@ -159,7 +159,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return False
         self._send()
         self._table.unregister(self)
-        forget(self)
+        unregister(self)
         self._agreed = True
         self._inner.connection_made(self)
         self._decrypt()
@@ -214,7 +214,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
             return size, error
         return size, None
 
-    def _go_on(self) -> None:
+    def _resume_decryption(self) -> None:
         try:
             self._decrypt()
         except BaseException:
@@ -280,7 +280,7 @@ class TlsLayer(asyncio.Transport, asyncio.BufferedProtocol):
         """Resume decryption, after the caller has returned, with bytes received before."""
         if self._paused and not self.is_closing():
             self._paused = False
-            asyncio.get_running_loop().call_soon(self._go_on)
+            asyncio.get_running_loop().call_soon(self._resume_decryption)
             self._raw.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:

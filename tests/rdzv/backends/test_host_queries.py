@@ -197,7 +197,7 @@ async def test_a_word_counts_only_with_the_token_and_for_a_silent_host(monkeypat
             with pytest.raises(RendezvousStateError, match="is a candidate, so its machine is not lost"):
                 await tell_lost(settings, Credentials(settings), f"127.0.0.1:{own}")
             forged = HostLost(f"127.0.0.1:{mute}", b"another token")
-            assert not await host_at(own).tell(forged, None)
+            assert not await host_at(own).send_word(forged, None)
             assert not candidate.hosts
             told = await tell_lost(settings, Credentials(settings), f"127.0.0.1:{mute}")
             assert told == f"127.0.0.1:{own} was told that 127.0.0.1:{mute} is lost"

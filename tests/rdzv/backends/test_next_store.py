@@ -158,13 +158,13 @@ async def test_a_newcomer_to_an_ending_store_gives_the_reason_and_its_join_timeo
     async with VirtualRun(min_nodes=1, join_timeout=CALL_TIMEOUT) as run:
         late = run.handler("late")
         async with run.handler("observer") as observer:
-            await observer.node.ask_the_store(lambda client: client.put(ENDING, b""))
+            await observer.node.call_store(lambda client: client.put(ENDING, b""))
         with pytest.raises(RendezvousTimeoutError, match="is ending: the node that hosts it is done; waiting for the"):
             await late.next_rendezvous()
         joining = await run.join(late)
         assert not joining.done()
         async with run.handler("observer") as observer:
-            await observer.node.ask_the_store(lambda client: client.delete(ENDING))
+            await observer.node.call_store(lambda client: client.delete(ENDING))
         assert (await joining).world_size == 1, "as in the store that comes next"
 
 
@@ -172,7 +172,7 @@ async def test_a_newcomer_to_an_ending_store_gives_the_reason_and_its_join_timeo
 async def test_a_member_can_join_again_while_its_store_is_ending() -> None:
     async with VirtualRun(min_nodes=2, max_nodes=2) as run:
         a, b = await run.met("ab")
-        await a.node.ask_the_store(lambda client: client.put(ENDING, b""))
+        await a.node.call_store(lambda client: client.put(ENDING, b""))
         assert_one_round(await run.meet(a, b))
         await b.leave()
         joining = await run.join(b)  # it has withdrawn its record, so it counts as a newcomer
@@ -186,7 +186,7 @@ async def test_a_member_can_join_again_while_its_store_is_ending() -> None:
 async def test_a_newcomer_is_told_that_its_run_is_closed_not_that_its_store_is_ending(closed_first: bool) -> None:
     async with VirtualRun(min_nodes=2) as run:
         a, late = run.handler("a"), run.handler("late")
-        await a.node.ask_the_store(lambda client: client.put(ENDING, b""))
+        await a.node.call_store(lambda client: client.put(ENDING, b""))
         if closed_first:
             await a.set_closed("all done")
         joining = run.start(late.next_rendezvous())

@@ -67,7 +67,7 @@ async def test_a_fast_node_may_be_a_round_ahead_of_a_slow_one() -> None:
     director = await directed(
         ada=says(OVER, round_of(1, 0), OVER, round_of(2, 0)), ben=says(OVER, round_of(1, 1), round_of(2, 1))
     )
-    assert (await director.hear({"ada"}, "over"))["ada"]["reason"] == "lost: cleo"
+    assert (await director.wait_for_reports({"ada"}, "over"))["ada"]["reason"] == "lost: cleo"
     for number in (1, 2):
         await director.expect_round(number, {"ada", "ben"})
     await director.end()
@@ -83,6 +83,6 @@ async def test_a_fast_node_may_be_a_round_ahead_of_a_slow_one() -> None:
 )
 async def test_a_node_that_dies_or_reports_something_else_fails_the_demo(script: str, why: str) -> None:
     director = await directed(ada=says(round_of(0, 0)), ben=script)
-    with pytest.raises(demo._Failed, match=why):
+    with pytest.raises(demo._DemoFailed, match=why):
         await director.expect_round(0, {"ada", "ben"})
     await director.end()

@@ -149,7 +149,7 @@ async def test_an_error_in_the_last_check_does_not_hide_the_earlier_checks(
         await asyncio.sleep(3600)
         raise AssertionError
 
-    monkeypatch.setattr(doctor, "_time", hangs)
+    monkeypatch.setattr(doctor, "_measure_answers", hangs)
     monkeypatch.setattr(doctor, "STEPS", 1)
     async with store.serve() as server:
         options = argparse.Namespace(url=f"{server.url}/job", timeout=3.0, expected=None, json=True)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rdzv.cli.command import Command, carry_out, put
+from rdzv.cli.command import Command, carry_out, print_text
 from rdzv.cli.main import main
 from rdzv.loop import own_folder
 from tests.support.processes import ROOT, free_port, start, start_python
@@ -319,7 +319,7 @@ def test_letters_that_standard_output_cannot_encode_are_escaped(monkeypatch: pyt
     """Regression: `rdzv status` ended with an error of Python's codec, for a reason with an umlaut for example."""
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
-    put("z\xfc voll")
+    print_text("z\xfc voll")
     assert written.getvalue() == b"z\\xfc voll\n"
 
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing, named
-from rdzv.core.decision import explain, report_due
+from rdzv.core.absent import NAMED_MOST, NAMED_OF_MANY, AbsenceBook, Absent, Missing, node_label
+from rdzv.core.decision import explain, next_report_at
 from rdzv.core.state import NodesLost, Progress
-from rdzv.loop.round_monitor import names_of_gone
+from rdzv.loop.round_monitor import describe_gone
 from rdzv.membership import changes_since
 from tests.support.hand_fed import HandFed, round_of
 
@@ -39,7 +39,7 @@ def test_departures_are_told_from_losses_and_a_node_that_returns_is_not_missing(
     first = run.progress
     run.now += 5
     assert first != run.progress
-    assert report_due(first, 0.0, run.progress, nodes=1, now=run.now) is None, "durations alone are no news"
+    assert next_report_at(first, 0.0, run.progress, nodes=1, now=run.now) is None, "durations alone are no news"
     run.play("arrive b c stray, die stray")
     assert run.progress.absent == Absent(), "and only members are missing"
 
@@ -128,7 +128,7 @@ def test_a_loss_is_announced_with_the_address_of_the_lost_node() -> None:
     lost, *_ = changes_since([], run.head(), round=run.round, dropped=None)
     assert isinstance(lost, NodesLost)
     assert lost == NodesLost(1, ("localhost-4535",))
-    assert names_of_gone(lost) == "localhost-4535 (10.77.0.12)"
+    assert describe_gone(lost) == "localhost-4535 (10.77.0.12)"
 
 
 def gone(node_id: str, *, left: bool = False, is_member: bool = True, now: float | None = 3.0) -> Callable[..., None]:
@@ -181,7 +181,7 @@ def test_each_event_of_the_book(events: list[Callable[..., Any]], words: str, wa
 
 @pytest.mark.parametrize(("address", "words"), [(None, "a"), ("", "a"), ("a", "a"), ("b", "a (b)")])
 def test_a_node_is_named_with_an_address_that_says_more(address: str | None, words: str) -> None:
-    assert named("a", address) == words
+    assert node_label("a", address) == words
 
 
 @pytest.mark.parametrize(("names", "words"), [("", ""), ("a", "a"), ("ab", "a and b"), ("abc", "a, b and c")])

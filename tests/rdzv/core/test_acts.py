@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rdzv.core.decision import Act, Ask, Complete, Expel, Report, Resize, Wait, decide
-from rdzv.core.state import MOVES, Closed, Head, Leaving, NodeRecord, Progress, Unban
+from rdzv.core.state import MOVES, AnnouncedDrain, Closed, Head, NodeRecord, Progress, Unban
 from rdzv.core.stopping import BegunStep, Resized, Stop
 from rdzv.core.stuck.accusing import Accusation
-from rdzv.core.view import Answered, Obstacle, Picture, Standstill, Stuck
+from rdzv.core.view import Obstacle, Picture, Standstill, StopAnswer, Stuck
 from store import Event
 from store.errors import LimitExceeded
 from tests.support.hand_fed import NODES, HandFed
@@ -102,9 +102,9 @@ def test_the_members_are_asked_and_then_told() -> None:
     assert isinstance(question, Ask)
     run.view.agreement.note_written(question.stop.replace(revision=70))
     assert isinstance(act_of(run, **said), Wait), "it is not asked again before the watch brings it"
-    run.view.apply_fact(Answered())
+    run.view.apply_fact(StopAnswer())
     for name, step in (("a", 4), ("b", 5), ("c", None)):
-        run.view.apply_fact(Answered(name, BegunStep(round=0, step=step)))
+        run.view.apply_fact(StopAnswer(name, BegunStep(round=0, step=step)))
     decision = act_of(run, **said)
     assert isinstance(decision, Ask)
     assert (decision.stop.step, decision.over) == (6, 70)
@@ -119,8 +119,8 @@ CLOSED = {"closed": Closed(reason="done")}
     ("story", "head", "capacity", "why", "for_newcomers"),
     [
         ("arrive d", {}, 6, "1 node waiting to join", True),
-        ("arrive d", {"drains": {"d": Leaving(until=2000.0, reason="")}}, 6, "1 node waiting to join", True),
-        ("arrive d", {"drains": {"a": Leaving(until=2000.0, reason="")}}, 6, "a to leave", False),
+        ("arrive d", {"drains": {"d": AnnouncedDrain(until=2000.0, reason="")}}, 6, "1 node waiting to join", True),
+        ("arrive d", {"drains": {"a": AnnouncedDrain(until=2000.0, reason="")}}, 6, "a to leave", False),
         ("arrive d", {"moves": True}, 6, MOVES, False),
         ("arrive d", CLOSED, 6, "the run is closed: done", False),
         ("arrive d", {}, 2, "the run was resized to at most 2 nodes", False),
@@ -145,9 +145,9 @@ def test_in_a_closing_run_all_leave_at_once_if_one_has_gone(story: str, head: di
     run = in_steps()
     run.arrive("d")
     run.play(story)
-    run.view.apply_fact(Answered())
+    run.view.apply_fact(StopAnswer())
     for name in "abc":
-        run.view.apply_fact(Answered(name, BegunStep(round=0, step=5)))
+        run.view.apply_fact(StopAnswer(name, BegunStep(round=0, step=5)))
     said = told(run, head=Head(stop=Stop(round=0, why="why", revision=70), **head))
     act = act_of(run, **said)
     assert isinstance(act, Ask)

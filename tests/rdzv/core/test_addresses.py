@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.addresses import addresses_for_record, with_reachable_addresses, with_zone_of
+from rdzv.core.addresses import add_zone_of, addresses_for_record, with_reachable_addresses
 from rdzv.core.decision import Complete, Wait
 from rdzv.core.state import NodeRecord
 from rdzv.errors import RendezvousSettingsError
@@ -145,4 +145,4 @@ def test_a_completed_round_has_reachable_addresses() -> None:
     ],
 )
 def test_a_link_local_address_gets_the_zone_of_the_store(host: str, address: str, there: str) -> None:
-    assert with_zone_of(host, address) == there
+    assert add_zone_of(host, address) == there

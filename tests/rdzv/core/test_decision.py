@@ -23,8 +23,8 @@ from rdzv.core.decision import (
     Wait,
     explain,
     follow,
+    next_report_at,
     next_round,
-    report_due,
 )
 from rdzv.core.ranks import by_arrival, survivors_first
 from rdzv.core.round import Round
@@ -275,7 +275,7 @@ def test_every_node_is_told_of_a_failing_order_and_its_join_timeout_runs() -> No
     assert answer.reason.startswith(words)
     assert len(answer.reason) < 300, "every node is sent it"
     assert not answer.suspended
-    assert report_due(SAID, 0.0, SAID.replace(problem="new"), nodes=9, now=1.0) == 1.0, "at once"
+    assert next_report_at(SAID, 0.0, SAID.replace(problem="new"), nodes=9, now=1.0) == 1.0, "at once"
 
 
 # Numbers of waiting nodes and of spares.
@@ -459,9 +459,9 @@ CALLED = SAID.replace(phase=Phase.LAST_CALL)
 )
 def test_the_time_of_a_report(last: Progress | None, change: dict[str, Any], nodes: int, pause: float | None) -> None:
     new = (last or SAID).replace(**change)
-    due = report_due(last, 100.0, new, nodes=nodes, now=100.0)
+    due = next_report_at(last, 100.0, new, nodes=nodes, now=100.0)
     assert due == (None if pause is None else pytest.approx(100.0 + pause))
-    assert report_due(last, 80.0, new, nodes=nodes, now=100.0) == (None if pause is None else 100.0)
+    assert next_report_at(last, 80.0, new, nodes=nodes, now=100.0) == (None if pause is None else 100.0)
 
 
 # Answers to nodes that follow the head.
@@ -566,7 +566,7 @@ def test_a_join_clock_excludes_suspended_time(spans: list[tuple[bool, float]]) -
     now, used = 50.0, 0.0
     clock = JoinClock(20.0, now=now)
     for suspended, seconds in spans:
-        clock.set(suspended=suspended, now=now)
+        clock.set_suspended(suspended=suspended, now=now)
         now += seconds
         used += 0.0 if suspended else seconds
         assert clock.deadline(now) == (None if suspended else pytest.approx(now + clock.seconds_left(now)))

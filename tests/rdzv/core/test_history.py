@@ -17,7 +17,7 @@ from rdzv.core.history import (
     HistoryWriter,
     Incident,
     TimeSpent,
-    gone_before,
+    nodes_gone_before,
     pack_history,
     seconds_between,
     time_spent,
@@ -31,7 +31,7 @@ STANDS = Progress(phase=Phase.TRAINING, round=0)
 def begun(*node_ids: str, now: float = 100.0) -> HistoryWriter:
     """Return the history writer of a coordinator that has just committed round 0."""
     chronicle = HistoryWriter()
-    chronicle.written(chronicle.completed(0, dict.fromkeys(node_ids, ""), known=(), now=now), now=now)
+    chronicle.note_written(chronicle.with_round(0, dict.fromkeys(node_ids, ""), known=(), now=now), now=now)
     return chronicle
 
 
@@ -40,10 +40,10 @@ def told(
 ) -> tuple[Incident, ...]:
     """Write this progress, and return the incidents of the round; none if nothing is new."""
     chronicle.observe(progress, now=now)
-    history = chronicle.continued(progress, closed, now=now)
+    history = chronicle.with_incidents(progress, closed, now=now)
     if history is None:
         return ()
-    chronicle.written(history, now=now)
+    chronicle.note_written(history, now=now)
     return history.chapters[-1].incidents
 
 
@@ -52,7 +52,7 @@ def told(
 
 def test_a_chapter_has_the_new_nodes_and_the_time_since_the_last_round() -> None:
     nodes = dict.fromkeys(["a", "c"], "")
-    _, chapter = begun("a", "b").completed(1, nodes, known=["a", "b"], now=112.5).chapters
+    _, chapter = begun("a", "b").with_round(1, nodes, known=["a", "b"], now=112.5).chapters
     assert (chapter.node_ids, chapter.joined, chapter.joined_ids) == (("a", "c"), 1, ("c",))
     assert (chapter.number, chapter.size, chapter.after) == (1, 2, 12.5)
 
@@ -80,11 +80,12 @@ def test_members_of_the_previous_round_that_are_missing_can_be_named() -> None:
         reached_at=("", "10.0.0.2"),
     )  # fmt: skip
     history = History(chapters=(first, Chapter(number=1, size=2, node_ids=("a", "c"), joined=0, joined_ids=())))
-    assert [(one.node_id, one.describe(), one.address) for one in gone_before(history, 1, here="ac", now=1041.0)] == [
-        ("b", "lost 41 s ago: its process ended", "10.0.0.2"),
-        ("d", "left", ""),
-    ]
-    assert gone_before(history, 2, here="", now=1041.0) == [], "of the round that stands nothing is remembered yet"
+    assert [
+        (one.node_id, one.describe(), one.address) for one in nodes_gone_before(history, 1, here="ac", now=1041.0)
+    ] == [("b", "lost 41 s ago: its process ended", "10.0.0.2"), ("d", "left", "")]
+    assert nodes_gone_before(history, 2, here="", now=1041.0) == [], (
+        "of the round that stands nothing is remembered yet"
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_each_other_incident_of_a_round_is_recorded_once(
 ) -> None:
     chronicle = begun("a", "b")
     # that commit was refused, so the round never existed
-    chronicle.completed(1, dict.fromkeys(["a"], ""), known=["a", "b"], now=102)
+    chronicle.with_round(1, dict.fromkeys(["a"], ""), known=["a", "b"], now=102)
     expected = () if incident is None else (incident,)
     assert told(chronicle, STANDS.replace(**change), closed=closed, now=103) == expected
     assert told(chronicle, STANDS.replace(**change), closed=closed, now=104) == ()
@@ -113,7 +114,7 @@ def test_each_other_incident_of_a_round_is_recorded_once(
 
 def test_a_chapter_keeps_addresses_that_differ_from_the_names() -> None:
     chronicle = HistoryWriter()
-    history = chronicle.completed(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
+    history = chronicle.with_round(0, {"a": "10.0.0.1", "b": "b", "c": ""}, known=(), now=0)
     assert history.chapters[0].addresses == {"a": "10.0.0.1"}
     assert History.unpack(pack_history(history)) == history
 
@@ -128,7 +129,7 @@ def test_a_successor_continues_the_history_and_marks_the_gap_that_it_did_not_see
     assert told(successor, lost, now=7) == ()
     (_, new) = told(successor, lost.replace(departed=1, departed_ids=("a",)), now=8)
     assert new == Incident(kind="left", after=None, count=1, node_ids=("a",))
-    assert successor.completed(1, dict.fromkeys(["c"], ""), known=["a", "b"], now=9).chapters[-1].after is None
+    assert successor.with_round(1, dict.fromkeys(["c"], ""), known=["a", "b"], now=9).chapters[-1].after is None
 
 
 def test_names_and_incidents_are_bounded_but_counts_are_complete() -> None:
@@ -148,7 +149,7 @@ def test_of_the_oldest_rounds_only_the_sums_remain_by_number_and_by_size() -> No
         now = 100.0 + 10 * number
         lost = STANDS.replace(round=number - 1, phase=Phase.GATHERING, live=1, lost=1, lost_ids=("b",))
         told(chronicle, lost, now=now - 4)
-        chronicle.written(chronicle.completed(number, {"a": "", "b": ""}, known=["a"], now=now), now=now)
+        chronicle.note_written(chronicle.with_round(number, {"a": "", "b": ""}, known=["a"], now=now), now=now)
     kept = History.unpack(pack_history(chronicle._history))
     assert [chapter.number for chapter in kept.chapters] == list(range(2 * CHAPTERS_MOST, 3 * CHAPTERS_MOST))
     forgotten = 2 * CHAPTERS_MOST
@@ -169,15 +170,15 @@ def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() 
     chronicle.take_over(History(), began=None, now=90, waited=5)
     chronicle.observe(Progress(phase=Phase.GATHERING, absent=Absent(waited=5)), now=90)
     chronicle.observe(Progress(phase=Phase.LAST_CALL), now=95)
-    first = chronicle.completed(0, {"a": "", "b": ""}, known=(), now=98, at=1_000_000.0)
+    first = chronicle.with_round(0, {"a": "", "b": ""}, known=(), now=98, at=1_000_000.0)
     assert first.past.spent == TimeSpent(regrouped=3.0, waited=10.0)
     assert first.past.since == 1_000_000.0 - 13
-    chronicle.written(first, now=98)
+    chronicle.note_written(first, now=98)
     chronicle.observe(STANDS.replace(live=2), now=99)
     chronicle.observe(STANDS.replace(live=1, lost=1), now=108)  # the other one leaves the round ...
     chronicle.observe(STANDS.replace(phase=Phase.GATHERING), now=109)  # ... and waits
     chronicle.observe(STANDS.replace(phase=Phase.LAST_CALL), now=129)
-    second = chronicle.completed(1, {"a": "", "c": ""}, known=["a", "b"], now=130, at=1_000_032.0)
+    second = chronicle.with_round(1, {"a": "", "c": ""}, known=["a", "b"], now=130, at=1_000_032.0)
     assert (second.chapters[0].stopped, second.chapters[0].short) == (10.0, 20.0)
     assert time_spent(second.chapters[0], 32.0) == TimeSpent(trained=10.0, regrouped=2.0, waited=20.0)
     assert seconds_between(*second.chapters) == 32.0
@@ -186,7 +187,7 @@ def test_the_time_without_a_round_is_split_into_meeting_and_waiting_for_nodes() 
 def test_losses_are_grouped_by_reason_with_unnamed_ones_apart() -> None:
     chronicle = begun("a", "b", "c", "d")
     lost = STANDS.replace(lost=4, lost_ids=("a", "b", "c"))
-    history = chronicle.continued(lost, None, now=101, at=7.0, why={"a": "silent", "c": "silent", "b": "gone"})
+    history = chronicle.with_incidents(lost, None, now=101, at=7.0, why={"a": "silent", "c": "silent", "b": "gone"})
     assert history is not None
     told_of = [(one.reason, one.node_ids, one.count, one.at) for one in history.chapters[-1].incidents]
     assert told_of == [("silent", ("a", "c"), 2, 7.0), ("gone", ("b",), 1, 7.0), ("", (), 1, 7.0)]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rdzv.core.round_life import gave_up, loss_known_within, own_failure
+from rdzv.core.round_life import give_up_in, loss_known_within, own_failure
 from rdzv.errors import GiveUp, MembersLostError, RoundChanged, RoundSupersededError
 
 HUNG_UP = OSError("peer has hung up")
@@ -40,11 +40,11 @@ def test_an_error_group_is_judged_by_its_leaves(
     failure: BaseException | str, is_own: bool | None, verdict: GiveUp | None
 ) -> None:
     assert own_failure(failure) is is_own
-    assert gave_up(failure) is verdict
+    assert give_up_in(failure) is verdict
 
 
 def test_the_first_to_fail_waits_for_news_as_long_as_a_death_may_go_unnoticed() -> None:
     """Regression: if the store had just come back, a survivor ended with the error that a dead peer had caused."""
     assert loss_known_within(disconnect_ttl=1, ttl=10) == 2
-    assert loss_known_within(disconnect_ttl=1, ttl=10, back_for=3) == 8
-    assert loss_known_within(disconnect_ttl=1, ttl=10, back_for=60) == 2
+    assert loss_known_within(disconnect_ttl=1, ttl=10, connected_for=3) == 8
+    assert loss_known_within(disconnect_ttl=1, ttl=10, connected_for=60) == 2

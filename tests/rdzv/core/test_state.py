@@ -90,11 +90,11 @@ def test_a_round_of_too_many_or_distant_arrivals_lists_none(arrivals: Sequence[i
 def test_a_round_that_accepts_all_nodes_carries_the_progress_with_it() -> None:
     """Regression: each node got two messages, one for the round and one for the new phase."""
     waiting = Progress(phase=Phase.GATHERING, joined=4, needed=4, capacity=4, last_arrival=9)
-    then = waiting.once_committed(7, size=4)
+    then = waiting.after_commit(7, size=4)
     assert then == Progress(phase=Phase.TRAINING, round=7, needed=4, capacity=4, live=4)
-    assert waiting.replace(joined=5).once_committed(7, size=4) is None, "a node is left over"
+    assert waiting.replace(joined=5).after_commit(7, size=4) is None, "a node is left over"
     missing = Absent(missing=(Missing(node_id="e", how="never seen"),), count=1)
-    assert waiting.replace(absent=missing).once_committed(7, size=4) is None, "a node is missing"
+    assert waiting.replace(absent=missing).after_commit(7, size=4) is None, "a node is missing"
 
 
 def test_the_store_keeps_room_for_the_keys_by_which_a_run_decides_and_for_no_others() -> None:

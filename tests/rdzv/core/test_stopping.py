@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rdzv.core.stopping import BegunStep, StepGate, Stop, StopAgreement, stop_of
+from rdzv.core.stopping import BegunStep, StepGate, Stop, StopAgreement, agreed_step
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from rdzv.core.stopping import BegunStep, StepGate, Stop, StopAgreement, stop_of
     ],
 )
 def test_all_stop_right_after_the_largest_step_that_was_begun(answers: dict[str, int | None], stop: int | None) -> None:
-    assert stop_of(answers) == stop
+    assert agreed_step(answers) == stop
 
 
 def test_after_its_answer_the_gate_is_closed_until_the_decision() -> None:
@@ -97,7 +97,7 @@ def test_in_every_order_of_steps_and_answers_all_members_stop_at_the_same_step(s
             answers[name] = gate.ask()
         elif what == "decide" and len(answers) == len(gates):
             decided = True
-            gate.decide(stop_of(answers))
+            gate.decide(agreed_step(answers))
     assert len(set(done.values())) == 1
 
 
@@ -123,27 +123,29 @@ def test_no_step_passes_the_gate_after_its_answer_with_two_threads() -> None:
 def asked(agreement: StopAgreement, standing: Stop | None = None, **more: object) -> tuple[Stop, int] | None:
     """Return the next write of the agreement in round 3, whose members are a and b."""
     usual: dict[str, object] = {"why": "b to leave", "for_newcomers": False, "closing": False, "some_have_gone": False}
-    return agreement.next(3, standing, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
+    return agreement.next_record(3, standing, members=("a", "b"), **(usual | more))  # type: ignore[arg-type]
 
 
 def agreement_that_has_asked() -> StopAgreement:
     agreement = StopAgreement()
-    listened = agreement.listens
+    listened = agreement.has_written
     question, over = asked(agreement) or (None, -1)
     assert question == Stop(round=3, why="b to leave")
     assert over == 0
     agreement.note_written(question.replace(revision=7))
-    assert (listened, agreement.listens) == (False, True), "before a question, no term reads the answers of all members"
-    agreement.hears = True
+    assert (listened, agreement.has_written) == (False, True), (
+        "before a question, no term reads the answers of all members"
+    )
+    agreement.has_read_all = True
     return agreement
 
 
 def test_the_coordinator_asks_and_decides_once_all_members_have_answered() -> None:
     agreement = agreement_that_has_asked()
-    agreement.answered("a", BegunStep(round=3, step=5))
-    agreement.answered("b", BegunStep(round=2, step=9))  # an answer of the previous round
+    agreement.note_answer("a", BegunStep(round=3, step=5))
+    agreement.note_answer("b", BegunStep(round=2, step=9))  # an answer of the previous round
     assert asked(agreement) is None
-    agreement.answered("b", BegunStep(round=3, step=4))
+    agreement.note_answer("b", BegunStep(round=3, step=4))
     assert asked(agreement) == (Stop(round=3, decided=True, step=6, why="b to leave"), 7)
 
 
@@ -158,16 +160,16 @@ def test_a_decision_is_rewritten_only_for_a_better_reason_and_if_no_member_has_b
 def test_a_successor_continues_from_the_question_in_the_store() -> None:
     agreement, found = StopAgreement(), Stop(round=3, why="b to leave", revision=7)
     for node_id in "ab":
-        agreement.answered(node_id, BegunStep(round=3, step=None))
+        agreement.note_answer(node_id, BegunStep(round=3, step=None))
     assert asked(agreement, found, why="") is None, "the answer of one that has left may not be read yet"
-    agreement.answered("", None)
+    agreement.note_answer("", None)
     assert asked(agreement, found, why="") == (Stop(round=3, decided=True, step=None, why="b to leave"), 7)
 
 
 def test_in_a_closed_run_all_leave_at_once_if_a_member_has_begun_no_step() -> None:
     agreement = agreement_that_has_asked()
-    agreement.answered("a", BegunStep(round=3, step=5))
-    agreement.answered("b", BegunStep(round=3, step=None))
+    agreement.note_answer("a", BegunStep(round=3, step=5))
+    agreement.note_answer("b", BegunStep(round=3, step=None))
     decision, _ = asked(agreement, closing=True) or (None, 0)
     assert decision is not None
     assert decision.step is None

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rdzv.bootstrap_check import Verdict
 from rdzv.core.absent import Absent, Missing
-from rdzv.core.history import Chapter, History, HourNote, Incident, Past, TimeSpent
+from rdzv.core.history import Chapter, EarlierRounds, History, Incident, TimeOfDayNote, TimeSpent
 from rdzv.core.questions import Question
 from rdzv.core.round import Member, Participant, Round
 from rdzv.core.state import Ban, Closed, LostStore, NodeRecord, Phase, Progress, Unban, pack_settings, unpack_settings
@@ -22,7 +22,7 @@ from rdzv.core.stopping import BegunStep, Drain, Resized, Stop
 from rdzv.core.stored import Prose, Stored
 from rdzv.core.stuck.accusing import Accusation
 from rdzv.core.stuck.step_log import StepNote
-from rdzv.core.stuck.tally import Tally
+from rdzv.core.stuck.tally import RunTally
 from rdzv.errors import RendezvousSettingsError, RendezvousStateError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ NOUNS: tuple[type[Stored], ...] = (
     Closed,
     Drain,
     History,
-    HourNote,
+    TimeOfDayNote,
     Member,
     NodeRecord,
     Participant,
@@ -48,7 +48,7 @@ NOUNS: tuple[type[Stored], ...] = (
     Resized,
     Round,
     Stop,
-    Tally,
+    RunTally,
     Unban,
     Verdict,
 )
@@ -188,7 +188,7 @@ def test_nested_values_are_validated_and_may_have_more_fields() -> None:
         Progress.unpack(msgpack.packb(plain))
     with pytest.raises(RendezvousSettingsError):
         Progress(phase=Phase.GATHERING, absent=Absent(waited="long")).pack()  # type: ignore[arg-type]
-    for kind in (Chapter, Incident, Past, TimeSpent):
+    for kind in (Chapter, Incident, EarlierRounds, TimeSpent):
         assert not issubclass(kind, Stored), "they stand in no key of their own"
 
 

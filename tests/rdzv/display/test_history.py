@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import jsonschema
 
-from rdzv.core.history import CHAPTERS_MOST, Chapter, History, Incident, Past, TimeSpent, pack_history
+from rdzv.core.history import CHAPTERS_MOST, Chapter, EarlierRounds, History, Incident, TimeSpent, pack_history
 from rdzv.core.report import account, long_duration
 from rdzv.display.history import as_json, describe, timeline
 from rdzv.display.pages import timeline_page
@@ -61,7 +61,7 @@ def test_the_history_in_words_has_hours_durations_and_reasons() -> None:
 
 
 def test_forgotten_rounds_are_mentioned() -> None:
-    past = Past(rounds=7, since=NOON)
+    past = EarlierRounds(rounds=7, since=NOON)
     assert describe(History(past=past)) == ["7 earlier rounds are forgotten; the run began at 2027-01-15 08:00:00Z"]
     assert describe(History()) == []
 
@@ -70,7 +70,7 @@ def test_the_closing_line_has_the_shares_of_time_and_the_node_lost_most_often() 
     cost = account("job-7", STORY)
     assert (cost.spent, cost.seconds) == (TimeSpent(trained=34.0, regrouped=4.0, waited=6.0), 44.0)
     assert str(cost) == "job-7: 44 s; training 77.3 %, regrouping 9.1 %, waiting for nodes 13.6 %; 1 loss, of b"
-    past = Past(
+    past = EarlierRounds(
         rounds=90,
         spent=TimeSpent(trained=50_000.0, regrouped=10.0, waited=490.0),
         losses=6,
@@ -94,7 +94,7 @@ def test_counts_by_reason_never_fall_when_rounds_are_forgotten() -> None:
     kept = History.unpack(pack_history(History(chapters=whole)))
     assert len(kept.chapters) < len(whole)
     assert account("job", kept).reasons == account("job", History(chapters=whole)).reasons
-    of_an_older_release = History(chapters=kept.chapters, past=Past(losses=CHAPTERS_MOST))
+    of_an_older_release = History(chapters=kept.chapters, past=EarlierRounds(losses=CHAPTERS_MOST))
     assert account("job", of_an_older_release).reasons["other"] == CHAPTERS_MOST
 
 

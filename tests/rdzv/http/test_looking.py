@@ -45,7 +45,7 @@ class Slow(RunReader):
 
 
 @pytest.mark.parametrize(
-    "ask", [RunReader.live, lambda runs: runs.report("job")], ids=["all", "one of thousands of nodes"]
+    "ask", [RunReader.list_live, lambda runs: runs.report("job")], ids=["all", "one of thousands of nodes"]
 )
 @pytest.mark.parametrize(("takes", "share"), [(0.01, 0.02), (2.0, 0.2)])
 async def test_reading_takes_at_most_a_fifth_of_the_stores_time_with_any_number_of_clients(

@@ -114,7 +114,7 @@ class Driven:
             return True
 
         monkeypatch.setattr(self.monitor, "claim_end", be_first)
-        monkeypatch.setattr(self.monitor, "_await_known_loss", await_news)
+        monkeypatch.setattr(self.monitor, "_wait_for_loss", await_news)
         monkeypatch.setattr("rdzv.loop.round_monitor.accuse_unnamed", note)
 
     def end_work(self, failure: BaseException | str | None) -> Outcome:

@@ -248,7 +248,7 @@ async def test_is_closed_raises_while_the_store_is_unreachable() -> None:
         await asyncio.sleep(0.1)
         with pytest.raises(RendezvousConnectionError, match="not known"):
             await a.is_closed()
-        run.network.accept("a")
+        run.network.stop_refusing("a")
 
 
 async def test_num_nodes_changed_answers_from_local_state() -> None:

@@ -84,7 +84,7 @@ SNAPSHOT = [
 ]
 
 
-async def following(store: ScriptedStore, *said: list[Event] | Exception) -> tuple[HeadWatcher, asyncio.Task[None]]:
+async def follow_head(store: ScriptedStore, *said: list[Event] | Exception) -> tuple[HeadWatcher, asyncio.Task[None]]:
     follower = HeadWatcher(cast("Store", store), KEYS)
     task = asyncio.create_task(follower.run())
     store.say(*said)
@@ -105,7 +105,7 @@ async def test_a_spare_that_reads_the_close_with_the_departures_still_ends_as_a_
     store, spare = ScriptedStore(), Joiner(arrival=15, node_id="c", known_round=3)
     full = PROGRESS.replace(phase=Phase.TRAINING, joined=1, live=2, capacity=2, spares=1, spares_after=12)
     room = full.replace(phase=Phase.CLOSED, live=0, spares=0, spares_after=None)
-    follower, task = await following(store, [*SNAPSHOT[:2], put(KEYS.progress, full.pack(), 16), SYNCED])
+    follower, task = await follow_head(store, [*SNAPSHOT[:2], put(KEYS.progress, full.pack(), 16), SYNCED])
     assert isinstance(follow(spare, follower.head, now=0.0), KeepWaiting)
     closing, left = put(KEYS.closed, CLOSED.pack(), 21), put(KEYS.progress, room.pack(), 22)
     if reset:
@@ -121,7 +121,7 @@ async def test_a_spare_that_reads_the_close_with_the_departures_still_ends_as_a_
 
 async def test_the_head_follows_from_the_events() -> None:
     store = ScriptedStore()
-    follower, task = await following(store, SNAPSHOT)
+    follower, task = await follow_head(store, SNAPSHOT)
     assert not follower.synced.is_set()
     store.say([SYNCED])
     await asyncio.sleep(0.1)
@@ -147,7 +147,7 @@ async def test_the_head_follows_from_the_events() -> None:
 async def test_the_old_head_is_kept_until_the_snapshot_after_a_reset_is_complete() -> None:
     """Regression: between reset and snapshot a closed run looked open, and the coordinator's role free."""
     store = ScriptedStore()
-    follower, task = await following(store, [*SNAPSHOT, SYNCED])
+    follower, task = await follow_head(store, [*SNAPSHOT, SYNCED])
     before = follower.head
     store.say([RESET], SNAPSHOT[:1])
     await asyncio.sleep(0.1)
@@ -173,15 +173,15 @@ async def test_the_old_head_is_kept_until_the_snapshot_after_a_reset_is_complete
 
 async def test_a_round_or_close_that_the_node_wrote_itself_wakes_listeners() -> None:
     store = ScriptedStore()
-    follower, task = await following(store, [SYNCED])
+    follower, task = await follow_head(store, [SYNCED])
     wakeup = Wakeup()
     with follower.listeners.listening(wakeup):
-        follower.take_round(Round.unpack(ROUND.pack(), revision=8))
+        follower.note_round(Round.unpack(ROUND.pack(), revision=8))
         assert await wakeup.sleep_until(anyio.current_time() + 1)
-        follower.take_round(Round.unpack(ROUND.pack(), revision=5))
+        follower.note_round(Round.unpack(ROUND.pack(), revision=5))
         assert not await wakeup.sleep_until(anyio.current_time() + 1), "an earlier one is no news"
-        follower.take_closing(CLOSED)
-        follower.take_closing(Closed(reason="second"))
+        follower.note_closing(CLOSED)
+        follower.note_closing(Closed(reason="second"))
         assert await wakeup.sleep_until(anyio.current_time() + 1)
     assert follower.head.closed == CLOSED
     await ended(task)
@@ -208,7 +208,7 @@ async def test_a_store_that_is_too_busy_to_answer_in_time_is_asked_again() -> No
     """
     late = StoreTimeoutError("no answer to Watch within 30 s", maybe_applied=False)
     store = BusyStore(late, ConnectionLost("the connection is lost", maybe_applied=False))
-    follower, task = await following(store, [*SNAPSHOT, SYNCED])
+    follower, task = await follow_head(store, [*SNAPSHOT, SYNCED])
     await anyio.sleep(31)
     assert follower.unanswered is late
     with anyio.fail_after(60):
@@ -222,7 +222,7 @@ async def test_a_closed_client_is_not_asked_again() -> None:
     lost = ConnectionLost("the client is closed", maybe_applied=False)
     store = BusyStore(lost)
     store.failure = lost
-    follower, task = await following(store)
+    follower, task = await follow_head(store)
     await anyio.sleep(31)
     assert follower.error is lost
     assert follower.synced.is_set()
@@ -232,7 +232,7 @@ async def test_a_closed_client_is_not_asked_again() -> None:
 @pytest.mark.parametrize("begun", [True, False])
 async def test_the_error_that_ends_the_watch_is_kept_and_wakes_listeners_and_waiters(begun: bool) -> None:
     store = ScriptedStore()
-    follower, task = await following(store, *([[SYNCED]] if begun else []))
+    follower, task = await follow_head(store, *([[SYNCED]] if begun else []))
     wakeup = Wakeup()
     with follower.listeners.listening(wakeup):
         store.say(ConnectionLost("gone", maybe_applied=False))
@@ -245,7 +245,7 @@ async def test_the_error_that_ends_the_watch_is_kept_and_wakes_listeners_and_wai
 async def test_a_member_hears_that_it_is_lost_though_later_reports_in_one_read_name_other_members() -> None:
     """Regression: of over 64 lost members, an expelled one was named by one report only, which the next replaced."""
     told = PROGRESS.replace(round=3, lost=NAMED_MOST, lost_ids=tuple(f"n{number}" for number in range(NAMED_MOST)))
-    expelled = told.once_expelled("me", address="", why="it stood still")
+    expelled = told.after_expulsion("me", address="", why="it stood still")
     store = ScriptedStore()
     follower = HeadWatcher(cast("Store", store), KEYS, node_id="me")
     round = ROUND.replace(revision=8)

@@ -99,7 +99,7 @@ def requests_of(run: VirtualRun) -> int:
 async def test_thousands_of_nodes_meet_at_a_store_that_takes_seconds_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: terms expired before a decision, and waiting nodes arrived again, so 10,000 nodes never met."""
     monkeypatch.setattr(
-        reconnecting, "outstanding", lambda _, buffered: (buffered, False, True)
+        reconnecting, "unacknowledged", lambda _, buffered: (buffered, False, True)
     )  # as on Linux with a working network
     parameters: dict[str, Any] = {"min_nodes": MANY, "join_timeout": 3600, "ttl": 60}
     async with VirtualRun(**parameters) as run, slow_server(run, 4.0 / MANY) as server:

@@ -127,7 +127,7 @@ class Clocks:
         async with run.looked_at() as seen:
             before, self.ahead = self.ahead, ahead
             status, history, cost = await seen.account()
-            shown = timeline(seen.run_id, history, now=await seen.hour())
+            shown = timeline(seen.run_id, history, now=await seen.time_of_day())
             self.ahead = before
         return status, history, cost, shown["seconds"]
 

@@ -54,7 +54,7 @@ class Table(Operations):
             now=lambda: self.now,
         )
 
-    def _unique(self) -> str:
+    def _new_unique_name(self) -> str:
         return str(next(self._names))
 
     def begin(self, operation: Coroutine[Any, Any, T], seconds: float = 10.0) -> Driven[T]:

@@ -333,7 +333,7 @@ async def test_refused_dials_fail_until_accepted_again(network: FaultyNetwork, r
     with pytest.raises(ConnectionRefusedError):
         await pair.dial(source="node-1")
 
-    network.accept(refused)
+    network.stop_refusing(refused)
     assert (await pair.dial(source="node-1")).heard == ["made"]
 
 

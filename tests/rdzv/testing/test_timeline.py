@@ -78,7 +78,7 @@ def test_clean_up_code_of_a_dead_process_has_no_effect() -> None:
     timeline.run(1001.0)
     assert heard == [b"hello"]
     client.die()
-    network.died("client")
+    network.end_process("client")
     timeline.run(1002.0)
     assert heard == [b"hello", b"lost"], "its system has closed the connection, and it has said nothing more"
     timeline.end()
@@ -99,7 +99,7 @@ def test_a_machine_without_power_says_nothing_until_tcp_gives_up() -> None:
     client.start(network.dial("store", asyncio.Protocol, source="client"))
     timeline.run(1001.0)
     client.die()
-    network.died("client", silently=True)
+    network.end_process("client", silently=True)
     timeline.run(1029.0)
     assert lost == []
     timeline.run(1032.0)
@@ -142,14 +142,14 @@ def test_work_in_many_processes_takes_no_virtual_time() -> None:
     timeline = Timeline()
     done: list[float] = []
 
-    async def be_busy() -> None:
+    async def begin_busy() -> None:
         for _ in range(10):
             await asyncio.sleep(0)  # one turn of the loop, and no time
         done.append(timeline.now)
 
     hosts = [timeline.host(f"{number}") for number in range(250)]
     for host in hosts:
-        host.start(be_busy())
+        host.start(begin_busy())
     timeline.run(1000.0)
     assert done == [1000.0] * 250
     timeline.end()

@@ -123,7 +123,7 @@ def test_the_calling_agent_is_found_with_the_failures_of_its_workers() -> None:
     assert run(None) == it.Agent("")
     both = SimpleNamespace(failures={5: failed, 4: killed})
     assert run(both) == it.Agent("worker 0 was killed by signal 9")
-    assert it.in_words(failed) == "worker 1 ended with status 1"
+    assert it.describe_failure(failed) == "worker 1 ended with status 1"
     assert it.agent_above() is None
 
 

@@ -717,7 +717,7 @@ async def silent_connection(
     test asks for it.
     """
     monkeypatch.setattr(rooms, "LOOK", 0.02)
-    monkeypatch.setattr(rooms, "outstanding", lambda _: (0, False, acknowledged))
+    monkeypatch.setattr(rooms, "unacknowledged", lambda _: (0, False, acknowledged))
     monkeypatch.setattr(timeouts, "SILENCE", 0.1)
     async with through_proxy() as (server, proxy, client):
         client.timeout = 30.0

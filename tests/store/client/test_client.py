@@ -109,7 +109,7 @@ async def test_a_client_comes_back_after_hours_of_outage() -> None:
         network.reset("client")
         await asyncio.sleep(2 * 3600.0)
         assert changes == [False]
-        network.accept("store")
+        network.stop_refusing("store")
         assert await client.put("a", b"") == 1
         assert changes == [False, True]
 
@@ -255,7 +255,7 @@ async def test_requests_given_up_while_disconnected_are_not_sent_after_the_recon
         put, wait = await gathered(*calls)
         assert (type(put), put.maybe_applied) == (ConnectionLost, True)
         assert type(wait) is ConnectionLost
-        network.accept("store")
+        network.stop_refusing("store")
         assert await client.put("b", b"") == 1
         assert server.figures()["waits"] == 0
 

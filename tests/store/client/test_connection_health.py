@@ -9,13 +9,19 @@ from typing import Any
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
-from store.client.connection_health import HEARTBEATS_OF_BUSY, WATCHES_HEAR_EVERY, Action, ConnectionHealth, Traffic
+from store.client.connection_health import (
+    HEARTBEATS_OF_BUSY,
+    WATCHES_HEAR_EVERY,
+    Action,
+    ConnectionHealth,
+    ConnectionState,
+)
 from store.client.reconnecting import Connection
 from store.client.timeouts import BUSY_FACTOR, HEARTBEAT, SILENCE, SLOW_FOR, Timeouts
 from tests.support.processes import require
 from tests.support.stores import connect_in_memory, serve_in_memory
 
-QUIET, BUSY = Traffic(), Traffic(acknowledged=True)
+QUIET, BUSY = ConnectionState(), ConnectionState(acknowledged=True)
 BUSY_SILENCE = BUSY_FACTOR * SILENCE
 
 
@@ -26,7 +32,7 @@ def health() -> ConnectionHealth:
 
 
 def said(
-    one: ConnectionHealth, line: Traffic = QUIET, *, since: float = 0.0, until: float = 1000.0
+    one: ConnectionHealth, line: ConnectionState = QUIET, *, since: float = 0.0, until: float = 1000.0
 ) -> list[tuple[Action, Any]]:
     """Return the messages that it sends with their times, until it hangs up, if nothing is received."""
     found: list[tuple[Action, Any]] = []
@@ -40,10 +46,10 @@ def said(
 
 
 @pytest.mark.parametrize(
-    ("line", "silence", "patient"), [(Traffic(), SILENCE, 1.0), (BUSY, BUSY_SILENCE, HEARTBEATS_OF_BUSY)]
+    ("line", "silence", "patient"), [(ConnectionState(), SILENCE, 1.0), (BUSY, BUSY_SILENCE, HEARTBEATS_OF_BUSY)]
 )
 def test_a_server_that_owes_an_answer_is_pinged_then_replaced_and_finally_closed(
-    line: Traffic, silence: float, patient: float
+    line: ConnectionState, silence: float, patient: float
 ) -> None:
     one = health()
     one.expect_answer(0.0)
@@ -51,8 +57,8 @@ def test_a_server_that_owes_an_answer_is_pinged_then_replaced_and_finally_closed
     assert said(one, line) == expected
 
 
-@pytest.mark.parametrize(("line", "patient"), [(Traffic(), 1.0), (BUSY, HEARTBEATS_OF_BUSY)])
-def test_a_server_that_owes_nothing_is_asked_after_a_heartbeat(line: Traffic, patient: float) -> None:
+@pytest.mark.parametrize(("line", "patient"), [(ConnectionState(), 1.0), (BUSY, HEARTBEATS_OF_BUSY)])
+def test_a_server_that_owes_nothing_is_asked_after_a_heartbeat(line: ConnectionState, patient: float) -> None:
     first, second, *_, last = said(health(), line)
     assert first == (Action.PING, HEARTBEAT)
     assert second[0] is Action.SEEK
@@ -61,7 +67,7 @@ def test_a_server_that_owes_nothing_is_asked_after_a_heartbeat(line: Traffic, pa
 
 def test_one_that_answers_is_asked_again_a_heartbeat_later() -> None:
     one = health()
-    assert one.check(HEARTBEAT, Traffic())[0] is Action.PING
+    assert one.check(HEARTBEAT, ConnectionState())[0] is Action.PING
     one.heard(HEARTBEAT + 0.1, expecting=False)
     assert said(one, since=HEARTBEAT + 0.1, until=2 * HEARTBEAT + 0.2) == [(Action.PING, 2 * HEARTBEAT + 0.1)]
 
@@ -79,8 +85,8 @@ def test_a_server_that_accepts_data_is_alive() -> None:
     one = health()
     one.expect_answer(0.0)
     for tenth in range(200):
-        assert one.check(tenth / 10, Traffic(unsent_bytes=1000 - tenth))[0] is Action.NOTHING
-        assert one.check(tenth / 10, Traffic(unsent_bytes=1000 - tenth, held_back=True))[0] is Action.NOTHING
+        assert one.check(tenth / 10, ConnectionState(unsent_bytes=1000 - tenth))[0] is Action.NOTHING
+        assert one.check(tenth / 10, ConnectionState(unsent_bytes=1000 - tenth, held_back=True))[0] is Action.NOTHING
 
 
 def test_a_server_that_was_slow_lately_is_given_more_time() -> None:
@@ -99,7 +105,7 @@ def test_time_in_which_the_loop_was_held_up_is_not_the_servers_silence() -> None
     """With thousands of clients in one loop, answers that had arrived but were not read yet counted as silence."""
     one = health()
     one.expect_answer(0.0)
-    assert one.check(30.0, Traffic(), late=29.5) == (Action.NOTHING, 30.0), "first what has come is read"
+    assert one.check(30.0, ConnectionState(), late=29.5) == (Action.NOTHING, 30.0), "first what has come is read"
     assert said(one, since=30.0, until=32.0) == [(Action.SEEK, 30.5)]
 
 
@@ -108,14 +114,14 @@ def test_watches_hear_how_far_the_store_has_come_also_on_a_connection_that_is_bu
     for second in range(int(WATCHES_HEAR_EVERY + HEARTBEAT)):
         one.expect_answer(second)
         one.heard(second, expecting=True)
-        pings += one.check(second, Traffic(has_watches=True))[0] is Action.PING
+        pings += one.check(second, ConnectionState(has_watches=True))[0] is Action.PING
     assert pings == 1
 
 
 def test_no_ping_is_sent_before_the_welcome() -> None:
     one = health()
     one.expect_answer(0.0)
-    assert [say for say, _ in said(one, Traffic(welcomed=False))] == [Action.SEEK, Action.HANG_UP]
+    assert [say for say, _ in said(one, ConnectionState(welcomed=False))] == [Action.SEEK, Action.HANG_UP]
 
 
 # ------------------------------------------------------------------------------------------------ timers

@@ -124,7 +124,7 @@ def test_a_dead_connection_is_replaced_however_many_signals_come(
     monkeypatch.setattr(connection_health, "HEARTBEAT", 0.3)
     monkeypatch.setattr(rooms, "LOOK", 0.15)
     # or the client relies on the acknowledgements of the proxy's system
-    monkeypatch.setattr(rooms, "outstanding", lambda _: (0, False, False))
+    monkeypatch.setattr(rooms, "unacknowledged", lambda _: (0, False, False))
     thread, files = LoopThread("proxy"), Files(tmp_path) if secure else None
     serving, trusting = (files.server(), files.client()) if files is not None else (None, None)
     with (

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from store.disk.directory import MARK, RESERVE, RESERVE_BYTES, DurableMark, Reserve, holder, release_lock, take_lock
+from store.disk.directory import (
+    MARK,
+    RESERVE,
+    RESERVE_BYTES,
+    DurableMark,
+    Reserve,
+    release_lock,
+    serving_process,
+    take_lock,
+)
 from store.server.journal import Journal
 from tests.support.facts import change, put
 
@@ -61,12 +70,12 @@ def test_a_directory_readable_by_others_is_left_as_it_is_and_named_with_the_reme
 
 
 def test_the_owner_of_a_locked_directory_is_named_and_no_other_server_gets_it(tmp_path: Path) -> None:
-    with holder(tmp_path) as process:
+    with serving_process(tmp_path) as process:
         assert process is None, "there is not even a lock"
     lock = take_lock(tmp_path)
     code = """import sys, pathlib
-from store.disk.directory import holder
-with holder(pathlib.Path(sys.argv[1])) as process:
+from store.disk.directory import serving_process
+with serving_process(pathlib.Path(sys.argv[1])) as process:
     print(process)"""
     told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == str(os.getpid())
@@ -74,7 +83,7 @@ with holder(pathlib.Path(sys.argv[1])) as process:
     for _ in range(2):
         release_lock(lock)
         assert lock.closed
-        with holder(tmp_path) as process:
+        with serving_process(tmp_path) as process:
             assert process is None
     os.close(in_child)
 

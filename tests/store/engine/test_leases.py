@@ -72,7 +72,7 @@ def test_leases_that_are_renewed_in_time_are_never_looked_at_as_due() -> None:
         assert due_in >= 0.1
     let_pass(leases, 3.0, now=now)
     assert leases.next_due_in() == 0
-    assert len(leases.due()) == 50
+    assert len(leases.expired()) == 50
 
 
 def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them() -> None:
@@ -96,7 +96,7 @@ def test_restored_leases_have_their_full_ttl_and_no_keeper_until_one_renews_them
     assert leases.remaining(first) == 1.0
     assert grant(leases, 1.0, peer=1).id == 8
     let_pass(leases, 2.0, now=1000.0)
-    assert ids(leases.due()) == [3, 8, 5]
+    assert ids(leases.expired()) == [3, 8, 5]
 
 
 def test_waiting_for_the_next_due_time_always_gets_there() -> None:
@@ -130,4 +130,4 @@ def test_connections_that_come_and_go_do_not_fill_memory() -> None:
         leases.keep_alive(lease, peer=peer + 1)
     assert len(leases._order) <= UNTIDY + 2
     let_pass(leases, 120.0)
-    assert leases.due() == []  # the older, earlier due times do not count
+    assert leases.expired() == []  # the older, earlier due times do not count

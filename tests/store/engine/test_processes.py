@@ -10,8 +10,8 @@ A, B, C, D = (bytes([letter]) * 16 for letter in b"ABCD")
 def holding(processes: Processes, id: bytes, *peers: int) -> None:
     """A process with these connections, and a lease with the number of the first connection."""
     for peer in peers:
-        processes.connected(peer, id, previous=None)
-    processes.lease_kept(peers[0], peers[0])
+        processes.note_connected(peer, id, previous=None)
+    processes.note_lease_kept(peers[0], peers[0])
 
 
 def several(*ids: bytes) -> Processes:
@@ -25,7 +25,7 @@ def several(*ids: bytes) -> Processes:
 def dead(
     processes: Processes, peer: int, how: ConnectionEnd = ConnectionEnd.DROPPED, *, now: float = 0.0
 ) -> list[bytes]:
-    process = processes.closed(peer, how, now=now)
+    process = processes.note_closed(peer, how, now=now)
     return [] if process is None else [process.id]
 
 
@@ -41,22 +41,22 @@ def test_one_of_whose_connections_one_was_cut_is_expected_back_until_it_has_made
     holding(processes, A, 10, 11)
     assert dead(processes, 10, ConnectionEnd.CUT) == []
     assert dead(processes, 11) == []
-    processes.connected(12, A, previous=None)
+    processes.note_connected(12, A, previous=None)
     assert dead(processes, 12) == [A]
 
 
 def test_a_connection_in_the_place_of_another_makes_the_end_of_that_no_news() -> None:
     processes = several(A, B, C)
-    processes.connected(9, A, previous=1)
+    processes.note_connected(9, A, previous=1)
     assert dead(processes, 1) == []
     assert dead(processes, 9) == [A]
 
 
 def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
     processes = several(B)
-    processes.connected(8, A, previous=None)
-    processes.connected(9, b"", previous=None)
-    processes.lease_kept(9, 77)
+    processes.note_connected(8, A, previous=None)
+    processes.note_connected(9, b"", previous=None)
+    processes.note_lease_kept(9, 77)
     assert dead(processes, 8) == dead(processes, 9) == []
     assert len(processes._by_id) == 1
 
@@ -64,7 +64,7 @@ def test_processes_without_a_lease_or_an_id_are_not_judged() -> None:
 def test_many_deaths_at_once_spare_the_first_ones_too() -> None:
     ids = [bytes([number]) * 16 for number in range(1, 3 * MANY)]
     processes = several(*ids)
-    fallen = [processes.closed(peer, ConnectionEnd.DROPPED, now=peer / 1000) for peer in range(1, MANY)]
+    fallen = [processes.note_closed(peer, ConnectionEnd.DROPPED, now=peer / 1000) for peer in range(1, MANY)]
     assert [process.id for process in fallen if process and process.died_at is not None] == ids[: MANY - 1]
     assert dead(processes, MANY, now=MANY / 1000) == []
     assert {process.died_at for process in fallen if process} == {None}
@@ -79,7 +79,7 @@ def test_as_many_one_after_the_other_are_not() -> None:
 
 def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
     processes = several(A, B, C)
-    first = processes.closed(1, ConnectionEnd.DROPPED, now=0.0)
+    first = processes.note_closed(1, ConnectionEnd.DROPPED, now=0.0)
     assert first is not None
     assert (first.id, first.died_at) == (A, 0.0)
     assert dead(processes, 2, now=AT_ONCE / 2) == []
@@ -91,8 +91,8 @@ def test_more_than_half_of_a_few_are_many_and_a_single_one_never_is() -> None:
 
 def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
     processes = several(A, B, C, D)
-    processes.lease_kept(2, 1)
-    process = processes.closed(2, ConnectionEnd.DROPPED, now=0.0)
+    processes.note_lease_kept(2, 1)
+    process = processes.note_closed(2, ConnectionEnd.DROPPED, now=0.0)
     assert process is not None
     assert process.leases == {1, 2}
     assert dead(processes, 1, now=1.0) == []
@@ -100,12 +100,12 @@ def test_a_lease_belongs_to_the_process_that_kept_it_last() -> None:
 
 def test_nothing_stays_of_a_process_without_connections_and_leases() -> None:
     processes = several(A, B)
-    processes.closed(1, ConnectionEnd.DROPPED, now=0.0)
+    processes.note_closed(1, ConnectionEnd.DROPPED, now=0.0)
     assert len(processes._by_id) == 2
-    processes.lease_released(1)
-    processes.lease_released(1)
+    processes.note_lease_released(1)
+    processes.note_lease_released(1)
     assert len(processes._by_id) == 1
-    processes.lease_released(2)
-    processes.closed(2, ConnectionEnd.DROPPED, now=0.0)
+    processes.note_lease_released(2)
+    processes.note_closed(2, ConnectionEnd.DROPPED, now=0.0)
     assert len(processes._by_id) == 0
-    processes.closed(2, ConnectionEnd.DROPPED, now=0.0)
+    processes.note_closed(2, ConnectionEnd.DROPPED, now=0.0)

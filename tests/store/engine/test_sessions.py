@@ -23,7 +23,7 @@ def come(sessions: Sessions, id: bytes, *, peer: int, now: float) -> tuple[Sessi
     """Let a client say hello. As in the engine, sessions whose time is over are removed first."""
     sessions.expire(now)
     sessions.evict_for(id, now)
-    return sessions.open(id, peer=peer)
+    return sessions.open_session(id, peer=peer)
 
 
 def opened(sessions: Sessions, id: bytes, *, peer: int, now: float = 0.0) -> Session:
@@ -109,7 +109,7 @@ def test_of_restored_sessions_those_that_wrote_last_make_way_last(seed: int) -> 
     for newcomer in range(100, 106):
         id = bytes([newcomer]) * 16
         went.append(sessions.evict_for(id, 10.0))
-        sessions.open(id, peer=newcomer)
+        sessions.open_session(id, peer=newcomer)
     assert went == [[], *([bytes([9 - number]) * 16] for number in order)]
 
 

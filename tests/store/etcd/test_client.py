@@ -450,7 +450,7 @@ async def test_s4_a_watch_whose_member_falls_silent_goes_on_at_another(
         async with client_of(url, rng=AlwaysFirst()) as client, client.watch(at, snapshot=True) as watch:
             waiting = asyncio.create_task(client.wait([at + "b"]))
             async with asyncio.timeout(30):
-                while not (client.members._current and client.members._current.watching):  # noqa: ASYNC110
+                while not (client.members._current and client.members._current.has_watches):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)  # until it watches
             assert proxy.open_connections > 0
             proxy.black_hole()

@@ -98,7 +98,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Addresses]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets, for each race, the number of sockets that were connecting when one of them won."""
-    won, counts = Race.won, []
+    won, counts = Race.is_won, []
 
     def counted(race: Race, sock: socket.socket) -> bool:
         under_way = len(race.connecting)
@@ -107,7 +107,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return True
         return False
 
-    monkeypatch.setattr(Race, "won", counted)
+    monkeypatch.setattr(Race, "is_won", counted)
     monkeypatch.setattr(racing, "STAGGER", 0.02)
     return counts
 
@@ -128,13 +128,13 @@ def test_the_address_that_worked_comes_first_and_those_that_were_silent_last(nam
     a, b, c = ("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 1)
     addresses = names(a, b, c)
     assert order(addresses) == [a, b, c]
-    addresses.did_not_work([a])
+    addresses.note_failures([a])
     assert order(addresses) == [b, c, a]
-    addresses.worked(c)
+    addresses.note_success(c)
     assert order(addresses) == [c, b, a]
-    addresses.did_not_work([c])
+    addresses.note_failures([c])
     assert order(addresses) == [b, a, c]
-    addresses.did_not_work([b])
+    addresses.note_failures([b])
     assert order(addresses) == [a, b, c], "all are alike again"
 
 
@@ -143,7 +143,7 @@ def test_an_address_that_fails_in_another_thread_at_the_same_time_is_harmless(na
         """The standing of an address; another thread changes the table during its comparison."""
 
         def __ne__(self, other: object) -> bool:
-            addresses.did_not_work([b])
+            addresses.note_failures([b])
             return super().__ne__(other)
 
         __hash__ = int.__hash__
@@ -151,7 +151,7 @@ def test_an_address_that_fails_in_another_thread_at_the_same_time_is_harmless(na
     a, b = ("10.0.0.1", 1), ("10.0.0.2", 1)
     addresses = names(a, b)
     addresses._standing[a] = Meanwhile(racing.SILENT)
-    addresses.worked(a)
+    addresses.note_success(a)
     assert order(addresses) == [a, b]
 
 
@@ -167,15 +167,15 @@ def test_an_address_is_distinguished_from_a_name() -> None:
 
 def test_the_addresses_of_a_name_are_shown_once_it_was_looked_up(names: Callable[..., Addresses]) -> None:
     addresses = names(("10.77.0.9", 1), ("fd77::9", 1))
-    assert addresses.where() == ""
+    assert addresses.in_brackets() == ""
     addresses.resolve()
-    assert addresses.where() == " (head.test is 10.77.0.9, fd77::9 here)"
+    assert addresses.in_brackets() == " (head.test is 10.77.0.9, fd77::9 here)"
     many = names(*((f"10.0.0.{last}", 1) for last in range(1, 8)))
     many.resolve()
-    assert many.where() == " (head.test is 10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4 and 3 more here)"
+    assert many.in_brackets() == " (head.test is 10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4 and 3 more here)"
     literal = Addresses("127.0.0.1", 1)
     literal.resolve()
-    assert literal.where() == ""
+    assert literal.in_brackets() == ""
 
 
 # ------------------------------------------------------------------------------------------------ the race
@@ -188,7 +188,7 @@ def test_a_race_without_a_winner_raises_the_most_informative_error(refusing: tup
         while True:
             race.begin_next()
             for sock in list(race.connecting):
-                race.won(sock)
+                race.is_won(sock)
     race.close()
 
 
@@ -289,7 +289,7 @@ async def test_after_a_name_server_fails_the_address_that_worked_is_still_used(
     monkeypatch.setattr(socket, "getaddrinfo", lookup)
     for _ in range(3):
         (await connect_async(addresses)).close()
-    addresses.did_not_work([live.getsockname()])
+    addresses.note_failures([live.getsockname()])
     (await connect_async(addresses)).close()
     if how == "is slow":
         looking = [one for one in threading.enumerate() if one.name.startswith("look up")]

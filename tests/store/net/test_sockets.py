@@ -61,13 +61,13 @@ def test_readable_data_is_not_taken_for_data_behind_a_loss() -> None:
         ours, theirs = socket.create_connection(listener.getsockname()), listener.accept()[0]
     acknowledged = (0, False, sockets.SYSTEM_TELLS)
     with ours, theirs:
-        assert sockets.outstanding(ours) == acknowledged
+        assert sockets.unacknowledged(ours) == acknowledged
         theirs.send(b"to be read")
-        assert sockets.outstanding(ours) == acknowledged
+        assert sockets.unacknowledged(ours) == acknowledged
         ours.recv(100)
-        assert sockets.outstanding(ours) == acknowledged
-        assert sockets.outstanding(ours, 100) == (100, True, False)
-    assert sockets.outstanding(None, 100) == (100, True, False)
+        assert sockets.unacknowledged(ours) == acknowledged
+        assert sockets.unacknowledged(ours, 100) == (100, True, False)
+    assert sockets.unacknowledged(None, 100) == (100, True, False)
 
 
 def test_all_sockets_of_an_owner_are_released() -> None:
@@ -93,8 +93,8 @@ def test_a_number_that_has_become_another_files_is_left_alone() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         sockets.close_in_children(owner, StandIn(ours.fileno()))
-        sockets.forget(owner)
-        sockets.forget(owner)  # again: nothing left to do
+        sockets.unregister(owner)
+        sockets.unregister(owner)  # again: nothing left to do
         number = ours.fileno()
         assert in_child(lambda: not is_null(number))
 
@@ -159,7 +159,7 @@ def test_a_free_port_that_is_taken_on_another_address_is_tried_again(monkeypatch
     both = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", 0)) for last in (1, 2)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
     ports: list[int] = []
-    bind = sockets._bound
+    bind = sockets._bind_socket
 
     def unlucky(family: int, address: tuple[object, ...]) -> socket.socket | None:
         if address[0] == "127.0.0.2":
@@ -168,7 +168,7 @@ def test_a_free_port_that_is_taken_on_another_address_is_tried_again(monkeypatch
                 raise OSError(errno.EADDRINUSE, "taken on this address")
         return bind(family, address)
 
-    monkeypatch.setattr(sockets, "_bound", unlucky)
+    monkeypatch.setattr(sockets, "_bind_socket", unlucky)
     socks = sockets.bound_sockets("both", 0)
     try:
         assert [sock.getsockname()[1] for sock in socks] == [ports[1]] * 2

@@ -36,7 +36,7 @@ from store.messages import (
     Target,
     Transact,
     TransactionResult,
-    Unknown,
+    UnknownRequest,
     Wait,
 )
 from store.protocol import wire
@@ -324,7 +324,7 @@ def test_invalid_requests_are_refused(name: str, fields: tuple[Any, ...]) -> Non
 def test_requests_of_a_later_release_get_an_answer(fields: tuple[Any, ...]) -> None:
     decoded = wire.decode_request(asked(*fields))
     assert not isinstance(decoded, Bye)
-    assert type(decoded[2]) is Unknown
+    assert type(decoded[2]) is UnknownRequest
 
 
 RESPONSE_DEFECTS: list[tuple[str, tuple[Any, ...]]] = [

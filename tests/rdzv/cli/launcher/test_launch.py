@@ -21,7 +21,7 @@ from rdzv.cli.launcher.job_round import SUCCEEDED
 from rdzv.cli.launcher.launch import _join_round
 from rdzv.cli.launcher.processes import LINE_BYTES_MAX, _open_log, label_lines
 from rdzv.cli.main import main
-from rdzv.cli.run import processes_here
+from rdzv.cli.run import count_processes
 from rdzv.config.parameters import Source
 from rdzv.config.settings import PARAMETERS
 from rdzv.core.round import Participant
@@ -478,14 +478,14 @@ def test_as_many_processes_as_there_are_of_something(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(os.cpu_count() or 1)), raising=False)
-    assert processes_here(wanted) == count
+    assert count_processes(wanted) == count
 
 
 def test_without_gpus_nproc_gpu_is_refused_and_auto_takes_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(RendezvousSettingsError, match="no GPU"):
-        processes_here("gpu")
-    assert processes_here("auto") == processes_here("cpu") >= 1
+        count_processes("gpu")
+    assert count_processes("auto") == count_processes("cpu") >= 1
 
 
 async def test_a_node_that_lost_its_store_says_at_once_that_it_was_dropped() -> None:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from rdzv.cli import main as command
-from rdzv.cli.launcher.slurm import expand, processes_of, url_of
+from rdzv.cli.launcher.slurm import expand_nodes, process_count, url_of
 from rdzv.config.settings import parse
 from rdzv.errors import RendezvousSettingsError
 from tests.support.processes import free_port, start_python
@@ -60,7 +60,7 @@ def test_given_parameters_take_precedence_and_attributes_are_joined() -> None:
 def test_an_allocation_without_topology_or_gpus_will_do() -> None:
     least = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a"}
     assert url_of("slurm", least) == "tcp://a:20007/slurm-7.0?min_nodes=1&max_nodes=1&expected=a"
-    assert (processes_of(STEP), processes_of(least)) == (8, 1)
+    assert (process_count(STEP), process_count(least)) == (8, 1)
 
 
 @pytest.mark.parametrize(
@@ -73,13 +73,13 @@ def test_an_allocation_without_topology_or_gpus_will_do() -> None:
     ],
 )
 def test_lists_of_nodes_are_expanded_as_slurm_writes_them(names: str, expected: list[str]) -> None:
-    assert list(expand(names)) == expected
+    assert list(expand_nodes(names)) == expected
 
 
 @pytest.mark.parametrize("names", ["gpu[1-", "gpu[1-2", "gpu[-1]", "gpu[1-99999999]"])
 def test_an_invalid_list_of_nodes_is_refused(names: str) -> None:
     with pytest.raises(RendezvousSettingsError, match="nodes"):
-        list(expand(names))
+        list(expand_nodes(names))
 
 
 @pytest.mark.parametrize(

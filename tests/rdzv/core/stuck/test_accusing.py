@@ -13,7 +13,7 @@ def believed(*said: Accusation, live: str = "abcd") -> tuple[str, str] | None:
     accusations = Accusations()
     for one in said:
         accusations[f"{one.accused}/{one.by}"] = one
-    return accusations.believed(round=3, live=live)
+    return accusations.member_to_expel(round=3, live=live)
 
 
 def test_two_members_that_accuse_the_same_one_are_believed_and_one_is_not() -> None:
@@ -41,8 +41,8 @@ def test_accusations_that_were_withdrawn_or_precede_a_reset_do_not_count() -> No
     for one in against("c", "a", "b"):
         accusations[one.by] = one
     del accusations["a"]
-    assert accusations.believed(round=3, live="abc") is None
+    assert accusations.member_to_expel(round=3, live="abc") is None
     accusations["a"] = against("c", "a")[0]
-    assert accusations.believed(round=3, live="abc") is not None
+    assert accusations.member_to_expel(round=3, live="abc") is not None
     accusations.clear()
-    assert accusations.believed(round=3, live="abc") is None
+    assert accusations.member_to_expel(round=3, live="abc") is None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rdzv.core.stuck.judging import LastNote, StallDetector, StallRules, Verdict
+from rdzv.core.stuck.judging import LastNote, StallDetector, StallRules, StuckVerdict
 from rdzv.core.stuck.step_log import FINISHED, StepNote
 
 EVERY = 0.5
@@ -26,10 +26,10 @@ class Watch:
             self.now += EVERY
             self.look(**of)
 
-    def look(self, **of: LastNote) -> Verdict:
+    def look(self, **of: LastNote) -> StuckVerdict:
         return self.stalls.judge(of, round=0, now=self.now, every=EVERY)
 
-    def then(self, **of: LastNote) -> Verdict:
+    def then(self, **of: LastNote) -> StuckVerdict:
         self.now += EVERY
         return self.look(**of)
 
@@ -40,7 +40,7 @@ def heard(step: int | None, age: float, *, ago: float = 0.1, round: int = 0, **m
 
 def test_the_member_behind_is_stuck_and_those_that_wait_for_it_are_not() -> None:
     verdict = Watch().then(a=heard(1203, 31), b=heard(1204, 30.5), c=heard(1204, 30.4))
-    assert verdict == Verdict(stuck={"a": "no step since 31 s, others are at 1,204; it is at 1,203"})
+    assert verdict == StuckVerdict(stuck={"a": "no step since 31 s, others are at 1,204; it is at 1,203"})
 
 
 def test_a_member_that_begins_no_step_while_others_do_is_stuck_even_if_it_is_ahead() -> None:
@@ -50,8 +50,8 @@ def test_a_member_that_begins_no_step_while_others_do_is_stuck_even_if_it_is_ahe
 
 def test_if_no_member_makes_progress_a_standstill_is_reported_and_none_is_dropped() -> None:
     verdict = Watch().then(a=heard(97, 30.1), b=heard(97, 30.2))
-    assert verdict == Verdict(standstill="no member has begun a step for 30 s, all are at 97; nobody is dropped")
-    assert Watch().then(a=heard(97, 300)) == Verdict(
+    assert verdict == StuckVerdict(standstill="no member has begun a step for 30 s, all are at 97; nobody is dropped")
+    assert Watch().then(a=heard(97, 300)) == StuckVerdict(
         standstill="no member has begun a step for 30 s, all are at 97; nobody is dropped"
     )
 
@@ -65,7 +65,7 @@ def test_a_member_is_stuck_if_all_others_wait_in_the_rounds_store() -> None:
 
 
 def test_no_member_is_stuck_before_the_timeout() -> None:
-    assert Watch().then(a=heard(1, 29.9, ago=2.0), b=heard(100, 0)) == Verdict(), "it may have gone on since"
+    assert Watch().then(a=heard(1, 29.9, ago=2.0), b=heard(100, 0)) == StuckVerdict(), "it may have gone on since"
     assert [*Watch().then(a=heard(1, 30.0, ago=2.0), b=heard(100, 0)).stuck] == ["a"]
 
 
@@ -79,7 +79,7 @@ def test_an_excuse_holds_for_the_stall_timeout(until_look: float, stuck: list[st
 
 def test_a_first_step_has_its_own_limit_or_none() -> None:
     slow, fast = heard(0, 300, first=True), heard(50, 1)
-    assert Watch().then(a=slow, b=fast) == Verdict()
+    assert Watch().then(a=slow, b=fast) == StuckVerdict()
     assert list(Watch(first_step_timeout=200.0).then(a=slow, b=fast).stuck) == []
     patient = Watch(first_step_timeout=200.0)
     patient.pass_quietly(120)
@@ -98,9 +98,9 @@ def test_a_first_step_has_its_own_limit_or_none() -> None:
 def test_no_member_is_judged_while_one_is_busy_or_disconnected_and_shortly_after(excuse: LastNote) -> None:
     watch = Watch()
     quiet = heard(100, 60, waits=False)
-    assert watch.then(a=quiet, b=excuse) == Verdict()
+    assert watch.then(a=quiet, b=excuse) == StuckVerdict()
     watch.pass_quietly(25, a=quiet, b=heard(101, 5))
-    assert watch.then(a=heard(100, 85), b=heard(101, 5)) == Verdict()
+    assert watch.then(a=heard(100, 85), b=heard(101, 5)) == StuckVerdict()
     watch.pass_quietly(5, a=quiet, b=heard(101, 5))
     assert list(watch.then(a=heard(100, 90), b=heard(101, 5)).stuck) == ["a"]
 
@@ -113,14 +113,14 @@ def test_a_member_whose_report_is_just_in_time_excuses_none(almost: LastNote) ->
 def test_no_member_is_judged_after_a_pause_of_the_coordinator() -> None:
     watch = Watch()
     watch.now += 60
-    assert watch.look(a=heard(1, 90), b=heard(2, 1)) == Verdict()
+    assert watch.look(a=heard(1, 90), b=heard(2, 1)) == StuckVerdict()
 
 
 def test_each_round_is_judged_by_its_own_steps() -> None:
     watch = Watch()
-    assert watch.then(a=heard(1, 90, round=7), b=heard(2, 1)) == Verdict()
+    assert watch.then(a=heard(1, 90, round=7), b=heard(2, 1)) == StuckVerdict()
     assert watch.then(a=heard(1, 90), b=heard(2, 90, round=FINISHED)).stuck == {}
     assert (
         watch.stalls.judge({"a": heard(1, 90, round=1), "b": heard(2, 1, round=1)}, round=1, now=watch.now, every=9)
-        == Verdict()
+        == StuckVerdict()
     )

@@ -38,16 +38,16 @@ def test_a_busy_member_counts_as_quiet_only_after_its_stretch() -> None:
     clock = Clock()
     beats = StepLog(0, clock)
     beats.beat(0)
-    checkpoint = beats.be_busy(60, "checkpoint " * 10)
+    checkpoint = beats.begin_busy(60, "checkpoint " * 10)
     clock.now += 20
     note = beats.note(away=False)
     assert (note.busy, note.what, note.age) == (40.0, ("checkpoint " * 10)[:64], 0.0)
     assert beats.quiet_since() == clock.now + 40
-    beats.be_free(checkpoint)
+    beats.end_busy(checkpoint)
     clock.now += 3
     note = beats.note(away=False)
     assert (note.busy, note.what, note.age) == (0.0, "", 3.0)
-    beats.be_busy(10, "")
+    beats.begin_busy(10, "")
     clock.now += 15
     assert beats.note(away=False).age == 5.0, "longer than it has said"
 
@@ -55,19 +55,19 @@ def test_a_busy_member_counts_as_quiet_only_after_its_stretch() -> None:
 def test_the_end_of_one_busy_stretch_does_not_end_another() -> None:
     """Regression: the first of two stretches to end also ended the other, in which the member was then dropped."""
     beats = StepLog(0, Clock())
-    longer = beats.be_busy(60, "checkpoint")
-    shorter = beats.be_busy(10, "evaluation")
+    longer = beats.begin_busy(60, "checkpoint")
+    shorter = beats.begin_busy(10, "evaluation")
     assert (beats.note(away=False).busy, beats.note(away=False).what) == (60.0, "checkpoint")
-    beats.be_free(shorter)
+    beats.end_busy(shorter)
     assert (beats.note(away=False).busy, beats.note(away=False).what) == (60.0, "checkpoint")
-    beats.be_free(longer)
+    beats.end_busy(longer)
     assert beats.note(away=False).busy == 0.0
 
 
 def test_a_member_that_waits_for_others_reports_it_after_a_moment() -> None:
     clock = Clock()
     beats = StepLog(0, clock)
-    with beats.waiting(lambda: "key 'a'"):
+    with beats.mark_wait(lambda: "key 'a'"):
         assert not beats.note(away=False).waits
         clock.now += 1
         note = beats.note(away=False)

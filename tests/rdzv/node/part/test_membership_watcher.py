@@ -48,7 +48,7 @@ async def test_a_question_that_arrives_before_the_node_knows_its_rank_is_answere
 
     store = SimpleNamespace(time=asyncio.get_running_loop().time, transact=transact, store_id="it")
     follower = SimpleNamespace(
-        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, has_attributes=set
+        head=Head(round=round), resets=0, own_ban=None, error=None, listeners=part.listeners, set_attributes=set
     )
     link = cast("Any", SimpleNamespace(store=store, follower=follower))
     noticing = asyncio.create_task(MembershipWatcher(part, link).run())

@@ -107,7 +107,7 @@ async def test_a_node_waits_for_a_free_automatic_port(
     async with VirtualRun(min_nodes=1) as run:
         handler = run.handler("a")
         await handler.next_rendezvous()
-        monkeypatch.setattr("rdzv.node.link.ports._bound", lambda _port: None)
+        monkeypatch.setattr("rdzv.node.link.ports._bind_to_port", lambda _port: None)
         meets = run.start(handler.next_rendezvous())
         await asyncio.sleep(20)
         assert "cannot promise a port for rank 0" in handler.reason

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize(
-    ("reconnects_in", "members", "expected"),
+    ("reconnect_seconds", "members", "expected"),
     [
         pytest.param(4.1, 0.6, 0.6, id="a store that stood still while this node connected"),
         pytest.param(0.7, 1.0, 0.7, id="a store that is far away"),
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_the_roles_disconnect_ttl_is_at_most_that_of_members(
-    reconnects_in: float, members: float, expected: float
+    reconnect_seconds: float, members: float, expected: float
 ) -> None:
     """Regression: a store that had stood still for 1.4 s counted as distant for a whole term: a death was noticed after
     4 s.
@@ -33,7 +33,7 @@ def test_the_roles_disconnect_ttl_is_at_most_that_of_members(
     way = {
         "keeping": SimpleNamespace(store=None),
         "new_lease_id": lambda: 7,
-        "reconnects_in": reconnects_in,
+        "reconnect_seconds": reconnect_seconds,
         "round_trip": 0.0,
     }
     link = cast("StoreSession", SimpleNamespace(store=store, **way))

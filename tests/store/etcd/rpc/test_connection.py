@@ -93,9 +93,9 @@ async def test_a_permanent_failure_is_an_error() -> None:
 
 async def test_a_closed_connection_ends_its_watches_and_finishes_its_requests() -> None:
     async with connected(Member(says_nothing)) as connection:
-        subscription = connection.watches(None).subscribe([range_of("a")])
-        await subscription.opened()
-        assert connection.watching
+        subscription = connection.watch_stream(None).subscribe([range_of("a")])
+        await subscription.wait_until_open()
+        assert connection.has_watches
         under_way = await asking(connection, limit=0.3)
         await connection.close(CLOSED)
         with pytest.raises(Failure, match="client is closed"):
@@ -142,20 +142,20 @@ async def test_a_stream_of_another_cluster_ends_for_that_reason() -> None:
 
     async with connected(Member(says()), met) as connection:
         with pytest.raises(StoreReplaced):
-            await connection.watches(None).subscribe([range_of("a")]).opened()
+            await connection.watch_stream(None).subscribe([range_of("a")]).wait_until_open()
 
 
 async def test_the_watches_are_opened_anew_with_another_token() -> None:
     async with connected(Member(says())) as connection:
-        first = connection.watches("old")
+        first = connection.watch_stream("old")
         subscription = first.subscribe([range_of("a")])
-        assert connection.watches("old") is first
-        second = connection.watches("new")
+        assert connection.watch_stream("old") is first
+        second = connection.watch_stream("new")
         with pytest.raises(Failure) as caught:
             await subscription.read()
         assert caught.value.trouble is FailureKind.REOPEN
         second.end(Failure("etcdserver: invalid auth token", FailureKind.TOKEN))
-        assert connection.watches("new") is not second, "a login within the same second brings the same token"
+        assert connection.watch_stream("new") is not second, "a login within the same second brings the same token"
 
 
 async def test_a_child_of_a_process_that_has_used_grpc_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

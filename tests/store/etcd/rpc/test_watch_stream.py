@@ -46,9 +46,9 @@ def sent(watches: WatchStream) -> list[tuple[str, int]]:
 async def test_each_reader_gets_its_own_events_and_a_closed_watch_is_cancelled_at_the_member() -> None:
     watches = stream()
     one, two = watches.subscribe([range_of("a")]), watches.subscribe([range_of("b"), range_of("c")])
-    assert watches.busy
+    assert watches.has_watches
     assert sent(watches) == [("create", 1), ("create", 2), ("create", 3)]
-    opening = asyncio.ensure_future(two.opened())
+    opening = asyncio.ensure_future(two.wait_until_open())
     for id in (1, 2):
         watches.dispatch(created(id))
     await asyncio.sleep(0)
@@ -71,9 +71,9 @@ async def test_a_watch_that_is_refused_at_once_bears_no_number_and_is_the_first_
     one, two = watches.subscribe([range_of("a")]), watches.subscribe([range_of("b")])
     watches.dispatch(created(1))
     watches.dispatch(canceled(-1, created=True, compact_revision=9))
-    await one.opened()
+    await one.wait_until_open()
     with pytest.raises(Failure) as caught:
-        await two.opened()
+        await two.wait_until_open()
     assert caught.value.trouble is FailureKind.COMPACTED
 
 
@@ -134,4 +134,4 @@ async def test_the_end_of_the_stream_reaches_all_readers_and_later_ones_with_the
             await late.read()
         late.close()
     assert sent(watches) == [], "nobody would hear it"
-    assert not watches.busy
+    assert not watches.has_watches

@@ -143,7 +143,7 @@ async def test_no_client_is_accepted_between_being_alone_and_the_end() -> None:
 
 def test_a_server_that_is_to_stay_takes_clients_however_alone_it_has_been() -> None:
     end_when_alone = EndWhenAlone(lambda: True)
-    end_when_alone.note()
+    end_when_alone.check_clients()
     assert not end_when_alone.rejects_clients
 
 
