@@ -190,6 +190,20 @@ async def test_durations_of_a_run_without_a_coordinator_do_not_depend_on_the_clo
         assert shown == pytest.approx(130, abs=5) if noted else 0 <= shown < 130
 
 
+async def test_a_commit_sends_the_time_of_day_only_if_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each round cost two requests more."""
+    clocks = Clocks(monkeypatch)
+    async with VirtualRun(min_nodes=2) as run:
+        members, requests = await run.met("ab"), []
+        for ahead in (0.0, HOUR):
+            await asyncio.sleep(1)
+            before, clocks.ahead = run.server.figures()["requests"], ahead
+            await run.meet(*members)
+            await asyncio.sleep(0.1)
+            requests.append(int(run.server.figures()["requests"] - before))
+        assert requests == [6, 8]
+
+
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
 @pytest.mark.parametrize("was_there", [True, False], ids=["a member succeeds", "a newcomer succeeds"])
 async def test_a_successor_continues_the_wall_clock_of_its_predecessor(
