@@ -68,8 +68,10 @@ async def _status(options: argparse.Namespace) -> int:
     else:
         settings = settings_of(options.url)
         hosts = await answers_of_hosts(settings, Credentials(settings))
-        of_each = [f"hosts: {', '.join(f'{host} {answer.value}' for host, answer in hosts.items())}"] * bool(hosts)
-        say(*_lines(status, cost), f"store: {describe_health(health)}", *of_each)
+        of_each = ", ".join(f"{host} {answer.value}" for host, answer in hosts.items())
+        lost = run.head().lost_store
+        here = [f"hosts: {of_each}; store {1 if lost is None else lost.generation + 1} of this run"] * bool(hosts)
+        say(*_lines(status, cost), f"store: {describe_health(health)}", *here)
     return DONE
 
 

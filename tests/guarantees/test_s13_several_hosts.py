@@ -397,16 +397,17 @@ async def test_s13_stores_outside_the_job_take_turns_and_one_that_is_told_to_lea
         doctor = await stack.enter_async_context(start_python("-m", "rdzv", "doctor", it.store))
         assert await doctor.wait() == 0, doctor.output
         assert sum("refuses" in line for line in doctor.output) == 2
-        status = await stack.enter_async_context(start_python("-m", "rdzv", "status", it.store))
-        assert await status.wait() == 0
-        (of_each,) = [line for line in status.output if line.startswith("hosts: ")]
-        assert (of_each.count(" serves"), of_each.count(" refuses")) == (1, 2)
         serving.terminate()
         await waiting.says("serves the store")
         number = await it.round_of(2, above=number)
         steps = {node.stdout[-1].split()[-1] for node in it.nodes.values()}
         assert len(steps) == 1, "they have left at one step"
         assert await serving.wait(timeout=10) == 0
+        status = await stack.enter_async_context(start_python("-m", "rdzv", "status", it.store))
+        assert await status.wait() == 0
+        (of_each,) = [line for line in status.output if line.startswith("hosts: ")]
+        assert (of_each.count(" serves"), of_each.count(" refuses")) == (1, 2)
+        assert of_each.endswith("; store 2 of this run")
         waiting.kill()
         for node in it.nodes.values():
             assert await node.says("no process listens", timeout=30)
