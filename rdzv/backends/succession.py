@@ -157,9 +157,9 @@ class HostSuccession(StoreStarter):
         candidacy, since = Candidacy(place), anyio.current_time()
         self._lost.clear()
         while missing := candidacy.possible_hosts(len(self._hosts)):
+            within = LOST_ANSWERS_WITHIN if self._until_word.cancel_called else ANSWERS_WITHIN
             with anyio.CancelScope() as self._until_word:
                 asked = [self._hosts[host] for host in missing]
-                within = LOST_ANSWERS_WITHIN if self._lost else ANSWERS_WITHIN
                 found = await ask_all(asked, self._tls(), within=within)
                 for host, one in zip(missing, found, strict=True):
                     is_lost = one.answer is Answer.SILENT and str(self._hosts[host]) in self._lost
