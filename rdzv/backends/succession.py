@@ -50,6 +50,7 @@ PAUSE_SHARE: Final = 0.05  # pauses grow to this share of the time without a sto
 PAUSE_MOST: Final = 1.0  # seconds
 ANSWERS_WITHIN: Final = 1.0  # seconds for a host to answer; then the host is asked again
 LOST_ANSWERS_WITHIN: Final = 0.2  # the same after an operator's word: `rdzv lost` has waited for an answer, too
+CONNECTS_WITHIN: Final = 0.3  # seconds for this node to connect to a host that serves; then the hosts are asked again
 SAY_AFTER: Final = 3.0  # seconds without a store before a warning; also for an operator's word to arrive
 
 
@@ -73,14 +74,19 @@ class HostSuccession(StoreStarter):
             while True:
                 found = await ask_all(self._hosts, self._tls(), within=ANSWERS_WITHIN)
                 answers = [asked.answer for asked in found]
-                if Answer.SERVES in answers:
-                    return None
-                place = await self._own_place(answers) if self._may_host_now() else None
-                if place is not None and (host := await self._run_as_candidate(*place)) is not None:
-                    return host
+                if Answer.SERVES in answers:  # ask again if this node is not connected soon: that host may have died
+                    self._asked.set()
+                    with anyio.move_on_after(CONNECTS_WITHIN):
+                        await self._settled.wait()
+                    since = anyio.current_time()
+                else:
+                    may_host = self.may_host(anyio.current_time() - since)
+                    place = await self._own_place(answers) if may_host else None
+                    if place is not None and (host := await self._run_as_candidate(*place)) is not None:
+                        return host
+                    await self._pause(self._hosts, found, since)
                 if self._settled.is_set():
                     return None
-                await self._pause(self._hosts, found, since)
         except RendezvousError as error:
             self.problem = str(error)
             raise

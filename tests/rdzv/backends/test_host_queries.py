@@ -117,13 +117,32 @@ async def test_a_candidate_says_so_and_serves_once_the_others_refuse() -> None:
         assert (await host_at(own).ask(None)).answer is Answer.REFUSED, "it listens no more"
 
 
+async def test_a_host_that_dies_before_a_node_has_connected_is_succeeded() -> None:
+    """That node never became a candidate: if all nodes were as late, the run ended after `join_timeout`."""
+    async with contextlib.AsyncExitStack() as stack:
+        server = await stack.enter_async_context(store.serve())
+        waiting = succession([server.port, free_port()])
+        await waiting.begin()
+        await stack.aclose()
+        try:
+            async with asyncio.timeout(10):
+                while not waiting.hosts:  # noqa: ASYNC110 - its end is only seen by looking
+                    await asyncio.sleep(0.01)
+        finally:
+            waiting.note_store_found()
+            if waiting._host is not None:
+                await waiting._host.end()
+
+
 async def test_only_one_of_several_processes_serves() -> None:
     hosts = [free_port(), free_port()]
     several = [succession(hosts) for _ in range(4)]
     try:
         await asyncio.gather(*(one.begin() for one in several))
         async with asyncio.timeout(10):
-            await asyncio.wait([one._task for one in several if one._task is not None])
+            tasks = [one._task for one in several if one._task is not None]
+            _, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(others, timeout=1)
         assert sum(one.hosts for one in several) == 1
     finally:
         for one in several:
