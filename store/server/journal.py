@@ -373,7 +373,9 @@ class Journal:
         if size <= SMALL_GROUP_BYTES:
             self._least_seconds += (took - self._least_seconds) / 8
         most = max(GROUP_SECONDS, 3 * self._least_seconds)
-        if 2 * size >= self.group_bytes and not 0.8 * most < took < most:  # a large group that was too fast or too slow
+        # A group need not be full to be too slow: it may be one large transaction, and the next are applied meanwhile.
+        enough = self.group_bytes if took < most else min(self.group_bytes, 2 * SMALL_GROUP_BYTES)
+        if 2 * size >= enough and not 0.8 * most < took < most:
             wanted = int(self.group_bytes * min(max(0.9 * most / took, 0.5), 2.0))
             self.group_bytes = min(max(wanted, GROUP_BYTES_LEAST), GROUP_BYTES_MOST)
 
