@@ -396,7 +396,7 @@ def test_a_journal_short_of_room_goes_on_emptying_its_log_without_further_writes
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)
