@@ -667,3 +667,19 @@ def test_until_the_next_round_waiting_nodes_name_the_round_that_was_given_up() -
     run.arrive("c")
     assert run.commit()[0] != "a"
     assert run.progress.given_up == ""
+
+
+def test_of_a_round_that_was_made_smaller_the_members_of_the_lowest_ranks_stay() -> None:
+    run = round_of("a", "b", "c", needed=2, capacity=3)
+    run.arrive("c", "b", "a")
+    run.rules = dataclasses.replace(run.rules, capacity=2)
+    assert run.completes() == ["a", "b"]
+
+
+def test_a_wait_for_the_last_calls_end_ends_with_it() -> None:
+    run = round_of("a", "b", "c", needed=2, capacity=4, last_call=30)
+    run.arrive("a", "b")
+    for later, waits_until in ((0.0, 30.0), (29.9, 30.0), (30.0, None), (31.0, None)):
+        decision = next_round(run.view, run.rules, Head(), now=run.now + later)
+        assert isinstance(decision, Wait)
+        assert decision.until == (waits_until and run.now + waits_until)

@@ -75,6 +75,24 @@ def test_what_ends_a_round(
     assert all(ending.node_ids == ("b",) for ending in ended if head.get("progress") in (GONE, LOST_ONE))
 
 
+@pytest.mark.parametrize(
+    ("progress", "live"),
+    [
+        (None, False),
+        (ALL_HERE, False),
+        (ALL_HERE.replace(live=2), False),
+        (ALL_HERE.replace(live=1), True),
+        (ALL_HERE.replace(live=0), True),
+        (ALL_HERE.replace(live=1, lost=1), False),
+        (ALL_HERE.replace(live=1, departed=1), False),
+    ],
+)
+def test_the_others_live_once_all_have_come_back(progress: Progress | None, live: bool) -> None:
+    membership = Membership(round=ROUND, rank=0, arrival=3, beats=StepLog(7, lambda: 0.0, expected=True))
+    membership.head = Head(progress=progress)
+    assert RoundMonitor(cast("Any", None), membership, lambda _: None)._others_live() is live
+
+
 LOST = Ending(kind=EndKind.LOST, reason="lost: b", node_ids=("b",))
 AGREED = Ending(kind=EndKind.AGREED, reason="1 waits to join")
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import TYPE_CHECKING, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from rdzv.testing.network import MemoryNetwork
 from store import AuthenticationError, Client, ConnectionLost, ProtocolError, Put, StoreError, StoreReplaced
+from store.client.reconnecting import Connection
+from store.net.dialing import closed_silently
 from store.protocol import wire
 from store.protocol.wire import Greeting, Rejection
 from tests.support.stores import connect_in_memory, serve_in_memory
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.virtual_time
 
+CLOSED_SILENTLY = str(closed_silently(secure=False, met=False))
 GARBAGE = b"\x00\x00\x00\x02\x91\x01"
 IMPOSTORS = {
     "a proxy without its backend": b"HTTP/1.1 503 Service Unavailable\r\n\r\n",
@@ -116,3 +120,23 @@ async def test_every_error_of_a_write_that_was_sent_says_that_it_may_have_been_a
             await client.put("b", b"")
         assert not caught.value.maybe_applied, "it was never sent"
         network.heal("store")
+
+
+@pytest.mark.parametrize(
+    ("error", "spoken", "words"),
+    [
+        (None, True, ""),
+        (ConnectionResetError("reset"), True, "reset"),
+        (ConnectionResetError("reset"), False, CLOSED_SILENTLY),
+        (ConnectionResetError("reset"), None, CLOSED_SILENTLY),  # it is not known yet
+        (OSError("no route"), False, "no route"),
+    ],
+)
+async def test_only_a_server_that_has_said_nothing_is_told_of_as_silent(
+    error: OSError | None, spoken: bool | None, words: str
+) -> None:
+    connection = Connection(cast("Any", SimpleNamespace(_secure=False, met=False, timeouts=None)))
+    connection._error = error
+    if spoken is not None:
+        connection.spoken.set_result(spoken)
+    assert str(connection.error) == words

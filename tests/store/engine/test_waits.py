@@ -41,6 +41,16 @@ def test_a_wait_stands_at_one_missing_key_so_that_writing_the_others_costs_nothi
     assert standing[key] == {(1, 7): None}
 
 
+@pytest.mark.parametrize("popped", ["a", "fence"])
+def test_a_wait_whose_key_was_postponed_is_not_registered_any_more(popped: str) -> None:
+    waits = Waits()
+    waits.add((1, 1), parked("a", missing="a", fence="fence"), cost=10)
+    assert waits.is_registered((1, 1))
+    ((standing, key),) = waits.affected_by([put(popped)])
+    standing.pop(key)
+    assert not waits.is_registered((1, 1))
+
+
 KEYS = st.sampled_from("abc")
 WRITES = st.one_of(
     st.builds(Put, KEYS, st.sampled_from([b"1", b"2"])), st.builds(Delete, KEYS), st.builds(Append, KEYS, st.just(b"+"))

@@ -10,8 +10,8 @@ import pytest
 from store.engine.changeset import Saved
 from store.engine.engine import Engine
 from store.errors import StoreUsageError
-from store.messages import Failed, Get, Put, Transact
-from store.server.durability import TRY_AGAIN_AFTER, Durability
+from store.messages import Append, Failed, Get, Put, Transact
+from store.server.durability import SMALL_BYTES, SMALL_OPERATIONS, TRY_AGAIN_AFTER, Durability, _is_small
 from tests.support.limits import limits_with
 from tests.support.virtual_time import passes
 
@@ -211,3 +211,19 @@ async def test_leaving_ends_the_retries_and_cuts_all_peers_off_if_the_disk_hangs
     journal.fail("once more")
     await passes()
     assert one.said[-1] == "cut"
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_small"),
+    [
+        (Put("a", bytes(SMALL_BYTES)), True),
+        (Put("a", bytes(SMALL_BYTES + 1)), False),
+        (Transact(when=(), then=(Put("a", b""),) * SMALL_OPERATIONS), True),
+        (Transact(when=(), then=(Put("a", b""),) * (SMALL_OPERATIONS + 1)), False),
+        (Transact(when=(), then=(Put("a", bytes(SMALL_BYTES)), Get("a"))), True),
+        (Transact(when=(), then=(Put("a", bytes(SMALL_BYTES)), Put("b", b"1"))), False),
+        (Append("a", b""), False),
+    ],
+)
+def test_which_writes_need_not_wait_for_large_ones(request_: Any, is_small: bool) -> None:
+    assert _is_small(request_) is is_small

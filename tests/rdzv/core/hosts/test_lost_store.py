@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rdzv.core.hosts.lost_store import survivor_ranks
-from rdzv.core.state import LostStore, NodeRecord
+from rdzv.core.hosts.lost_store import last_known_run, survivor_ranks
+from rdzv.core.round import Round
+from rdzv.core.state import Head, Hosted, LostStore, NodeRecord, Phase, Progress
+
+EARLIER = LostStore(generation=1, revision=9, round=8, round_at=50, awaited=3)
 
 
 @pytest.mark.parametrize(
@@ -33,3 +38,32 @@ def test_only_the_members_of_the_lost_stores_last_round_have_survived_it() -> No
     records = [NodeRecord(node_id=name, incarnation="", lost_rank_of=it) for name, it in lost_rank_of.items()]
     assert survivor_ranks(records, lost) == {"a": 1}
     assert survivor_ranks(records, None) == {}
+
+
+ROUND = Round(number=7, term=1, size=5, buckets=1, host="h", port=1, revision=90)
+GONE = Progress(phase=Phase.TRAINING, round=7, lost=1, lost_ids=("b",), departed=1, departed_ids=("c",))
+
+
+@pytest.mark.parametrize(
+    ("head", "awaited", "round", "round_at"),
+    [
+        ({"round": ROUND}, 5, 7, 90),
+        ({"round": ROUND, "progress": GONE}, 3, 7, 90),
+        ({"round": ROUND, "progress": GONE, "moves_over": GONE.replace(departed=0, departed_ids=())}, 4, 7, 90),
+        ({"round": ROUND, "progress": GONE.replace(round=6)}, 5, 7, 90),
+        ({"round": ROUND, "progress": GONE, "hosted": {"d": Hosted(1, 90), "b": Hosted(1, 90)}}, 2, 7, 90),
+        ({"round": ROUND, "progress": GONE, "hosted": {"d": Hosted(1, 80)}}, 3, 7, 90),
+        ({"round": ROUND, "progress": GONE.replace(lost=3), "hosted": {"d": Hosted(1, 90)}}, 1, 7, 90),
+        ({"round": ROUND, "progress": GONE.replace(lost=9)}, 0, 7, 90),
+        ({}, 0, -1, 0),
+        ({"lost_store": EARLIER}, 3, 8, 50),
+        ({"lost_store": EARLIER, "hosted": {"d": Hosted(1, 50), "e": Hosted(1, 49)}}, 2, 8, 50),
+        ({"lost_store": EARLIER, "round": ROUND}, 5, 8, 90),
+    ],
+)
+def test_how_many_members_of_a_lost_store_are_awaited(
+    head: dict[str, Any], awaited: int, round: int, round_at: int
+) -> None:
+    lost = last_known_run(Head(**head), revision=99, settings=b"", host="h", now=0.0)
+    assert (lost.awaited, lost.round, lost.round_at) == (awaited, round, round_at)
+    assert lost.generation == (2 if "lost_store" in head else 1)

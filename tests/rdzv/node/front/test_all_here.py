@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from rdzv.errors import RendezvousConnectionError
+from rdzv.node.front.verbs import _has_failed
 from tests.support.runs import VirtualRun
 
 pytestmark = pytest.mark.virtual_time
@@ -84,3 +85,29 @@ async def test_an_unreachable_store_is_an_error() -> None:
         run.kill_store()
         with pytest.raises(RendezvousConnectionError):
             await a.all_here(timeout=5)
+
+
+async def test_a_member_that_is_banned_while_it_waits_meets_again() -> None:
+    async with VirtualRun(min_nodes=1, max_nodes=3) as run:
+        a, b, _ = await run.met("abc")
+        waiting = run.start(a.all_here(timeout=60))
+        await asyncio.sleep(0.5)
+        began = asyncio.get_running_loop().time()
+        await b.ban("a", now=True)
+        assert not await waiting
+        assert asyncio.get_running_loop().time() - began < 1.5
+
+
+@pytest.mark.parametrize(("end", "failed"), [("", False), ("succeeds", False), ("fails", True), ("cancelled", True)])
+async def test_a_count_that_failed_is_repeated(end: str, failed: bool) -> None:
+    async def count() -> int:
+        if not end:
+            await asyncio.Event().wait()
+        return 1 if end == "succeeds" else int("no number")
+
+    task = asyncio.create_task(count())
+    if end == "cancelled":
+        task.cancel()
+    await asyncio.wait([task], timeout=1.0)
+    assert _has_failed(task) is failed
+    task.cancel()

@@ -8,16 +8,15 @@ import logging
 import socket
 import ssl
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 import store
 from store.limits import Limits
 from store.server.accept.connection_table import ConnectionTable
-from store.server.accept.tls import HANDSHAKE, HANDSHAKE_BYTES, RECORD_BYTES, TlsLayer
+from store.server.accept.tls import HANDSHAKE, HANDSHAKE_BYTES, HUNG_UP, RECORD_BYTES, TlsLayer, _describe
 from tests.support.processes import require
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Line(asyncio.Transport):
@@ -245,3 +244,19 @@ async def test_a_large_request_right_behind_the_handshake_is_heard() -> None:
     """It arrives together with the client's last handshake message, and is not taken for a hello without an end."""
     value = bytes(2 * HANDSHAKE_BYTES)
     assert Conversation(at_once=value).inside.heard == value
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "words"),
+    [
+        ("UNEXPECTED_EOF_WHILE_READING", "it", HUNG_UP),
+        ("NO_SHARED_CIPHER", "it", "NO_SHARED_CIPHER"),
+        ("", "it failed", "it failed"),
+        (None, "it failed", "it failed"),
+    ],
+)
+def test_the_words_of_a_failed_handshake(reason: str | None, message: str, words: str) -> None:
+    error = ssl.SSLError(1, message)
+    if reason is not None:
+        error.reason = reason
+    assert _describe(error) == words
