@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from store.disk.directory import FILE
+from store.disk.directory import DELETES_BYTES, FILE
 from store.engine.changeset import ChangeSet, Saved
 from store.errors import StoreUsageError
 from store.messages import Entry, Failed, Written
@@ -203,6 +203,27 @@ def test_the_reserve_is_for_deletes_and_for_a_store_that_takes_only_deletes(tmp_
     for only_deletes, may in ((False, [False, True, False]), (True, [True, True, True])):
         journal.only_deletes = only_deletes
         assert [journal._may_use_reserve(group) for group in groups] == may
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("free", "reserve", "grows", "rate"),
+    [
+        (DELETES_BYTES, 0, 0, DELETES_BYTES * 3 // 32),
+        (0, DELETES_BYTES, 0, DELETES_BYTES * 3 // 32),
+        (DELETES_BYTES, DELETES_BYTES, DELETES_BYTES, DELETES_BYTES * 3 // 32),
+        (DELETES_BYTES // 2, 0, 0, 0),
+    ],
+)
+def test_a_store_that_takes_only_deletes_keeps_most_room_for_them(
+    free: int, reserve: int, grows: int, rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path, new_id="id")
+    monkeypatch.setattr("store.server.journal.free_bytes", lambda _: free)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal._reserve, "bytes", reserve)
+        patch.setattr(journal, "_grows", grows)
+        assert journal.coordination_bytes_per_second() == rate
     journal.close()
 
 

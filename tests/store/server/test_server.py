@@ -77,6 +77,16 @@ async def test_refusals_in_a_row_are_counted_and_have_one_line(caplog: pytest.Lo
         assert (server.figures()["connections_refused"], len(caplog.records)) == (7, 2)
 
 
+@pytest.mark.virtual_time
+async def test_a_client_that_comes_again_ends_its_former_connection() -> None:
+    network, session = MemoryNetwork(), b"s" * 16
+    async with serve_in_memory(network) as server:
+        former = await introduce(network, session_id=session)
+        await introduce(network, session_id=session)
+        await passes(1.0)
+        assert (former.lost.is_set(), server.connections) == (True, 1)
+
+
 # ------------------------------------------------------------------------------------------------ leases
 
 

@@ -139,6 +139,45 @@ async def test_a_drains_deadline_removes_the_record_that_it_found(
         assert (await client.get(key) is None) is (removed or stored == "none")
 
 
+@pytest.mark.parametrize(
+    ("stored", "state", "current", "ended"),
+    [
+        ("this", State.TAKEN_IN, True, False),
+        ("none", State.TAKEN_IN, True, True),
+        ("none", State.STANDING, True, True),
+        ("none", State.SENT, True, False),
+        ("none", State.TAKEN_IN, False, False),  # the node has arrived again while the store was asked
+        ("another", State.TAKEN_IN, True, True),
+    ],
+)
+async def test_a_record_that_is_gone_ends_the_membership(stored: str, state: State, current: bool, ended: bool) -> None:
+    network, part = MemoryNetwork(), part_of()
+    said: list[object] = []
+    key = part.keys.node(part.node_id)
+    async with serve_in_memory(network), connect_in_memory(network) as client:
+        arrival = await client.put(key, b"")
+        if stored == "none":
+            await client.delete(key)
+        elif stored == "another":
+            await client.put(key, b"")
+        stand_in = SimpleNamespace(
+            arrival=SimpleNamespace(
+                record=SimpleNamespace(arrival=arrival),
+                state=state,
+                is_current=lambda _: current,
+                removed=lambda: said.append("removed"),
+            ),
+            end_membership=lambda why, dropped: said.append((why.partition(";")[0], dropped)),
+            listeners=SimpleNamespace(notify=lambda: said.append("told")),
+            node_id=part.node_id,
+            keys=part.keys,
+            settings=part.settings,
+        )
+        link = cast("Any", SimpleNamespace(store=client, follower=FOLLOWER))
+        await MembershipWatcher(cast("Any", stand_in), link)._check_record_exists(link)
+    assert said == (["removed", ("its record was deleted", True), "told"] if ended else [])
+
+
 async def test_a_node_whose_drain_is_due_while_its_arrival_is_under_way_waits_for_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
